@@ -274,7 +274,9 @@ def _cell_rows() -> list[str]:
         counts = Counter[str]()
         for said in cell["files"].values():
             counts.update({kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", said)})
-        rooms = Counter(re.sub(r"packages/shiplap/tests/|/test_\w+\.py$", "", file) for file in cell["files"])
+        rooms = Counter(
+            re.sub(r"packages/shiplap/tests/|/test_\w+\.py( \(device\))?$", "", file) for file in cell["files"]
+        )
         named = ", ".join(f"{room} {number}" for room, number in sorted(rooms.items()))
         told = ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped") if counts[kind])
         versions = [cell["versions"][key] for key in ("torch", "python", "numpy", "triton", "compiler", "user")]

@@ -67,7 +67,8 @@ class Cell:
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
         if report.when == "call" or report.outcome != "passed":
-            file = report.nodeid.partition("::")[0]
+            # Tests with a device run apart, and must not replace the counts of the others of their file.
+            file = report.nodeid.partition("::")[0] + (" (device)" if "device" in report.keywords else "")
             if file not in self.files:
                 self.write()
             self.files.setdefault(file, Counter())[report.outcome] += 1
@@ -75,7 +76,7 @@ class Cell:
                 self.failed.setdefault(file, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        if self.stopped:
+        if self.stopped and self.files:
             self.files.popitem()
         self.write()
 
@@ -106,7 +107,8 @@ def main(arguments: list[str]) -> int:
     """Run pytest with these arguments, and return its exit status."""
     cell = Cell()
     signal.signal(signal.SIGTERM, cell.stop)
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[cell]))
+    # Devices are built in the folder of pytest's cache; -p no:cacheprovider would end their tests in an error.
+    return int(pytest.main(["-q", *arguments], plugins=[cell]))
 
 
 if __name__ == "__main__":

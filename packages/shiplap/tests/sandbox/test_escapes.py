@@ -163,6 +163,10 @@ def test_conditions_look_at_arguments(machine: tuple[int, int]) -> None:
     assert [of(seccomp.OWN_PROCESS_CALLS["tgkill"], PID, PID, s) for s in (6, 9)] == [ALLOW, REFUSE]
     assert of(seccomp.OWN_PROCESS_CALLS["kill"], 0, 9) == REFUSE
     assert of(seccomp.OWN_PROCESS_CALLS["prlimit64"], PID, 9) == ALLOW
+    for new in (1, 1 << 40):  # at the end of its processor time Linux sends SIGKILL
+        assert [of(seccomp.OWN_PROCESS_CALLS["prlimit64"], 0, kind, new) for kind in (0, 9)] == [REFUSE, ALLOW]
+    assert of(seccomp.OWN_PROCESS_CALLS["prlimit64"], 0, 0, 0) == ALLOW
+    assert [of(seccomp.SETRLIMIT, kind) for kind in (0, 9)] == [REFUSE, ALLOW]
     assert of(seccomp.FCNTL, 5, 1030) == ALLOW
     assert [of(seccomp.FCNTL, 5, c) for c in (5, 8, 10, 15, 36, 1024, 1026, 1033)] == [REFUSE] * 8
     assert [of(seccomp.FCNTL, 5, c) for c in (6, 7, 37, 38)] == [seccomp.NOTHING] * 4

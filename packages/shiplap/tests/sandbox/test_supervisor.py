@@ -16,7 +16,8 @@ import torch
 
 from shiplap.sampling.compare import Difference
 from shiplap.sandbox import candidate, supervisor
-from shiplap.sandbox.arguments import ArgumentArena
+from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
+from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
 from shiplap.sandbox.forked_launcher import _forget_secrets, _make_memory_private
 from shiplap.sandbox.protocol import Heartbeat, Inspect, LoadTarget
@@ -94,6 +95,7 @@ def candidate(x):
 
 def test_who_is_killed_while_it_stands_is_not_blamed(load) -> None:
     witness = load("""
+held = torch.ones(1 << 26)  # its end takes time of a processor
 def candidate(x):
     return x + 1
 """)
@@ -107,16 +109,28 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
-def test_who_ends_itself_is_blamed(load) -> None:
-    witness = load("""
-def candidate(x):
+@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize("when", ["in its call", "after its answer"])
+def test_who_ends_itself_is_blamed(load, status: int, when: str) -> None:
+    witness = load(f"""
+usual = child.send_message
+def end():
     try:
         os.kill(os.getpid(), 9)
     except PermissionError:
-        os._exit(3)
+        os._exit({status})
+def send(*args):
+    usual(*args)
+    end()
+def candidate(x):
+    if {when == "in its call"}:
+        end()
+    child.send_message = send
+    return x + 1
 """)
-    with pytest.raises(CandidateError, match="exit status 3") as caught:
-        called(witness, torch.ones(4))
+    with pytest.raises(CandidateError) as caught:
+        _ = [called(witness, torch.ones(4)) for _ in range(2)]  # it may be stopped before it has ended
+    assert f"exit status {status}" in str(caught.value)
     assert caught.value.check == "process"
 
 
@@ -175,6 +189,25 @@ def candidate(x):
         called(witness, torch.ones(4))
     assert witness.kept[0] > 40
     assert files() == before
+
+
+def test_who_is_killed_before_its_batch_is_examined_is_not_blamed(load, monkeypatch) -> None:
+    witness = load("""
+def candidate(x):
+    return x + 1
+""")
+    usual = TargetProcess.pieces
+
+    def killed(self: TargetProcess, at: MappedArguments) -> list[tuple[int, int, int]]:
+        found = usual(self, at)
+        os.kill(self.prisoner.pid, signal.SIGKILL)
+        while _lives(str(self.prisoner.pid)):
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(TargetProcess, "pieces", killed)
+    with CallBatch(witness, 0, [[torch.ones(4)]]) as batch, pytest.raises(MachineLack, match="cannot be read"):
+        batch.run_calls([ExpectedEffects([torch.empty(4)], lambda got: Difference())])
 
 
 def test_memory_of_arguments_is_given_back(load) -> None:
@@ -237,6 +270,25 @@ def candidate(x):
     assert [type(e) for e in ended] == [CandidateError]
 
 
+def test_who_reads_a_little_at_a_time_is_ended(load) -> None:
+    witness = load(
+        """
+def read(connection, *kinds, **more):
+    while connection.recv(1 << 14):
+        time.sleep(0.6)
+def candidate(x):
+    child.receive_message = read
+    return x + 1
+""",
+        seconds=1.0,
+    )
+    called(witness, torch.ones(4))
+    began = time.monotonic()
+    with pytest.raises(CandidateError, match="timed out"):
+        witness.request(LoadTarget("it", ["candidate"], "function", ["x" * 4096] * 400, 1))
+    assert time.monotonic() - began < 10.0
+
+
 def test_padding_of_all_results_is_limited_together(load, monkeypatch) -> None:
     monkeypatch.setattr(candidate, "MAX_PADDED_BYTES", 1 << 20)
     witness = load("""
@@ -246,6 +298,15 @@ def candidate(x):
     like = [torch.empty(1 << 12)] * 3
     with pytest.raises(CandidateError, match="result 1: strides"):
         called(witness, torch.ones(4), like=like)
+
+
+def test_a_result_without_padding_leaves_its_room_to_others(load, monkeypatch) -> None:
+    monkeypatch.setattr(candidate, "MAX_PADDED_BYTES", 1 << 20)
+    witness = load("""
+def candidate(x):
+    return torch.empty(1 << 20), torch.empty(1 << 12)[::32]
+""")
+    called(witness, torch.ones(4), like=[torch.empty(1 << 20), torch.empty(1 << 7)])
 
 
 def test_nobody_changes_the_length_of_a_heartbeat() -> None:
@@ -276,7 +337,10 @@ def test_nothing_stays_after_the_supervisor_was_killed(tmp_path) -> None:
         + """
 if os.fork() == 0:
     if os.fork() == 0:
-        open("alive", "w").write(str(os.getpid()))
+        for _ in range(1200):
+            os.mkdir("deeper")
+            os.chdir("deeper")
+        open(os.environ["TMPDIR"] + "/alive", "w").write(str(os.getpid()))
     time.sleep(60)
 time.sleep(60)
 """
@@ -335,12 +399,15 @@ def test_a_fork_has_no_secret_in_the_memory_of_its_environment() -> None:
     code = """
 import os
 from shiplap.sandbox.forked_launcher import _forget_secrets
+os.environ["MY_KEY"] = "another"
+del os.environ["MY_SECRET"]
 _forget_secrets()
 shown = open("/proc/self/environ").read()
-print("hidden-value" in shown, "plain-value" in shown, "MY_TOKEN" in os.environ)
+print("hidden-value" in shown, "plain-value" in shown, bool({"MY_TOKEN", "MY_KEY"} & set(os.environ)))
 """
     assert _forget_secrets is not None
-    variables = {**os.environ, "MY_TOKEN": "hidden-value", "MY_NAME": "plain-value"}
+    hidden = dict.fromkeys(("MY_TOKEN", "MY_KEY", "MY_SECRET"), "hidden-value")
+    variables = {**os.environ, **hidden, "MY_NAME": "plain-value"}
     run = subprocess.run([sys.executable, "-P", "-c", code], env=variables, capture_output=True, text=True, timeout=60)
     assert run.stdout.split() == ["False", "True", "False"], run.stderr
 

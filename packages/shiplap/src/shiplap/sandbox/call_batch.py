@@ -21,6 +21,7 @@ from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.candidate import (
     CandidateError,
     ExpectedEffects,
+    MachineLack,
     ResultSpan,
     ResultSpans,
     TargetProcess,
@@ -141,6 +142,8 @@ class CallBatch:
                 if self._clock is not None:
                     changed = _argument_spans(row[3], self._clock.block) if any(not p.memory for p in probes) else []
                     _check_probes([*self.witness.last_spans(), *changed], probes)
+            except MachineLack:
+                raise
             except CandidateError as e:
                 raise CandidateError(e.check, e.evidence, number) from None
 

@@ -490,7 +490,7 @@ class TargetProcess:
             t, span = self._tensor(number, place, expected, room)
             got.append(t)
             spans += [span] if span is not None else []
-            room -= span.length if span is not None else 0
+            room -= max(0, span.length - expected.numel() * expected.itemsize) if span is not None else 0
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:

@@ -19,6 +19,7 @@ import threading
 import time
 from pathlib import Path
 
+from shiplap.sandbox.proc_filesystem import stat_fields
 from shiplap.sandbox.protocol import ImportModule
 from shiplap.sandbox.supervisor import (
     LAUNCHER_VARIABLES,
@@ -30,6 +31,7 @@ from shiplap.sandbox.supervisor import (
 
 START_S = 20.0  # seconds in which the fork replies; a lock that another thread held may keep it from that
 FIRST_FREE_FILE = 3
+FIRST_ENVIRONMENT = slice(47, 49)  # of ``stat_fields``: the ends of the variables with which a program starts
 MREMAP_MAYMOVE, MREMAP_FIXED, MREMAP_DONTUNMAP, MAP_FIXED = 1, 2, 4, 0x10
 COPIED_BYTES = 1 << 30
 MEMORY_FILES = ("/dev/shm/", "/dev/zero")  # below /dev, and no memory of a device
@@ -121,12 +123,14 @@ def _forget_secrets() -> None:
 
     ``/proc/self/environ`` shows that memory, whatever was removed since.
     """
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
     for name in [name for name in os.environ if SECRET_VARIABLE.search(name)]:
-        if (at := libc.getenv(os.fsencode(name))) is not None:
-            ctypes.memset(at, ord("x"), len(ctypes.string_at(at)))
         del os.environ[name]
+    at, end = map(int, stat_fields("self")[FIRST_ENVIRONMENT])
+    for entry in ctypes.string_at(at, end - at).split(b"\0"):  # also what the program has changed or removed since
+        name, _, value = os.fsdecode(entry).partition("=")
+        if SECRET_VARIABLE.search(name):
+            ctypes.memset(at + len(entry) - len(os.fsencode(value)), ord("x"), len(os.fsencode(value)))
+        at += len(entry) + 1
 
 
 def _make_memory_private() -> None:
@@ -147,8 +151,9 @@ def _make_memory_private() -> None:
         if name.startswith("/dev/") and not name.startswith(MEMORY_FILES):
             libc.munmap(at, size)
         elif (file := _open_same(name, int(inode))) >= 0:  # pages are copied when they are written
-            libc.mmap(at, size, whole, private, file, ctypes.c_long(int(offset, 16)))
+            made = libc.mmap(at, size, whole, private, file, ctypes.c_long(int(offset, 16)))
             os.close(file)
+            _check_mapped(made)
         else:
             _copy_memory(libc, first, last - first)
 
@@ -164,7 +169,7 @@ def _open_same(name: str, inode: int) -> int:
 
 
 def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
-    """Replace shared memory without a file by a private copy. Raises MemoryError."""
+    """Replace shared memory without a file by a private copy. Raises OSError where it stays shared."""
     copy = mmap.mmap(-1, length, mmap.MAP_PRIVATE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(copy))
     for at in range(0, length, COPIED_BYTES):
@@ -172,4 +177,12 @@ def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
         into, out = MemorySpan(start + at, size), MemorySpan(first + at, size)
         libc.process_vm_readv(os.getpid(), ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
     moved = ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_size_t(length)
-    libc.mremap(*moved, MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED, ctypes.c_void_p(first))
+    libc.mremap.restype = ctypes.c_void_p
+    how = MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED  # the second is unknown to a Linux before 5.7
+    _check_mapped(libc.mremap(*moved, how, ctypes.c_void_p(first)))
+
+
+def _check_mapped(address: int | None) -> None:
+    """Raise OSError for the answer of a call that has mapped nothing: the fork must not go on with shared memory."""
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), f"memory stays shared: {os.strerror(ctypes.get_errno())}")

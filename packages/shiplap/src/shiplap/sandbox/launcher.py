@@ -92,15 +92,18 @@ def _end_groups(forked: set[int], folder: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
     if folder:
+        _all_children_gone()  # they write until they have ended
+        with contextlib.suppress(OSError):
+            os.execvp("rm", ["rm", "-rf", "--", folder])  # to any depth, at which shutil ends in RecursionError
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait_for_status(pid: int) -> int:
-    """Wait for a process, and return its status, or 0 if it is no child of this one."""
+    """Wait for a process, and return its status, or that of a killed one if it is no child of this one."""
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
-        return 0
+        return int(signal.SIGKILL)
 
 
 def _reap_orphans(forked: set[int]) -> None:

@@ -9,10 +9,10 @@ them, so they could not be restricted to the scratch folder. GNU's linker tries 
 without.
 
 Calls with a process id as their first argument are allowed for the caller's own id alone, and so are clocks that
-count the time of a process. SIGKILL cannot be sent: only the outside, or Linux when memory runs out, ends a process by
-it. A process can leave neither its group nor its session, and no lock of a file reaches others: those calls do nothing
-and return 0. The supervisor stops and ends the whole group, so no
-process can escape by starting another one and ending.
+count the time of a process. SIGKILL cannot be sent, nor a limit of processor time be set, at whose end Linux sends it:
+only the outside, or Linux when memory runs out, ends a process by it. A process can leave neither its group nor its
+session, and no lock of a file reaches others: those calls do nothing and return 0. The supervisor stops and ends the
+whole group, so no process can escape by starting another one and ending.
 
 The driver of CUDA binds a local socket when it starts, and does not start without it. If a device is judged, local
 sockets of a connected kind may therefore be made, bound and listened on. No socket can be connected, so none reaches
@@ -24,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import signal
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +57,7 @@ SIGNAL_AT = {"kill": SECOND_AT, "tgkill": THIRD_AT, "rt_tgsigqueueinfo": THIRD_A
 PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32)}
 CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
-FUTEX = (202, 98)
+SETRLIMIT, FUTEX = (160, 164), (202, 98)
 # WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
 # thread whose id the word holds, which may be any thread of the machine.
 FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
@@ -110,7 +111,9 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():
         killing = _unless(SIGNAL_AT[name], (signal.SIGKILL,), REFUSE) if name in SIGNAL_AT else []
+        killing += _unless_limit_is_set() if name == "prlimit64" else []
         yield numbers[column], [*killing, *_one_of(FIRST_AT, (pid, 0))]
+    yield SETRLIMIT[column], [*_unless(FIRST_AT, (resource.RLIMIT_CPU,), REFUSE), (RETURN, 0, 0, ALLOW)]
     for numbers in CLOCK_CALLS.values():
         own = [(AT_LEAST, 0, 2, OTHERS_CLOCKS), (AT_LEAST, 1, 0, OWN_CLOCKS), (RETURN, 0, 0, REFUSE)]
         yield numbers[column], [(LOAD, 0, 0, FIRST_AT), *own, (RETURN, 0, 0, ALLOW)]
@@ -144,6 +147,12 @@ def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
     """Return instructions that end with ``decision`` if the argument is one of ``values``, and go on otherwise."""
     tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
     return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]
+
+
+def _unless_limit_is_set() -> list[Line]:
+    """Return instructions that refuse to set the limit of processor time, and go on if it is read."""
+    is_set = [(LOAD, 0, 0, THIRD_AT), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD_AT + 4), (EQUAL, 1, 0, 0)]
+    return [(LOAD, 0, 0, SECOND_AT), (EQUAL, 0, 5, resource.RLIMIT_CPU), *is_set, (RETURN, 0, 0, REFUSE)]
 
 
 def _driver_requests() -> list[Line]:

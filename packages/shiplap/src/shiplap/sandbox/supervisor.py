@@ -13,7 +13,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -311,8 +310,8 @@ class SandboxLauncher:
         threads = threads or torch.get_num_threads()
         order = protocol.Fork(scratch, [*readable], [*hidden], locked, device, threads, places, bounds.file_size)
         ours, theirs = socket.socketpair()
-        # A process that does not read must not let this one wait.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(bounds.seconds), 0))
+        # A process that does not read, or a little at a time, must not let this one wait.
+        ours.settimeout(bounds.seconds)
         output = open_unnamed_file(self.folder)
         sealed, self.sealed = self.sealed, False
         try:
@@ -379,8 +378,8 @@ class SandboxedProcess:
         data, handles = pack_message(message), [file for file in files if file >= 0]
         self._asked, self._delays = read_scheduler_usage(self.pid, self.pid), {}
         if (gained := self._asked.ran - self._stood) > (DEVICE_STIRRING_S if self.device else STIRRING_S):
-            self.kill()
-            raise ProcessEnded(f"it ran while it was stopped, for {gained * 1e3:.0f} ms")
+            # Who was killed while it stood has run as well: its end takes longer than that.
+            raise self._end_with_reason(f"it ran while it was stopped, for {gained * 1e3:.0f} ms")
         here = read_scheduler_usage(os.getpid(), threading.get_native_id()).waited
         started = time.perf_counter()
         try:
@@ -488,12 +487,12 @@ class SandboxedProcess:
         while not (gone := thread_states(self.pid) <= {"Z", "X"}) and time.monotonic() < ends:
             time.sleep(0.001)
         self._signal(signal.SIGKILL)
-        status = 0
+        status = int(signal.SIGKILL)  # with the launcher, the process was killed
         with contextlib.suppress(ProcessEnded):
             status = self.launcher.ask(protocol.AwaitExit(self.pid)).value
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
             how = f"ended by {signal.Signals(os.WTERMSIG(status)).name}"
-        elif os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        elif os.WIFEXITED(status):
             how = f"ended with exit status {os.WEXITSTATUS(status)}"
         elif gone:  # it cannot send SIGKILL itself
             return ProcessEnded("it was killed from outside: the memory of the machine may be used up", lack=True)
@@ -522,10 +521,10 @@ class SandboxedProcess:
             if time.monotonic() > ends:
                 break
             state = thread_states(self.pid)
-            if state and state <= {"T", "t", "Z", "X"}:
-                return not look
-            if not state:
+            if state <= {"Z", "X"}:
                 raise self._end_with_reason("it ended after its answer")
+            if state <= {"T", "t", "Z", "X"}:
+                return not look
             time.sleep(0.0001)  # a thread stops only when it next has a processor
         self.kill()
         raise ProcessEnded("it cannot be stopped")

@@ -160,7 +160,6 @@ ALLOWED = (
             "getresgid": (120, 150),
             "getgroups": (115, 158),
             "getrlimit": (97, 163),
-            "setrlimit": (160, 164),
             "getrusage": (98, 165),
             "times": (100, 153),
             "sysinfo": (99, 179),

@@ -214,7 +214,7 @@ class JudgedBench:
     def ended(self, index: int, e: Exception) -> str:
         """Return the evidence of an exception, and end the process if it can no longer be used."""
         self.hosts.doubted = True
-        if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer"):
+        if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer", "machine"):
             self.hosts.end_process(self.candidates[max(index, 0)].kernel)
         return str(e)
 
