@@ -47,7 +47,9 @@ def session(pytester):
 def test_a_marked_test_passes_when_its_kernel_is_accepted(session):
     done = python("-m", "pytest", "-p", "no:cacheprovider", "-v", "-rA", cwd=session.path)
     lines = done.stdout.splitlines()
-    assert pytest.RunResult.parse_summary_nouns(lines) == {"passed": 2, "errors": 2}, done.stdout + done.stderr
+    counts = pytest.RunResult.parse_summary_nouns(lines)
+    counts.pop("warnings", 0)  # a fork has modules whose assertions pytest would have rewritten
+    assert counts == {"passed": 2, "errors": 2}, done.stdout + done.stderr
     pytest.LineMatcher(lines).fnmatch_lines_random(
         [
             "PASSED test_them.py::test_kernels[[]good.py:candidate]",

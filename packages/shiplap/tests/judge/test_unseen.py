@@ -129,7 +129,7 @@ def test_a_result_in_much_more_memory_than_it_needs_is_not_read():
     like = torch.empty(1 << 22)
     told = TensorLocation("float32", [1 << 22], [63], 0, "cpu")
     with pytest.raises(CandidateError, match="strides"):
-        TargetProcess.__new__(TargetProcess)._tensor(0, told, like)
+        TargetProcess.__new__(TargetProcess)._tensor(0, told, like, candidate.MAX_PADDED_BYTES)
 
 
 ARGS = torch.rand(4, 4), torch.rand(4, 4)

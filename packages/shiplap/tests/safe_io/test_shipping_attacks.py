@@ -55,7 +55,7 @@ ANSWERS = {
     "half of one": lambda at: at.write_text("[{"),
     "another form": lambda at: at.write_text("[5]"),
     "a number": lambda at: at.write_text("5"),
-    "an error that there is not": lambda at: at.write_text(json.dumps(dict.fromkeys(worker.PARTS, "SL999"))),
+    "an error that there is not": lambda at: at.write_text(json.dumps(dict.fromkeys(worker.ERROR_PARTS, "SL999"))),
     "an error of another form": lambda at: at.write_text('{"id": 5, "code": []}'),
     "deeper than a stack": lambda at: at.write_text("[" * 100_000),
     "longer than any": lambda at: at.write_text(" " * (1 << 24) + "[]"),
