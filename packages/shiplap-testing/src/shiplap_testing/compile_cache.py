@@ -82,7 +82,7 @@ class Call:
         elif argument.endswith(SOURCES + OBJECTS) or (header and os.path.isfile(argument)):
             self._inputs.append(argument)
             self._add(os.path.splitext(argument)[1])
-            self._file(argument)
+            self._source(argument)
         else:
             self._add(argument)
 
@@ -116,6 +116,13 @@ class Call:
                         raise NotKept
                     self._add(os.path.relpath(os.path.join(place, name), folder))
                     self._file(os.path.join(place, name))
+
+    def _source(self, name: str) -> None:
+        """Add a file and the sources that it includes; headers are added by folder."""
+        self._file(name)
+        for line in _read(name).splitlines() if name.endswith(SOURCES) else ():
+            if line.startswith(b'#include "') and line.rstrip(b'" \t').endswith(tuple(s.encode() for s in SOURCES)):
+                self._source(os.path.join(os.path.dirname(name), os.fsdecode(line.split(b'"')[1])))
 
     def _file(self, name: str) -> None:
         self._digest.update(hashlib.sha256(_read(name)).digest())

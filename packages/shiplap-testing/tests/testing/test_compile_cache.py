@@ -55,6 +55,15 @@ def test_the_same_text_in_another_folder_is_compiled_once(compiler: Compiler) ->
     assert f"{compiler.folder}/two/include/a.h" in dependencies
 
 
+def test_an_included_source_is_in_the_key(compiler: Compiler) -> None:
+    made = []
+    for value in (1, 2):
+        (compiler.folder / "b.cpp").write_text(f"int g() {{ return {value}; }}\n")
+        made.append(compiler("one", source='#include "../b.cpp"\nint f() { return g(); }\n'))
+    assert made[0] != made[1]
+    assert compiler.calls == 2
+
+
 def test_a_header_a_source_a_flag_and_the_compiler_are_in_the_key(compiler: Compiler) -> None:
     first = compiler("one")
     assert compiler("two", header="#define VALUE 2\n") != first
