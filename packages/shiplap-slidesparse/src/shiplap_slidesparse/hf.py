@@ -165,9 +165,7 @@ def attach(model: Any, conversion: Conversion) -> None:
 
 
 def _checkpoint_names(model: Any, name: str) -> set[str]:
-    """Return the names of a module in checkpoints: a base model has a prefix inside a model with a head, and none
-    alone.
-    """
+    """Return the names that a module may have in checkpoints: with the prefix of the base model, and without it."""
     home = f"{model.base_model_prefix}."
     return {name, home + name, name.removeprefix(home)}
 

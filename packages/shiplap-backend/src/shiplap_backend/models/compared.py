@@ -81,7 +81,7 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Run the model and return its results and a problem with its parameters, or ""."""
+    """Return the results of the model on a device, and the fault of a moved parameter, or ""."""
     module: Any = case.module
     run = ModelRun()
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)

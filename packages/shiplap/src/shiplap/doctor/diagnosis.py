@@ -93,12 +93,12 @@ class Break:
 
     @property
     def headline(self) -> str:
-        """The first line of torch's words."""
+        """The first line of torch's message."""
         return self.reason
 
     @property
     def words(self) -> str:
-        """All of torch's words."""
+        """The whole message of torch."""
         return "\n".join((self.reason, self.explanation, *self.hints))
 
     @property
@@ -108,7 +108,7 @@ class Break:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What stays when lines move: file, function, cause, call and reason."""
+        """The identity of the break, which moved lines do not change: file, function, cause, call and reason."""
         return self.place.file, self.place.function, self.cause, self.call, self.reason
 
     @property
@@ -181,7 +181,7 @@ class Recompile:
 
     @property
     def words(self) -> str:
-        """All of torch's words."""
+        """The whole message of torch."""
         return self.reason
 
     @property
@@ -191,7 +191,7 @@ class Recompile:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What stays when lines move: file, function, cause and subject."""
+        """The identity of the recompile, which moved lines do not change: file, function, cause and subject."""
         return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 
     @property

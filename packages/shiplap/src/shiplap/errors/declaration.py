@@ -133,7 +133,7 @@ register(
         (
             "SL116",
             "the kernel has no valid config",
-            "A config gives a value to each compile-time parameter. One config at least must fit the sizes.",
+            "A config gives a value to each compile-time parameter. At least one config must fit the sizes.",
             'give configs=[{"BLOCK": 64}, ...] with keywords of the kernel, one of which fits every size',
         ),
         (

@@ -24,9 +24,7 @@ def seed_torch(seed: int) -> None:
 
 
 def rng_positions() -> dict[str, int]:
-    """Return the positions of the random number generators that all code in this process shares, as
-    numbers to compare.
-    """
+    """Return the state of each random number generator that the process shares, by name, as a number to compare."""
     place = np.random.get_state(legacy=False)["state"]
     return {
         "random.seed": hash(random.getstate()),
