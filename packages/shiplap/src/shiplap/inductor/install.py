@@ -51,7 +51,9 @@ def install_lowerings() -> None:
 
 
 def say_opaque(op: Op) -> None:
-    """Give notice, once, that templates are not used, since no run has verified them on this torch."""
+    """Issue a notice, once, that the templates of ops are not used, since no run has verified them on this version of
+    torch.
+    """
     notice(
         "templates are opaque",
         f"no template is used: no run has verified them on torch {torch.__version__}; compiled code calls "
@@ -60,7 +62,7 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
-    """Let graphs call the op below autograd."""
+    """Let Inductor's code call the overload of ``op`` below autograd in place of the outer one."""
     from shiplap.torch_private import inductor_lowering
 
     inductor_lowering.call_below(op.overload, op.below_autograd)
@@ -68,7 +70,9 @@ def _lower_below(op: Op) -> None:
 
 
 def _make_kernel_visible(op: Op) -> None:
-    """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
+    """Register the lowering that shows the Triton kernel of ``op`` to Inductor for fusion, where torch's flag for such
+    fusion is on. Do nothing for an op without such a kernel.
+    """
     from shiplap.torch_private import inductor_lowering
 
     if not inductor_lowering.user_kernels_fuse():
@@ -82,7 +86,7 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register the lowering of an op with templates."""
+    """Register :func:`lower_op` as Inductor's lowering of both overloads of ``op``, which has templates."""
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
 
@@ -98,7 +102,9 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """Return the part of a graph's cache key for an op: for templates, the code that lowers them."""
+    """Return the part of a compiled graph's cache key that one op adds: a version number, and for an op with templates
+    the digest of the code that lowers them.
+    """
     if not op.templates:
         return _PLAIN
     if not available("templates in Inductor's lowering"):

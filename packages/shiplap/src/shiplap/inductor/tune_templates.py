@@ -51,12 +51,14 @@ _request: ContextVar[TemplateTuningRequest | None] = ContextVar("shiplap_tuned_c
 
 
 def is_tuning_templates() -> bool:
-    """Return whether :func:`tune_templates` is compiling."""
+    """Whether :func:`tune_templates` is compiling now."""
     return _request.get() is not None
 
 
 def answer_tuning_request(call: LoweredCall) -> bool:
-    """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
+    """Find the choice for ``call`` and put it into the request, if :func:`tune_templates` compiles this call for the
+    first time. Return whether it did. The call then uses the fallback.
+    """
     request = _request.get()
     if request is None or request.op is not call.op or request.key is not None:
         return False
@@ -117,7 +119,9 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile the op alone, which fills in ``asked``, and return the reason if that fails."""
+    """Compile the op alone, which fills in the request ``asked``. Return the reason if that fails, else an empty
+    text.
+    """
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)
@@ -132,7 +136,9 @@ def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
 
 
 def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
-    """Return the declared default of a call for which a frozen table has no entry."""
+    """Return the choice of the first default template for a call without an entry in the frozen table, or of the
+    reference.
+    """
     blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
     blank = blank.but(reason=f"declared default: not in {tuned_choices.frozen}", origin="default")
@@ -140,7 +146,7 @@ def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate
 
 
 def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
-    """Return the record that the reference is taken, with the reason."""
+    """Return the record that the reference is chosen for calls like ``drawn``, with the reason."""
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
     return Choice(
@@ -157,4 +163,7 @@ def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Ch
 
 
 def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
+    """Return the tuning finding, of the verdict ``skip``, that a candidate of ``op`` was not measured, with the reason
+    ``evidence``.
+    """
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

@@ -58,20 +58,25 @@ class ImplausibleTiming(CandidateError):
     """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
+        """Keep the share of time in which the processes other than the candidate waited for a processor, from their
+        ``calls`` by name.
+        """
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
         self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
 
     @property
     def proven(self) -> bool:
-        """Whether load on the machine is too small to explain the times."""
+        """Whether the timed processes waited so little for a processor that load on the machine cannot explain the
+        times.
+        """
         return self.busy < BUSY_SHARE
 
 
 @cache
 def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
-    """Return the highest measured rates of a device: bytes moved in a second, and operations of a
-    product in a second.
+    """Return the highest measured rates of a device, once per device: bytes copied in a second, and floating-point
+    operations of a matrix product in a second.
     """
     size, edge, dtype = (
         (FLUSH_BYTES, 768, torch.float32) if device == "cpu" else (16 * FLUSH_BYTES, 4096, torch.float16)
@@ -86,7 +91,7 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
 
 
 def _time_once(device: str, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of ``work``, the work on the device included."""
+    """Return the seconds of one call of ``work``, including the work that it leaves to the device."""
     settle = torch.get_device_module(device).synchronize
     settle()
     # Work that was queued before must not count.
@@ -104,7 +109,8 @@ def measure_form(
     ends: float,
     pace: StepDeadline,
 ) -> Timed:
-    """Time each of the processes ``judged`` in turn and return the times of this form.
+    """Return the times of one call for this form, after timing each of the processes ``judged`` in turn on new values
+    and comparing all results of the candidate.
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
     process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
@@ -142,7 +148,9 @@ class _BatchPlan:
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return the plan of fewer calls or, of few, of calls that are not queued."""
+        """Return an easier plan after a batch could not be queued: one of half as many calls or, if there are few, of
+        calls that are not queued.
+        """
         few = self.count <= LEAST_QUEUED
         return replace(self, count=self.count if few else self.count // 2, queued=self.queued and not few)
 
@@ -156,7 +164,9 @@ def _measure_planned(
     pace: StepDeadline,
     plan: _BatchPlan,
 ) -> Timed:
-    """Return the times of the batches of a plan. Raises CallsNotQueued, beside the errors of ``measure_form``."""
+    """Return the times of up to ``rounds`` batches of ``plan.count`` calls for each process, in secret order. Raises
+    CallsNotQueued, beside the errors of ``measure_form``.
+    """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
@@ -196,7 +206,8 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the outcome of calls on all sets of arguments and, with ``expected``, on the same values again.
+    """Return the outcome of one batch of calls on ``sets``, and, with ``expected``, a list with that of the same values
+    again. A candidate that stores results is faster the second time.
 
     A candidate that stores results is faster the second time.
     """
@@ -221,7 +232,7 @@ def _run_turn(
 @cache
 @built_outside_modes
 def _flush_room() -> torch.Tensor:
-    """Return memory whose writing empties the caches."""
+    """Return memory whose writing empties the caches of the CPU, the same in each call."""
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
 
 
@@ -233,7 +244,8 @@ def _plan_batches(
     pace: StepDeadline,
     ends: float,
 ) -> _BatchPlan:
-    """Return the plan of batches in which the exchange of messages takes a small share.
+    """Return the plan of batches for a form: so many calls that the exchange of messages takes a small share, as memory
+    and time allow, found by timing a few probe batches.
 
     A batch has one call for inputs whose shapes or plain arguments differ from draw to draw.
     """
@@ -279,7 +291,8 @@ def _plan_batches(
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
-    """Return ``plan``, after one call of each process if calls are to be queued.
+    """Return ``plan`` unchanged, after one unqueued call of each process if calls are to be queued. Memory is allocated
+    and kernels are loaded then, which would block a queue.
 
     Memory that is allocated and kernels that are loaded now cannot block a queue.
     """
@@ -297,7 +310,8 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Return ``timed`` with the reference timed again after the candidate has ended, where that time is less.
+    """Return ``timed`` with the times of the reference, plain and compiled, replaced by lower ones where they are
+    measured again now, after the candidate has ended.
 
     After ``ends``, the least number of rounds is enough.
 
@@ -325,7 +339,8 @@ def remeasure_without_candidate(
 
 
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
-    """Return the net seconds of each process except ``"nothing"``: the wall time without that of the exchange.
+    """Return the least net seconds of a batch for each process except ``"nothing"``: the wall time without that of the
+    exchange of messages.
 
     It is at least the time by the clock of the process, which states none for a GPU.
     """
@@ -335,7 +350,9 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise ImplausibleTiming where a second call on the same values takes much less time than the first."""
+    """Raise ImplausibleTiming where the candidate's second batch on the same values takes less than half as long as any
+    on new values, since it then remembers results.
+    """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
     most = max(c.wall for c in repeated) - empty
@@ -347,7 +364,8 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 def _summarize_timing(
     problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one form, after checks of the two clocks and of the least possible time.
+    """Return the times of one form, each per call. Raise ImplausibleTiming where the clocks disagree or a time is below
+    what the machine's measured rates allow.
 
     Each outcome is that of ``count`` calls.
     """
@@ -378,7 +396,8 @@ def _summarize_timing(
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
-    """Raise ImplausibleTiming where the wall time of every call is much longer than the candidate's own clock says.
+    """Raise ImplausibleTiming where the wall time of each call is much longer than the candidate's own clock claims, or
+    where it answers faster than an idle process.
 
     ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
     """

@@ -14,7 +14,7 @@ from shiplap.kernels.triton import replay
 
 
 def compile_sources(op: Op) -> None:
-    """Compile the libraries of the ``sl.source`` kernels of ``op``.
+    """Compile the C, C++ and CUDA libraries of the ``sl.source`` kernels of ``op``, unless they are in the cache.
 
     Sources in CUDA C++ are left out on a machine that has neither a GPU nor nvcc, if the op has other kernels.
     """
@@ -29,7 +29,8 @@ def compile_sources(op: Op) -> None:
 
 
 def build_op(op: Op) -> Path | None:
-    """Build or find what the kernels of ``op`` need to run without Python, and put it into use.
+    """Build or find the compiled code of ``op`` (source libraries, the native binding, the launcher of its templates),
+    and attach it, so that calls run without Python.
 
     Returns the library of the native binding, or None for an op with Triton templates alone.
 

@@ -66,7 +66,9 @@ def build_wheel(
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the other hooks, if the backend has it. A frontend looks for hooks by name."""
+    """Return the hook ``name`` of the configured backend. A frontend looks up hooks by name, so AttributeError means
+    that the backend does not offer it.
+    """
     if name not in HOOKS:
         # PEP 517 regards a missing attribute as a hook that the backend does not offer.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -74,7 +76,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_backend(asked: dict[str, Any]) -> Any:
-    """Return the configured backend. SL308 if it cannot be imported."""
+    """Return the configured build backend, a module or an object in one. Raise SL308 if it cannot be imported or builds
+    no wheels.
+    """
     module, _, inner = str(asked["backend"]).partition(":")
     try:
         backend = import_module(module)
@@ -88,7 +92,9 @@ def _import_backend(asked: dict[str, Any]) -> Any:
 
 
 def _read_package_table() -> dict[str, Any]:
-    """Return the table ``[tool.shiplap.package]`` of the project in the working folder, where PEP 517 runs a hook."""
+    """Return the table ``[tool.shiplap.package]`` of the ``pyproject.toml`` in the working folder, where PEP 517 runs a
+    hook. Raise SL308 if it is missing or wrong.
+    """
     path = Path("pyproject.toml")
     try:
         asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())
@@ -108,7 +114,7 @@ def _read_package_table() -> dict[str, Any]:
 
 
 def _table_error(got: str) -> Exception:
-    """Return SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
+    """Return the error SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
     return error(
         "SL308",
         where=str(Path("pyproject.toml").absolute()),

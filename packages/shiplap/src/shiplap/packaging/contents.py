@@ -76,7 +76,8 @@ NO_EXTRAS = PackageExtras()
 
 
 def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Import ``modules`` and put into each of their packages the bindings of the ops that it declares.
+    """Import ``modules``, put into each of their packages the native bindings of the ops that it declares, and return
+    the contents of each package.
 
     Args:
         modules: the modules that declare ops, such as ``mylib.ops``.
@@ -114,7 +115,9 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
 
 
 def _import_top_package(name: str, within: Path) -> str:
-    """Import the module ``name``, and return its top package."""
+    """Import the module ``name`` and return its top package. Raise SL601 if the import fails, SL308 if the package is a
+    single file or lies outside ``within``.
+    """
     try:
         import_module(name)
     except Exception as e:
@@ -142,11 +145,14 @@ def _import_top_package(name: str, within: Path) -> str:
 
 
 def _top_package(op: Op) -> str:
+    """Return the top package of the module in which an op is declared."""
     return op.reference.__module__.partition(".")[0]
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write bindings, libraries, tuned choices and cubins into one package, and return its contents."""
+    """Write bindings, libraries, tuned choices and cubins of ``ops`` into the package's folder below ``within``, and
+    return its contents.
+    """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted(
@@ -183,7 +189,9 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile into ``folder`` the forms of ``sl.triton`` kernels that the recorded calls need."""
+    """Compile the forms of the ops' ``sl.triton`` kernels that the recorded calls need, write them to ``folder``, and
+    return pairs (kernel, architecture).
+    """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
     for call in calls:
@@ -202,12 +210,13 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
 
 
 def _native_forms(op: Op) -> list[NativeForm]:
+    """Return the native forms (library, symbol, layout demands) of all kernels of an op, each once."""
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 
 def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
-    """Return the library of a kernel relative to the package. It has to be in the package and to fit the
-    declaration.
+    """Return the path of a kernel's library relative to the package folder ``root``. Raise SL308 if it lies outside,
+    SL401 to SL403 if it does not fit the declaration.
     """
     path = form.library.resolve()
     if not path.is_relative_to(root):
@@ -224,7 +233,9 @@ def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
 
 
 def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[str]:
-    """Compile the sources of the kernels of ``ops`` and copy the libraries. Return their paths in the package."""
+    """Compile the source kernels of ``ops`` and copy their libraries below ``folder``. Return the libraries' paths
+    relative to the package folder ``root``.
+    """
     copied = set()
     for op in ops:
         compile_sources(op)
@@ -240,7 +251,9 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
 
 
 def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
-    """Copy the library of ``plan``, compiled or from the cache, with its seal and manifest."""
+    """Compile the library of ``plan``, unless it is in the cache, and copy it with its seal and a manifest into
+    ``folder``.
+    """
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):

@@ -28,6 +28,9 @@ def number_check(
         return None
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        """Raise SL220 where one of the op's number arguments, positional or by keyword, alone or in a list, is a tensor
+        that carries a gradient.
+        """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
             for each in value if isinstance(value, (list, tuple)) else (value,):
@@ -45,7 +48,9 @@ def number_check(
 def arrange_arguments(
     spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Return the given arguments by name. Raise SL209, worded as Python's TypeError, where they do not fit."""
+    """Return the values of a call as a dict from argument name to value, without defaults for absent ones. Raise SL209,
+    worded as Python's TypeError, where ``args`` and ``kwargs`` do not fit the signature.
+    """
     values: dict[str, Value] = {}
     missing = ""
     for index, arg in enumerate(spec.args):
@@ -69,5 +74,8 @@ def arrange_arguments(
 
 
 def _signature_mismatch(spec: OpSpec, schema: str, got: str) -> ShiplapError:
+    """Return the SL209 error of a call whose arguments do not fit the signature: ``got`` is the reason, ``schema`` the
+    expected signature.
+    """
     what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
     return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

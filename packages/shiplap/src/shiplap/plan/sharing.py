@@ -19,7 +19,7 @@ FEW_ADDRESSES = 1 << 16  # bytes that are compared one by one
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether a byte of memory belongs to both tensors. True also where this would take too long to find out."""
+    """Whether a byte of memory belongs to both tensors. True also where the exact answer would take too long."""
     apart = b.data_ptr() - a.data_ptr()
     if apart < 0:
         a, b, apart = b, a, -apart
@@ -31,13 +31,15 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether two of these tensors share memory."""
+    """Whether any two of ``tensors`` share a byte of memory. None is skipped."""
     there = [t for t in tensors if t is not None]
     return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
 
 
 def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two fake tensors are views of one storage that share an element in the call at hand."""
+    """Whether two fake tensors are views of one storage that share an element with the sizes of the call at hand. False
+    where a size is not known.
+    """
     if not torch_private.same_storage(a, b):
         return False
     facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
@@ -78,8 +80,8 @@ def strided_ranges_meet(
 
 
 def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
-    """Return the axes along which addresses differ, those of equal stride as one, and the bytes of an element as the
-    last.
+    """Return the axes of a strided tensor along which addresses differ, as (stride in bytes, size), largest stride
+    first. Axes of equal stride are one, and the bytes of an element are the last.
     """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
@@ -90,7 +92,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _merge_axes(axes: Axes) -> Axes:
-    """Return the same addresses with fewer axes, where one axis continues another."""
+    """Return axes that describe the same addresses as ``axes``, with those joined of which one continues another."""
     merged: Axes = []
     for stride, size in reversed(axes):
         if merged and merged[-1][0] * merged[-1][1] == stride:
@@ -101,7 +103,9 @@ def _merge_axes(axes: Axes) -> Axes:
 
 
 def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
-    """Whether boxes meet on the grid of all strides. None where an address has several places on the grid."""
+    """Whether the byte ranges of two sets of axes, of which ``b`` begins ``distance`` bytes later, meet, by comparing
+    their extents along each stride. None where one address has several places on that grid.
+    """
     left, right = dict(a), dict(b)
     strides = sorted({*left, *right, 1}, reverse=True)
     begins, meeting, reach = [], True, 0
@@ -118,11 +122,12 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
 
 
 def _count_addresses(axes: Axes) -> int:
+    """Return the number of addresses along ``axes``: the product of their sizes."""
     return int(np.prod([size for _, size in axes], dtype=np.float64))
 
 
 def _address_offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return the offsets of all elements along axes of these strides and sizes."""
+    """Return the byte offsets of all elements along ``axes``, pairs of (stride, size), as a flat int64 array."""
     offsets = np.zeros(1, dtype=np.int64)
     for stride, size in axes:
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

@@ -21,13 +21,16 @@ class VariableType(Enum):
 
     @property
     def cpp(self) -> str:
+        """The C++ type of the variable."""
         return self.value[0]
 
     @property
     def unset(self) -> str:
+        """The C++ value of a variable that is not set."""
         return self.value[1]
 
     def is_unset(self, variable: str) -> str:
+        """Return the C++ condition that ``variable`` is not set."""
         return self.value[2].format(variable)
 
 

@@ -19,8 +19,8 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done,
-    total)``.
+    """Return a context that shows a progress bar on stderr (by default if that is a terminal) and yields ``report(what,
+    done, total)``, which updates it.
 
     The bar is removed at the end. Without a bar the function does nothing.
     """

@@ -103,13 +103,15 @@ class Report(Protocol):
 
 
 def exit_code(reports: Sequence[Report]) -> int:
-    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
+    """Return the exit code for the verdicts on ops: 0 if every one is proven, 1 if one failed, else 3: nothing failed,
+    and something was not looked at.
+    """
     words = {report.verdict for report in reports}
     return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
-    """Return the findings of each subject, in their order."""
+    """Return the findings by subject, in their order."""
     groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
@@ -117,6 +119,7 @@ def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[Fi
 
 
 def _count_verdicts(findings: Sequence[FindingFields]) -> str:
+    """Return the numbers of findings with each verdict as text: ``1 failed, 0 incomplete, 8 ok, 2 do not apply``."""
     counts = Counter(f.verdict for f in findings)
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
@@ -124,7 +127,9 @@ def _count_verdicts(findings: Sequence[FindingFields]) -> str:
 def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
-    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
+    """Print a table of the findings of each subject, then each failure with its input, fix and reproducer, then the
+    ledgers and the verdicts of ``reports``.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -152,7 +157,8 @@ def print_findings(
 
 
 def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
-    """Return the obligations, and for each axis a row of marks with the style of each.
+    """Return the obligations of a ledger as column headings, and a row (axis, marks) for each axis, in which each mark
+    is a text with the name of its style.
 
     A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
     at, or empty for an optional one.
@@ -167,7 +173,7 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print the ledger as a table of sample counts: a row per axis, a column per obligation."""
+    """Print the ledger of a report as a table of sample counts: a row per axis, a column per obligation."""
     from rich.table import Table
     from rich.text import Text
 
@@ -185,7 +191,9 @@ def _print_ledger(report: Report, console: Console) -> None:
 
 
 def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
-    """Print the finding that shows a cause, and the names of others that fail for the same reason."""
+    """Print the finding ``f`` that shows the cause of a failure, and one line for each of ``symptoms``, which fail for
+    the same reason.
+    """
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
@@ -200,7 +208,7 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
 
 
 def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
-    """Print a row per op with nanoseconds per call, and below the table the reasons for empty columns.
+    """Print a table of costs, a row per op with nanoseconds per call, and below it the reasons for empty columns.
 
     ``no_costs`` is the reason why there is no card.
     """
@@ -238,7 +246,8 @@ def findings_json(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return ``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``, indented, with a final newline.
+    """Return the findings as indented JSON text with a final newline: ``{"facts": ..., "verdicts": {...}, "findings":
+    [...], "costs": [...]}``.
 
     Without cards, ``"no_costs"`` holds the reason.
     """
@@ -274,7 +283,7 @@ def findings_html(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return a self-contained HTML page."""
+    """Return the findings, verdicts, ledgers and costs as one self-contained HTML page."""
     return render_html(
         "findings.html.jinja",
         title=title,

@@ -54,9 +54,10 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The lines of the table."""
+        """The rows of the table below the headline."""
 
     def __bool__(self) -> bool:
+        """Raise SL504, since a verdict has more than two values and must be compared with a text."""
         raise error(
             "SL504",
             where=type(self).__name__,
@@ -66,20 +67,25 @@ class ResultWithVerdict(ABC):
         )
 
     def __repr__(self) -> str:
+        """Return the class name with the headline."""
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:
+        """Return the result as plain text: the headline, then the rows."""
         return "\n".join(text for text, _ in table_lines(self))
 
     def __rich__(self) -> Text:
+        """Return the result as text with styles, for rich."""
         from rich.text import Text
 
         return Text("\n").join(Text(text, style) for text, style in table_lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the result as plain text, for IPython."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
+        """Return the result as an HTML table, for a notebook."""
         return render_html("result.html.jinja", result=self, styles=STYLES)
 
 

@@ -19,7 +19,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 
 
 def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any]) -> None:
-    """Write a statement whole or not at all.
+    """Write an in-toto statement about ``subjects`` as JSON to ``path``, whole or not at all.
 
     Args:
         path: the file to write.

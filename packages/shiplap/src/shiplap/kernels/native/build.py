@@ -44,7 +44,7 @@ LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same 
 
 
 def is_sealed_folder(folder: Path) -> bool:
-    """Whether ``folder`` holds the complete library that was built for it."""
+    """Whether ``folder`` holds a complete library whose two seals fit: it is undamaged, and this user built it."""
     try:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
             text = seal_text(folder.name, library)
@@ -55,7 +55,9 @@ def is_sealed_folder(folder: Path) -> bool:
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the seal of this library and this digest. The library is read in pieces."""
+    """Return the seal of a library: a sha256 over ``digest`` and its content. Raise OSError for a library over 256
+    MiB.
+    """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
         length += len(piece)
@@ -66,12 +68,14 @@ def seal_text(digest: str, library: IO[bytes]) -> str:
 
 
 def keyed_seal(seal: str) -> str:
-    """Return the seal that only this user can make."""
+    """Return the seal of the text ``seal`` that only this user can make: an HMAC with the user's secret."""
     return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
 
 
 def user_key() -> tuple[bytes, str]:
-    """Return the secret of this user's seals, and why it cannot be kept: then it is that of this process."""
+    """Return the secret of this user's seals, made if missing, and an empty text. Where it cannot be kept on disk,
+    return one of this process alone, and the reason.
+    """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
         try:
@@ -87,7 +91,9 @@ _keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the
 
 
 def _kept_key(folder: Path) -> bytes:
-    """Return the secret in ``folder``, which is made if it is missing. Raises OSError."""
+    """Return the secret in the file ``seal.key`` of ``folder``, which is made if it is missing. Raises OSError for one
+    that others can read or that is no secret.
+    """
     path = folder / "seal.key"
     if not os.path.lexists(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,13 +114,17 @@ def _kept_key(folder: Path) -> bytes:
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return the content of a regular file. Raise OSError for anything else, such as a FIFO, which would block."""
+    """Return the first 4096 bytes of a regular file. Raise OSError for anything else, such as a FIFO, which would
+    block.
+    """
     with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
         return file.read(4096)
 
 
 def _open_regular_file(path: Path, flags: int) -> int:
-    """Return a descriptor of a regular file that is no link. Raises OSError for others."""
+    """Return a descriptor of ``path``, opened with ``flags``, if it is a regular file and no link. Raises OSError for
+    others.
+    """
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -130,7 +140,8 @@ def build_once(
     files: Mapping[str, str] | None = None,
     wait: float = LOCK_WAIT_S,
 ) -> str:
-    """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
+    """Compile ``source`` to the folder ``<root>/<digest>``, unless it is there and sealed. Return the problem, or an
+    empty text.
 
     ``command`` is the compiler call without source and output. ``files`` are written beside the source, in the folder
     that ``SOURCE_FOLDER`` stands for in the command. The lock of another builder of the digest is waited for
@@ -154,7 +165,9 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` in a process of its own, which may outlive this one and prints a problem."""
+    """Start ``build_once`` in a process of its own, which may outlive this one, and return the process. It prints the
+    problem, if any, to its standard output.
+    """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
         order.seek(0)
@@ -170,7 +183,9 @@ def build_detached(root: Path, digest: str, source: str, command: list[str]) -> 
 
 @contextlib.contextmanager
 def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock file of ``digest``, which has the holder's process id. Raise OSError after ``wait`` seconds."""
+    """Hold the lock file of ``digest`` in ``root`` inside the ``with``, and write this process's id into it. Raise
+    OSError if another process holds it for ``wait`` seconds.
+    """
     path = root / f"{digest}.lock"
     with _fork_lock:  # no fork between the two
         lock = os.fdopen(_open_regular_file(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
@@ -189,7 +204,7 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
 
 
 def _close_locks_after_fork() -> None:
-    """Close the lock files in a forked child.
+    """Close the lock files in a forked child, which holds none of them.
 
     An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
     """
@@ -207,7 +222,9 @@ os.register_at_fork(
 
 
 def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
-    """Lock a build for this process. Raises OSError with the holder's number after ``wait`` seconds."""
+    """Take the flock of an opened lock file. Raises OSError that names the holding process after ``wait`` seconds.
+    Without locks on the file system, return at once.
+    """
     until = time.monotonic() + wait
     while True:
         try:
@@ -226,7 +243,9 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` in ``scratch`` and seal the library. Return the compiler's problem, or ""."""
+    """Compile ``source`` to a library in the folder ``scratch`` and write its seals. Return the problem, or an empty
+    text.
+    """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
@@ -256,7 +275,7 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
 
 
 def _run_compiler(call: list[str]) -> tuple[int, str]:
-    """Run a compiler and return its status and messages.
+    """Run the command ``call`` of a compiler, and return its exit status and its messages.
 
     The messages go to a file. A child that another thread forks meanwhile would inherit the writing end of a pipe: this
     process would wait for the child's end, while the child may wait for the lock held here.
@@ -277,7 +296,9 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
-    """Rename ``scratch`` to ``folder``. Return the problem, or "" where a sealed folder is there."""
+    """Rename ``scratch`` to ``folder``, and remove a broken folder in that place. Return the problem, or an empty text,
+    also where another builder's sealed folder is there.
+    """
     for _ in range(2):
         try:
             scratch.rename(folder)
@@ -291,7 +312,7 @@ def _publish_folder(scratch: Path, folder: Path) -> str:
 
 
 def _remove_path(path: Path) -> None:
-    """Remove a folder, or whatever stands in its place."""
+    """Remove a folder with its content, or the file in its place. Errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -300,7 +321,9 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Build the order that is read from ``pipe``, and write its problem to standard output."""
+    """Build the order, JSON from :func:`build_detached`, that is read from ``pipe``, and write its problem to standard
+    output. This is the main function of a builder process.
+    """
     root, digest, source, command, key = json.load(pipe)
     _keys[os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")] = bytes.fromhex(key), ""
     problem = build_once(Path(root), digest, source, command)

@@ -10,7 +10,8 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return a row for each choice: the key, whether Python runs it, and the config.
+    """Return the tuned choices of ``op`` on ``device`` as rows of integers for native code: the key of a call, whether
+    Python runs it, and the config.
 
     Of several kernels a config begins with the number of the kernel.
     """
@@ -35,19 +36,23 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 
 
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of the choices that a library without Python can run."""
+    """Return the rows of tuned choices, as of :func:`choice_rows`, that a library without Python can run."""
     count = len(lookup_key(op.spec, op.rule))
     return tuple(tuple(row) for row in choice_rows(op, device) if not row[count])
 
 
 def _takes_key(kernel: Kernel, key: Key) -> bool:
-    """Whether a kernel takes the dtypes of a key: a table may be written by hand."""
+    """Whether a kernel accepts the dtypes of a choice's key. A table may be written by hand, so that they need not
+    fit.
+    """
     pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
     return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:
-    """Return a key of the table as C++ computes it. None for other layouts than contiguous, and for templates."""
+    """Return the key of a choice as the integers that C++ computes for a call. None for layouts that are not
+    contiguous, and for the keys of templates.
+    """
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):
         return None

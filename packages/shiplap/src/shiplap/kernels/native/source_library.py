@@ -40,7 +40,7 @@ class SourceText:
 
 
 def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) -> list[SourceText]:
-    """Return the sources and every header of the author's that they include, each once.
+    """Return the sources and every header of the author's that they include, transitively and each once.
 
     Headers of the compiler and of the system are left out: they are not in the folders of the sources or in
     ``include_dirs``. Conditions are not evaluated, so a header that is included on another platform counts too.
@@ -61,7 +61,9 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
 
 
 def link_named(path: Path) -> None:
-    """Give the checked library ``binding.so`` beside ``path`` that name too, unless it has it."""
+    """Give the checked library ``binding.so`` beside ``path`` that name as well, by a hard link, unless the name exists
+    with the same content.
+    """
     built = path.with_name(LIBRARY)
     for _ in range(2):
         try:
@@ -95,28 +97,30 @@ class SourceLibrary:
 
     @property
     def path(self) -> Path:
-        """The library in the cache, which need not exist."""
+        """The library's file in the cache, which need not exist."""
         return cache_root() / self.digest / self.file_name
 
     @property
     def file_name(self) -> str:
-        """A name that no other kernel library has, since a deployed folder holds several."""
+        """The library's file name, which no other kernel library has, since a deployed folder holds several."""
         return f"lib{self.symbol}-{self.digest[:12]}.so"
 
     @cached_property
     def digest(self) -> str:
-        """The name of the library: of all texts, the header, the flags and the machine type."""
+        """The digest that names the library: of all texts, the header, the compiler's flags and the machine type."""
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
         options = (*self.flags, *self.libraries, *self.architectures)
         return library_name_digest("\0".join([self.header, *texts]), options, "source")
 
     @property
     def is_cuda(self) -> bool:
-        """Whether nvcc has to compile it."""
+        """Whether a source is CUDA C++, which nvcc has to compile."""
         return any(text.language == "cuda" for text in self.texts)
 
     def locate(self) -> Path:
-        """Return the library: that of the package of the op, or that in the cache. Raise SL420 if neither is there."""
+        """Return the compiled library: that in the package of the op, or that in the cache. Raise SL420 if neither is
+        there.
+        """
         op = registry.find_declared_op(self.op)
         rules = dict.fromkeys(package_folders(op) if op is not None else (), safe_io.NAMED)
         for folder, rule in (rules | {cache_root(): safe_io.CODE}).items():
@@ -135,7 +139,7 @@ class SourceLibrary:
         )
 
     def compile(self) -> Path:
-        """Compile the library, unless it is there, and return it. Raises SL421, SL422 or SL423."""
+        """Compile the library, unless it is compiled already, and return its file. Raises SL421, SL422 or SL423."""
         try:
             return self.locate()
         except ShiplapError as e:
@@ -150,11 +154,13 @@ class SourceLibrary:
         return self.locate()
 
     def _unit(self) -> str:
-        """Return the source that has the signature of the prototype, by which the library is accepted."""
+        """Return the C source of the unit that defines the signature functions, by which the library is accepted."""
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
     def _files(self) -> dict[str, str]:
-        """Return what the compiler finds in the folder of the build: the header, and sources given as strings."""
+        """Return the files, by name, that the compiler finds in the folder of the build: the header, and sources given
+        as strings.
+        """
         files = {HEADER: self.header}
         for text in self.texts:
             if text.path is None:
@@ -162,7 +168,9 @@ class SourceLibrary:
         return files
 
     def _compile_command(self) -> list[str]:
-        """Return the compiler's command. Paths in the folder of the build stand for SOURCE_FOLDER."""
+        """Return the compiler's command without output. ``SOURCE_FOLDER`` stands for the folder of the build in its
+        paths.
+        """
         include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
         link = [f"-l{name}" for name in self.libraries]
         # The first source of the command is the unit with the signatures, which both languages accept.
@@ -181,7 +189,9 @@ class SourceLibrary:
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
 
     def _architecture_flags(self) -> list[str]:
-        """Return nvcc's flags of the architectures asked for, or of the GPUs of this machine."""
+        """Return nvcc's flags for the requested architectures, else for the GPUs of this machine, else for all major
+        ones.
+        """
         names = list(self.architectures)
         if not names and torch.cuda.is_available():
             found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -189,7 +199,9 @@ class SourceLibrary:
         return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
-        """Return the command of the host compiler."""
+        """Return the command of the host's C++ compiler, with the flags that ``CXX`` names. Raises SL423 where it is
+        not on the PATH.
+        """
         programs, flags = requested_compiler()
         paths = [shutil.which(program) for program in programs]
         if not paths or None in paths:
@@ -198,7 +210,7 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
-        """Return the path of nvcc. Raises SL423 where there is none."""
+        """Return the path of nvcc, from CUDACXX, the PATH or the CUDA folders. Raises SL423 where there is none."""
         named = os.environ.get("CUDACXX", "")
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
@@ -214,7 +226,9 @@ class SourceLibrary:
         )
 
     def _compiler_error(self, problem: str) -> ShiplapError:
-        """Return the catalogue error of a compiler's output: an unknown architecture, a missing header, or the rest."""
+        """Return the catalogue error for a compiler's output ``problem``: SL422 for an unknown GPU architecture, else
+        SL421, with a fix for a missing header.
+        """
         where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)
         if unsupported is not None:

@@ -25,11 +25,8 @@ class LaunchTooLong(BaseException):
 
 @contextmanager
 def limit_launch_time(seconds: float) -> Iterator[None]:
-    """Refuse launches that would take longer than ``seconds``, judged by earlier launches of the same kernel.
-
-    Example:
-        >>> with patient(5.0), paced("kernel", (4,)):
-        ...     pass
+    """Refuse, inside the ``with``, launches of Triton's interpreter that would take longer than ``seconds`` by the
+    measure of earlier launches of the same kernel.
     """
     _second_limits.append(seconds)
     try:
@@ -40,14 +37,8 @@ def limit_launch_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
-    """Measure a launch of ``grid``, after comparing what it would take with the limit.
-
-    Raises:
-        TooLong: the launch would take longer than :func:`patient` allows.
-
-    Example:
-        >>> with paced("kernel", (2, 3)):
-        ...     pass
+    """Measure the launch of ``kernel`` with ``grid`` inside the ``with``. Raise LaunchTooLong first if it would take
+    longer than :func:`limit_launch_time` allows.
     """
     programs = prod(grid)
     paces = _seconds_per_program.setdefault(kernel, [])

@@ -52,7 +52,9 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """Return the digest of the code that Triton would compile. Empty where the text of the kernel is not known."""
+    """Return the digest of what Triton would compile for ``form`` of ``kernel`` on ``architecture``, or an empty text
+    where the kernel's source is not known.
+    """
     try:
         lines = list(_kernel_source_parts(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
@@ -65,7 +67,9 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
 
 
 def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the text of a function, then its globals and captured values, and the functions of its package."""
+    """Yield the texts on which a kernel depends: its source, its globals and captured values, and the functions of its
+    package that it uses, each once.
+    """
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
     if id(function) in seen:
@@ -87,7 +91,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit_function_type() -> type[Any]:
-    """Return the class of functions that Triton has decorated."""
+    """Return the class of functions that Triton has decorated. Triton is imported now."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
@@ -95,12 +99,14 @@ def _jit_function_type() -> type[Any]:
 
 
 def _is_jit_function(value: object) -> bool:
-    """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
+    """Whether Triton compiles ``value``, a decorated function, along with the kernel that uses it. Functions of
+    Triton's own package are left out.
+    """
     return isinstance(value, _jit_function_type()) and not str(value.__module__).startswith("triton.")
 
 
 def _source_tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of a text without comments, empty lines and widths of indentation."""
+    """Yield the tokens of a Python text without comments, empty lines and widths of indentation."""
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
             yield _SHAPE.get(token.type, token.string)
@@ -109,7 +115,7 @@ def _source_tokens(text: str) -> Iterator[str]:
 
 
 def _stable_value_text(value: object) -> str:
-    """Return a value as text without addresses, the same for every version of Python."""
+    """Return a value as text without addresses, the same for every version of Python and in every process."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_stable_value_text, value))}]"
     if isinstance(value, Mapping):
@@ -127,7 +133,9 @@ def _stable_value_text(value: object) -> str:
 def find_prebuilt_form(
     op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
 ) -> Cubin | None:
-    """Return the form that came with the package of ``op``, or None. A notice reports a file that is damaged."""
+    """Return the compiled kernel for ``form`` that came with the package of ``op``, or None. A notice reports a file
+    that is damaged.
+    """
     for folder in package_folders(op):
         rows = _read_index_rows(folder / FOLDER)
         row = rows.get(prebuilt_form_digest(kernel, form, architecture)) if rows else None
@@ -150,7 +158,8 @@ def find_prebuilt_form(
 
 @cache
 def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
-    """Return the index of a folder by identity.
+    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests, empty where there is no index or
+    none that can be read.
 
     Empty where there is none, or none that can be read, which a notice reports.
     """
@@ -168,7 +177,7 @@ def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
 
 
 def _parse_index_row(content: object) -> PrebuiltRow:
-    """Return a row of the index. Raise ValueError for any other content."""
+    """Return a row of the index from parsed JSON. Raise ValueError for content of another form."""
     import msgspec
 
     try:
@@ -184,7 +193,8 @@ def _parse_index_row(content: object) -> PrebuiltRow:
 
 
 def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
-    """Write compiled forms, each with its kernel, to ``folder/cubins``, and return the rows of the index.
+    """Write compiled kernels, each given as (Triton kernel, form, cubin), with an index to ``folder/cubins``, and
+    return the rows of the index.
 
     Raises:
         ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.
