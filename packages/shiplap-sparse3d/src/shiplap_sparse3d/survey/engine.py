@@ -23,16 +23,19 @@ class SurveyEngine:
     """
 
     def __init__(self, threads: int | None = None) -> None:
+        """Set how many ``threads`` run tasks: by default one if the network is on the CPU, and three for a GPU."""
         self._threads = threads
 
     def share(self, job: SurveyJob) -> None:
-        """Make ``job`` available to the tasks that are run from now on."""
+        """Keep ``job``, which is the first argument of every task that is run from now on."""
         self._job = job
 
     def run(
         self, task: Callable[[SurveyJob, Item], Result], items: Iterable[Item], *, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        """Yield each item with the result of its task, as they are ready or, if ``ordered``, in the order of items."""
+        """Yield (item, ``task(job, item)``) for each of ``items``, in their order, with or without ``ordered``. With
+        several threads, at most ``threads`` + 1 tasks are begun ahead of the one that is yielded.
+        """
         job = self._job
         threads = self._threads or (1 if job.model.device.type == "cpu" else _THREADS)
         if threads == 1:
@@ -52,4 +55,4 @@ class SurveyEngine:
                 pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:
-        """Release what the engine has started, which is nothing here."""
+        """Release the resources of the engine. This engine has none, and a Dask engine closes its cluster."""

@@ -32,7 +32,7 @@ class Manifest:
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, in a fixed order."""
+        """Return the tiles that have points, as (x, y), in ascending order."""
         return self.job.points.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
@@ -50,7 +50,9 @@ class Manifest:
         return question.cells, question.feats, question.grid, labels
 
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the predicted classes of points by their index."""
+        """Return the class codes ``uint8 [p]`` of the source file for the points with the numbers ``index``, which
+        ascend.
+        """
         codes = np.empty(len(index), np.uint8)
         with self.job.folder.labels.open("rb") as file:
             # Points of a tile are scattered over the file: near ones share a read.

@@ -78,12 +78,15 @@ def _sees_beyond(got: str, field: Field) -> ShiplapError:
 
 
 def _as_triple(values: Tensor) -> Triple:
+    """Return a tensor of three integers as a tuple."""
     x, y, z = values.tolist()
     return x, y, z
 
 
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
+    """Return a block of random voxels along ``axis``, three receptive fields long, with a full line through its middle:
+    coordinates ``int32 [v, 4]``, the grid, and the row of the middle voxel, which ``shift`` moves along the axis.
+    """
     far = max(field.before[axis], field.after[axis])
     # Room beyond the field on both sides, where a change would be an error.
     half = 3 * far + 4 * field.stride[axis] + 32
@@ -106,7 +109,9 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
 def _changed_outputs(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
 ) -> list[Tensor]:
-    """Return for each change of the voxel its distances to the outputs that changed, ``int64 [changes, 3]``."""
+    """Return three tensors ``int64 [changes, 3]``: the distances from the voxel in ``row`` to the outputs that changed
+    when its value was changed, made NaN, and when the voxel was removed. Raises SL825 for outputs that are not finite.
+    """
     feats = _random_features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
     before = _output_rows(run, feats, coords, grid)
@@ -130,7 +135,9 @@ def _changed_outputs(
 def _changes_when_cropped(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
 ) -> bool:
-    """Return whether the output at ``row`` changes when only the voxels of the field around it are left."""
+    """Return whether the output at ``row`` changes beyond rounding when only the voxels of ``field`` around it are
+    left.
+    """
     feats, distance = _random_features(coords, channels, device), (coords - coords[row])[:, 1:].long()
     near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
     whole = _output_rows(run, feats, coords, grid)[row]
@@ -139,9 +146,13 @@ def _changes_when_cropped(
 
 
 def _random_features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
+    """Return normal random features ``[v, channels]`` for ``coords`` on ``device``, the same at each call."""
     return torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
 
 
 def _output_rows(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
+    """Return the output of the network ``run`` for voxels with ``feats`` at ``coords`` in ``grid``, as ``float32 [v,
+    n]`` on the CPU.
+    """
     rows = rows_of(run(SparseTensor(feats, coords.to(feats.device), grid)))
     return rows.reshape(len(rows), -1).float().cpu()

@@ -16,12 +16,15 @@ from shiplap_sparse3d.survey.job import LARGEST, SortedSegment, SurveyJob
 
 
 def check_sum(rows: np.ndarray[Any, Any]) -> int:
-    """Return the sum of the words of points, which shows whether a disk has kept them: ``int64 [p, 3]`` or flat."""
+    """Return the sum, modulo 2**64, of the 64-bit words ``rows`` of points (``int64 [p, 3]`` or flat), which shows
+    whether a disk has kept them.
+    """
     return int(rows.sum(dtype=np.int64))  # wraps around
 
 
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
-    """Sort the points of one segment of the input by tile; write them, and then their mark.
+    """Read segment ``number`` of the input, sort its points by tile, write them and then their mark to the folder, and
+    return the tiles and extent of the segment.
 
     Raises:
         SurveyError: SL822 if the input cannot be read.
@@ -53,7 +56,8 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
 
 
 def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment | None:
-    """Return a segment of ``count`` points that is sorted, or None.
+    """Return what the mark of segment ``number`` says, or None unless its points, ``count`` in all, are completely
+    sorted.
 
     A mark of another form, as by another version or an editor, counts as none. What a disk has damaged in the points
     themselves is found when they are read.
@@ -72,4 +76,5 @@ def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment
 
 
 def _size_of(path: Any) -> int:
+    """Return the size of the file ``path`` in bytes, or -1 if it does not exist."""
     return path.stat().st_size if path.exists() else -1

@@ -43,12 +43,15 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
 
 
 def predict_tile(job: SurveyJob, tile: Tile) -> None:
-    """Predict one tile, and write its classes and its mark."""
+    """Predict the class codes of the points of ``tile``, and write them and then the tile's mark to the folder of the
+    survey.
+    """
     job.folder.write_result(tile, predict_codes(job, tile))
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
-    """Return the class of each point of a segment, in the order of the input.
+    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input, from the
+    results of its tiles.
 
     Raises:
         SurveyError: SL824 if the classes of a tile are missing or damaged.

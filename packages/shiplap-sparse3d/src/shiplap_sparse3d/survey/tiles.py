@@ -45,14 +45,16 @@ class Tiling:
     stride: Triple
 
     def whole(self, extent: CellExtent) -> CellBox:
-        """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        """Return the grid that contains all cells of ``extent`` (first and last cell of the survey), with its origin
+        and shape rounded outwards to multiples of the stride.
+        """
         # Strided layers group cells from the origin of the grid, so it has to be aligned.
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
         x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
         return CellBox((low[0], low[1], low[2]), (x, y, z))
 
     def core(self, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return first and last cell of ``tile`` along x and along y, the last one exclusive."""
+        """Return ((first x, end x), (first y, end y)) of the cells of ``tile`` without its halo, the ends exclusive."""
         x, y = (start + index * self.size for start, index in zip(self.origin, tile, strict=True))
         return (x, x + self.size), (y, y + self.size)
 
@@ -71,7 +73,9 @@ class Tiling:
         return CellBox((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2]))
 
     def around(self, tile: tuple[int, int], cells: int) -> list[tuple[int, int]]:
-        """Return the tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, itself
+        among them.
+        """
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
 
