@@ -30,6 +30,10 @@ def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tupl
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
 
 
+def rank_of(case: Declared) -> int:
+    return len(shape_of(case, sizes_of(case)))
+
+
 class Arguments:
     """The values of all arguments in declared order. They are never passed to an op: ``fresh`` copies them.
 

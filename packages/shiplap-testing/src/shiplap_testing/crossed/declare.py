@@ -11,6 +11,7 @@ from typing import Any
 from shiplap.kernels.c.library import source_libraries
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.build import compile_c
+from shiplap_testing.crossed.calls import one_line, refusal_id
 from shiplap_testing.crossed.declared import NATIVE, Declared
 from shiplap_testing.crossed.faults import plant
 from shiplap_testing.crossed.native_source import (
@@ -25,7 +26,6 @@ from shiplap_testing.crossed.native_source import (
     triton_unable,
 )
 from shiplap_testing.crossed.source import module_text, op_name
-from shiplap_testing.crossed.ways import _short, refusal_id
 
 
 class Made:
@@ -48,7 +48,9 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
                 made.ops[case.seed] = declare_one(case, folder, device, made)
         except Exception as e:
             where = made.refused if refusal_id(e) else made.raised
-            where[case.seed] = f"{refusal_id(e)}: {_short(e)}" if refusal_id(e) else f"{type(e).__name__}: {_short(e)}"
+            where[case.seed] = (
+                f"{refusal_id(e)}: {one_line(e)}" if refusal_id(e) else f"{type(e).__name__}: {one_line(e)}"
+            )
     for binding in ("python", "native", "packaged"):
         _compile([c for c in cases if c.binding == binding and c.seed in made.ops], made, folder, device, binding)
     return made
@@ -83,7 +85,7 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
         except Exception as e:
             if not refusal_id(e):
                 raise
-            made.refused[case.seed] = f"{refusal_id(e)}: {_short(e)}"
+            made.refused[case.seed] = f"{refusal_id(e)}: {one_line(e)}"
     return op
 
 
@@ -143,6 +145,6 @@ def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, b
                 bindings.build(made.ops[case.seed])
         except Exception as e:
             if id := refusal_id(e):
-                made.unbound[case.seed] = f"{id}: {_short(e)}"
+                made.unbound[case.seed] = f"{id}: {one_line(e)}"
             else:
-                made.raised[case.seed] = f"{type(e).__name__}: {_short(e)}"
+                made.raised[case.seed] = f"{type(e).__name__}: {one_line(e)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shiplap_testing.crossed.arguments import shape_of, sizes_of
+from shiplap_testing.crossed.arguments import rank_of
 from shiplap_testing.crossed.declared import (
     TEMPLATE_OUTS,
     TEMPLATE_TERMS,
@@ -238,15 +238,10 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
         run = _launch(name, passed, extents)
     else:
         run = f"{name}_body({', '.join([*passed, *extents])});\n  return SL_OK;"
-    check = (
-        f"if ({' || '.join(f'!{t}' for t in _required(spec))}) return SL_INVALID_ARGUMENT;" if _required(spec) else ""
-    )
+    absent = [f"!{a.name}" for a in spec.tensors if not a.optional]
+    check = f"if ({' || '.join(absent)}) return SL_INVALID_ARGUMENT;" if absent else ""
     c_linkage = 'extern "C" ' if device == "cuda" or case.kernel == "source" else ""
     return f"{body}\n{c_linkage}int {name}({prototype_text}) {{\n  {check}\n  {run}\n}}\n"
-
-
-def _required(spec: Any) -> list[str]:
-    return [a.name for a in spec.tensors if not a.optional]
 
 
 def _zeroed(case: Declared) -> str:
@@ -286,10 +281,6 @@ def template_unable(case: Declared) -> str:
     return ""
 
 
-def _true_rank(case: Declared) -> int:
-    return len(shape_of(case, sizes_of(case)))
-
-
 class _Places:
     """Where an element of ``x`` lies that goes into an element of the only result of a template.
 
@@ -298,7 +289,7 @@ class _Places:
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
-        rank, (out,) = _true_rank(case), case.outs
+        rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
         self.outs = [f"i{d}" for d in range(rank - reduced)]
         self.at = [*self.outs, "c"] if reduced else list(self.outs)
@@ -317,7 +308,7 @@ class _Places:
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
     """Return the lines that compute ``v`` from ``{{X}}`` and the like; ``load`` reads a place of a tensor."""
     t = case.terms
-    rank = _true_rank(case)
+    rank = rank_of(case)
     at = [f"@{d}" for d in range(rank)]
     several = "{{KS_0}} + {{KS_1}}{% if KS_2 is defined %} + {{KS_2}}{% endif %}"
     reals = "{{FS_0}}{% if FS_1 is defined %} + {{FS_1}}{% endif %}"
@@ -499,7 +490,7 @@ def _triton_element(case: Declared) -> list[str]:
 
 def _triton_stores(case: Declared) -> list[str]:
     """Return the lines that store what belongs to one element."""
-    rank = _true_rank(case)
+    rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
     lines = ["if acc is not None:", *(f"    {line}" for line in lines)] if case.state == "mutated_optional" else lines
     turned = list(range(rank))[::-1]
@@ -568,7 +559,7 @@ def triton_text(case: Declared, device: str) -> str:
     given = {"last": "numel_x" if last.startswith("*") else last}
     given |= {f"ks{i}": f"ks[{i}]" for i in range(2 if case.omitted and case.defaults else 3)} if "ints" in t else {}
     given |= {"pair0": "pair[0]", "pair1": "pair[1]"} if "pair" in t else {}
-    sizes = [f"size_x_{d}" for d in range(_true_rank(case))] if "turned" in case.outs else []
+    sizes = [f"size_x_{d}" for d in range(rank_of(case))] if "turned" in case.outs else []
     sizes += ["numel_b"] if "broadcast" in t else []
     sizes += [f"numel_{n}" for out, n in zip(case.outs, outs, strict=True) if out in ("rows", "count")]
     state = ["acc"] if case.mutates else []

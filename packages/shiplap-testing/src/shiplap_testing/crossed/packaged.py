@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from shiplap_testing.crossed.calls import Calls, one_line, refusal_id
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Observed, difference, flat
-from shiplap_testing.crossed.ways import Calls, _short, refusal_id
 
 PROGRAM = """
 import sys, torch
@@ -41,7 +41,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         library = deploy([made.ops[c.seed] for c in cases], folder / "deployed")
     except Exception as e:
         outcome = "refused" if refusal_id(e) else "raised"
-        yield from ((c.seed, outcome, f"{refusal_id(e)}: {_short(e)}") for c in cases)
+        yield from ((c.seed, outcome, f"{refusal_id(e)}: {one_line(e)}") for c in cases)
         return
     given = {}
     for seed, call in calls.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,87 +13,12 @@ from torch import Tensor
 
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+from shiplap_testing.crossed.calls import WRONG, Calls, Model, NotMetError, function_of, one_line, refusal_id
 from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
 from shiplap_testing.crossed.region import region_may_write
 from shiplap_testing.private import compiled_autograd, fake_mode
-
-TERMS = 4  # an element is a product and a sum of a few
-
-
-class NotMetError(Exception):
-    """The way does not apply to the declaration: nothing was compared."""
-
-
-class Calls:
-    """An op, its arguments, and what the reference does with them."""
-
-    def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        self.op, self.case, self.device = op, case, device
-        self.given = Arguments(case, device)
-        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
-        self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
-
-    @property
-    def differentiable(self) -> bool:
-        return self.case.differentiable
-
-    def expected(
-        self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
-    ) -> tuple[Observed, Observed]:
-        """The reference in its own precision, and in float64."""
-        given = given or self.given
-        found = []
-        for dtype in (None, torch.float64):
-            values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
-            found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
-        return found[0], found[1]
-
-    def compare(
-        self,
-        fn: Function,
-        given: Arguments | None = None,
-        *,
-        differentiate: bool | None = None,
-        twice: bool = False,
-        strides: bool = True,
-        requires: bool = True,
-    ) -> str:
-        """Call ``fn`` and compare."""
-        given = given or self.given
-        differentiate = self.differentiable if differentiate is None else differentiate
-        own, wide = self.expected(given, differentiate=differentiate, twice=twice)
-        values = given.fresh(gradients=differentiate)
-        got = observe(fn, given, values, differentiate=differentiate, twice=twice)
-        return difference(got, own, wide, self.terms, strides=strides, requires=requires)
-
-
-def _in_tuple(fn: Function) -> Function:
-    """Return ``fn`` with its only result in a tuple, as the op returns it."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (fn(*args, **kwargs),)
-
-    return called
-
-
-def function_of(op: Any) -> Function:
-    """A function that calls the op: what torch compiles."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, **kwargs)
-
-    return called
-
-
-class Model(torch.nn.Module):
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.op = op
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.op(*args, **kwargs)
 
 
 def eager(calls: Calls) -> str:
@@ -127,7 +51,7 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
         try:
             _compiled(own, "inductor", dynamic) if not refusal_id(e) else None
         except type(e) as alike:
-            raise NotMetError(f"torch fails for the reference alike: {_short(alike)}") from None
+            raise NotMetError(f"torch fails for the reference alike: {one_line(alike)}") from None
         raise
 
 
@@ -238,7 +162,7 @@ def vmap(calls: Calls) -> str:
         got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
     except RuntimeError as e:
         if calls.case.state == "view" and not refusal_id(e):
-            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {_short(e)}") from None
+            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {one_line(e)}") from None
         raise
     for number in range(2):
 
@@ -318,7 +242,7 @@ def jvp(calls: Calls) -> str:
         wide = Observed(outs=tangents(calls.reference, calls.given.fresh(dtype=torch.float64, contiguous=True)))
     except RuntimeError as e:  # it writes to a tensor without a tangent, or returns nothing: the op refuses such a call
         tangents(calls.op, calls.given.fresh(contiguous=True))
-        raise NotMetError(f"torch differentiates no such function: {_short(e)}") from None
+        raise NotMetError(f"torch differentiates no such function: {one_line(e)}") from None
     got = Observed(outs=tangents(calls.op, calls.given.fresh(contiguous=True)))
     return difference(got, own, wide, calls.terms, strides=False)
 
@@ -465,9 +389,9 @@ def nested(calls: Calls) -> str:
         try:
             _nested(calls, calls.reference)
         except Exception:
-            raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
+            raise NotMetError(f"torch compiles no such region of the reference either: {one_line(e)}") from None
         if calls.case.mutates and not region_may_write():
-            raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
+            raise NotMetError(f"this torch has no region with an op that writes: {one_line(e)}") from None
         raise
 
 
@@ -560,20 +484,6 @@ WAYS: dict[str, Callable[[Calls], str]] = {
     "cuda_graph": cuda_graph,
 }
 
-# Errors that say that a kernel or a declaration is wrong. Those of this package are right, so they are no refusals.
-WRONG = ("SL211", "SL301", "SL302", "SL303", "SL305", "SL402", "SL403", "SL405")
-_ID = re.compile(r"\bSL\d{3}\b")
-
-
-def refusal_id(cause: BaseException) -> str:
-    """The id of the catalogue error that ``cause`` is, was caused by, or quotes; empty if it is none of ours."""
-    seen: BaseException | None = cause
-    while seen is not None:
-        if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
-            return str(found)
-        seen = seen.__cause__ or seen.__context__
-    return ""
-
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
     """``(outcome, detail)``: "met", "refused" with an id, "inapplicable", "differs" or "raised"."""
@@ -585,8 +495,8 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
         return "inapplicable", str(e)
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
-            return "refused", f"{id}: {_short(e)}"
-        return "raised", f"{type(e).__name__}: {_short(e)} | {_place(e)}"
+            return "refused", f"{id}: {one_line(e)}"
+        return "raised", f"{type(e).__name__}: {one_line(e)} | {_place(e)}"
     return ("differs", problem) if problem else ("met", "")
 
 
@@ -594,7 +504,3 @@ def _place(e: BaseException) -> str:
     """Return the innermost two places of an exception's traceback."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))
-
-
-def _short(e: BaseException) -> str:
-    return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]
