@@ -22,6 +22,7 @@ class Calls:
     """An op, its arguments, and what the reference does with them."""
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
+        """Keep the op ``op`` of ``case``, draw its arguments on ``device``, and find its reference."""
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
@@ -29,12 +30,15 @@ class Calls:
 
     @property
     def differentiable(self) -> bool:
+        """Whether gradients of the case are compared."""
         return self.case.differentiable
 
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """The reference in its own precision, and in float64."""
+        """Return what the reference does with the arguments ``given``, by default those of the case: once in their own
+        dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """
         given = given or self.given
         found = []
         for dtype in (None, torch.float64):
@@ -52,7 +56,9 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` and compare."""
+        """Call ``fn`` on copies of the arguments and return how its results, gradients and writes differ from the
+        reference, as text, which is empty if they do not.
+        """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
         own, wide = self.expected(given, differentiate=differentiate, twice=twice)
@@ -62,18 +68,20 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return ``fn`` with its only result in a tuple, as the op returns it."""
+    """Return a function that calls ``fn`` and returns its only result in a tuple, as an op does that is declared so."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``fn`` in a tuple."""
         return (fn(*args, **kwargs),)
 
     return called
 
 
 def function_of(op: Any) -> Function:
-    """A function that calls the op: what torch compiles."""
+    """Return a plain function that calls ``op``, for torch to compile."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``op``."""
         return op(*args, **kwargs)
 
     return called
@@ -81,10 +89,12 @@ def function_of(op: Any) -> Function:
 
 class Model(torch.nn.Module):
     def __init__(self, op: Any) -> None:
+        """Keep the op ``op``."""
         super().__init__()
         self.op = op
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the op."""
         return self.op(*args, **kwargs)
 
 
@@ -94,7 +104,9 @@ _ID = re.compile(r"\bSL\d{3}\b")
 
 
 def refusal_id(cause: BaseException) -> str:
-    """The id of the catalogue error that ``cause`` is, was caused by, or quotes; empty if it is none of ours."""
+    """Return the id of the catalogue error that ``cause`` is, was caused by, or quotes in its text. The text is empty
+    if there is none.
+    """
     seen: BaseException | None = cause
     while seen is not None:
         if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
@@ -104,4 +116,7 @@ def refusal_id(cause: BaseException) -> str:
 
 
 def one_line(e: BaseException) -> str:
+    """Return the message of the exception ``e`` as one line: its first eight lines joined by bars, cut at 500
+    characters.
+    """
     return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]

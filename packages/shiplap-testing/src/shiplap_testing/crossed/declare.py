@@ -32,6 +32,7 @@ class Made:
     """Declared ops by seed; what was refused when they were declared, and what was not written for them."""
 
     def __init__(self) -> None:
+        """Begin without ops. Each attribute maps seeds of cases to an op or a reason."""
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}
         self.unbound: dict[int, str] = {}  # no native binding
@@ -40,7 +41,9 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare every case in ``folder``, a library for all C kernels of a binding."""
+    """Declare every case in ``folder`` with its kernels, and return the ops and refusals by seed. The C kernels of one
+    kind of binding share a library.
+    """
     made = Made()
     for case in cases:
         try:
@@ -57,7 +60,9 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of a case, import it, bind native kernels, and return the op."""
+    """Write the module of ``case`` into ``folder``, import it, bind its native kernel, and return the op. Reasons for a
+    missing kernel are added to ``made``.
+    """
     text = module_text(case, device)
     name = op_name(case)
     if case.kernel == "triton":
@@ -90,7 +95,7 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template of ``case``, and return the line that binds it."""
+    """Write the template of ``case`` into ``folder``, and return the source line that binds it to the op."""
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
     if device == "cuda":
@@ -101,7 +106,9 @@ def _template(case: Declared, folder: Path, device: str) -> str:
 
 
 def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
-    """Attach the kernels in C, C++ or CUDA C++, which are not compiled yet."""
+    """Bind the kernel of ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is compiled later, by
+    ``_compile``.
+    """
     import shiplap as sl
 
     name = op_name(case)
@@ -123,7 +130,9 @@ def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
 
 
 def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, binding: str) -> None:
-    """Compile the C kernels of ``cases`` into one library, and bind them."""
+    """Compile the C kernels of ``cases`` into one library in ``folder``, and build their native bindings unless
+    ``binding`` is ``python``. Refused bindings are added to ``made``.
+    """
     native = [c for c in cases if c.kernel in NATIVE and c.seed not in made.refused]
     symbols = {op_name(c): c for c in native if c.kernel != "source"}
     symbols |= {f"{op_name(c)}_first": c for c in native if c.kernel == "chosen"}

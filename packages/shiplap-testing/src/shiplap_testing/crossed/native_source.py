@@ -85,7 +85,7 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
-    """Return the lines of C that compute one element ``v`` from the terms of the case."""
+    """Return the lines of C that compute ``v``, the value of one element, from the terms of ``case``."""
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
     lines += ["v *= s;"] if "float" in t else []
@@ -104,7 +104,9 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
-    """Return the lines of C that store ``v`` in the mutated argument and in each result."""
+    """Return the lines of C that store ``v``, the value of one element, in the mutated argument and in each result of
+    ``case``.
+    """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
     else:
@@ -192,7 +194,8 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the kernel of ``case`` in C or CUDA C++, under the ``name`` of its op or another.
+    """Return the source of the kernel of ``case`` in C, or CUDA C++ on a GPU, as a function named ``name`` or like its
+    op. ``spec``, the declared signature, determines the order of parameters.
 
     ``spec`` says in which order its parameters come.
     """
@@ -245,7 +248,7 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 
 
 def _zeroed(case: Declared) -> str:
-    """Sums over no element are zero, though the loop does not come to them."""
+    """Return the C source that sets sums over no element to zero, to which the loop over elements does not come."""
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
         if out in case.outs:
@@ -257,7 +260,9 @@ def _zeroed(case: Declared) -> str:
 
 
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
-    """Return the source of the CUDA launch of the body, and of the copy of a counted size if any."""
+    """Return the source of the CUDA launch of the body of the kernel ``name`` with the arguments ``passed``. With
+    ``extents``, a size counted on the GPU is copied to the host.
+    """
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
         return f"{launch}\n  return concluded(ctx, cudaGetLastError());"
@@ -273,7 +278,7 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Return why this generator writes no template for ``case``, empty if it does."""
+    """Return the reason why no C++ or Triton template is written for ``case``, or an empty text if one is."""
     if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
         return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
     if more := set(case.terms) - set(TEMPLATE_TERMS):
@@ -289,6 +294,9 @@ class _Places:
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
+        """Compute the names of indices for the result of ``case``. ``typed`` begins a declaration of a variable, and
+        ``size`` is a format for the size of a dim of ``x``.
+        """
         rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
         self.outs = [f"i{d}" for d in range(rank - reduced)]
@@ -306,7 +314,9 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the lines that compute ``v`` from ``{{X}}`` and the like; ``load`` reads a place of a tensor."""
+    """Return the template lines that compute ``v``, the value of one element, from the terms of ``case``. ``load`` is a
+    format for reading a place of a tensor, and ``end`` ends a statement.
+    """
     t = case.terms
     rank = rank_of(case)
     at = [f"@{d}" for d in range(rank)]
@@ -335,7 +345,7 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the template in C++: one tile of the last two dims of the result after another."""
+    """Return the C++ template of ``case``, which computes tiles of the last two dims of the result in turn."""
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at, real = places.at, "double" if case.dtype == "float64" else "float"
@@ -388,13 +398,14 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the template in Triton: one element of the result a lane."""
+    """Return the Triton template of ``case``, in which each lane computes one element of the result."""
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at = places.at
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
     def load(name: str, indices: list[str]) -> str:
+        """Return the Triton expression that loads the element at ``indices`` of the tensor ``name``."""
         steps = " + ".join(f'({i}) * {{{{stride("{name}", {d})}}}}' for d, i in enumerate(indices))
         return f"tl.load({name} + {steps or '0'}, mask=mask, other=0)"
 
@@ -431,19 +442,22 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the Triton lines of a case's value, with loads written by ``load``."""
+    """Return the Triton lines that compute ``v``, the value of one element, at the indices ``at``. ``load(name,
+    indices)`` writes a load.
+    """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
+        """Return the load that stands for a mark such as ``<y|i0, i1>``."""
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
     return [re.sub(r"<(\w+)\|([^>]*)>", written, line) for line in lines]
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the grid of the template: as many programs as the result has blocks."""
+    """Return the source of the grid function of the Triton template: as many programs as the result has blocks."""
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
     counts += ["18"] if case.variadic else []  # no argument has more rows: lanes beyond them are masked
@@ -452,7 +466,7 @@ def triton_template_grid(case: Declared) -> str:
 
 
 def triton_unable(case: Declared) -> str:
-    """Return why this generator writes no Triton kernel for ``case``, empty if it does."""
+    """Return the reason why no Triton kernel is written for ``case``, or an empty text if one is."""
     if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
         return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):
@@ -461,7 +475,7 @@ def triton_unable(case: Declared) -> str:
 
 
 def _triton_outs(case: Declared) -> list[str]:
-    """Return the names of the results that a kernel fills, as the declaration names them."""
+    """Return the names of the output tensors of the Triton kernel of ``case``, as the declaration names its results."""
     names = [n for n, _, _ in results(case)]
     if len(names) == 1:
         return ["out"]
@@ -469,7 +483,9 @@ def _triton_outs(case: Declared) -> list[str]:
 
 
 def _triton_element(case: Declared) -> list[str]:
-    """Return the lines that compute ``v``, the value of the element ``at`` of a contiguous tensor."""
+    """Return the Triton lines that compute ``v``, the value of the element ``at`` of contiguous tensors, from the terms
+    of ``case``.
+    """
     t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
     count = 2 if case.omitted and case.defaults else 3
@@ -489,7 +505,9 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the lines that store what belongs to one element."""
+    """Return the Triton lines that store ``v`` for one element in the mutated argument and in those results of ``case``
+    that have an element for it.
+    """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
     lines = ["if acc is not None:", *(f"    {line}" for line in lines)] if case.state == "mutated_optional" else lines
@@ -525,12 +543,14 @@ def _triton_stores(case: Declared) -> list[str]:
 
 
 def _rounded(case: Declared) -> str:
-    """Return the conversion of a sum before it is stored: the interpreter stores no float64 as bfloat16."""
+    """Return the source of the conversion of a sum before it is stored: to float32 for bfloat16, since the interpreter
+    stores no float64 as bfloat16, else nothing.
+    """
     return ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
 
 def _triton_rows(case: Declared) -> list[str]:
-    """Return the loops over rows, for results of which each element is of a row."""
+    """Return the Triton lines of loops over rows, for those results of ``case`` that have one element for each row."""
     kinds = {"rows": ("float64", "v"), "count": ("int64", "(e > 0)")}
     lines = []
     for out, name in zip(case.outs, _triton_outs(case), strict=True):
@@ -548,7 +568,8 @@ def _triton_rows(case: Declared) -> list[str]:
 
 
 def triton_text(case: Declared, device: str) -> str:
-    """Return the kernel and the line that binds it: elements in the order of a contiguous tensor.
+    """Return the source of the Triton kernel of ``case`` and of its binding for ``device``. A program has a block of
+    elements, or all of them where they are summed.
 
     A program has a block of elements, or all of them where they are summed.
     """

@@ -33,7 +33,9 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """``(seed, outcome, detail)`` of each case, called in a process that has only the library."""
+    """Yield the seed, outcome and detail of each of ``cases``, whose ops are written into one library and called in a
+    process without shiplap.
+    """
     from shiplap.kernels.native.deploy import deploy
 
     calls = {c.seed: Calls(made.ops[c.seed], c, device) for c in cases}
@@ -65,7 +67,9 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome of a call from a package, compared with the reference, and the difference."""
+    """Return the outcome (``met`` or ``differs``) of a call from a package, whose arguments come back as ``positional``
+    and ``named``, compared with the reference, and the difference as text.
+    """
     own, wide = call.expected()
     by_name = {
         **dict(zip([n for n in call.given.names if n not in call.given.keywords], positional, strict=True)),
