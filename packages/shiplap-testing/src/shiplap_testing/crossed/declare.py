@@ -22,10 +22,10 @@ from shiplap_testing.crossed.native_source import (
     template_unable,
     triton_template_grid,
     triton_template_text,
-    triton_text,
     triton_unable,
 )
 from shiplap_testing.crossed.source import module_text, op_name
+from shiplap_testing.crossed.triton_source import triton_text
 
 
 class Made:
