@@ -30,13 +30,16 @@ FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|t
 
 
 def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
-    """Return the files that differ between the merge base with ``base`` and the working tree, untracked ones too."""
+    """Return the sorted files of the repository ``root`` that differ between the merge base with ``base`` and the
+    working tree, with untracked ones.
+    """
     merged = _git(root, "merge-base", base, "HEAD").strip()
     tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
     return sorted({*tracked, *_git(root, "ls-files", "--others", "--exclude-standard").splitlines()})
 
 
 def _git(root: Path, *arguments: str) -> str:
+    """Return the output of ``git`` with ``arguments`` in ``root``. Raises ``pytest.UsageError`` if it fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise pytest.UsageError(f"--changed: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -52,6 +55,7 @@ class Graph:
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
+        """Read all files of the repository ``root`` that git tracks or would track, and find out which names which."""
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
         self.files = frozenset(name for name in listed if (root / name).is_file())
@@ -69,14 +73,18 @@ class Graph:
         self._adopt()
 
     def _tree(self, file: str) -> ast.Module:
-        """Parse a Python file. One that cannot be parsed names nothing: its tests say so."""
+        """Return the syntax tree of a Python file, or an empty one if the file cannot be parsed. Its own tests report
+        the error.
+        """
         try:
             return ast.parse((self.root / file).read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return how many steps each file is away from the nearest of ``changed`` that it reaches."""
+        """Return for each file that names one of ``changed``, directly or through others, the least number of steps in
+        between. The changed files themselves have 0.
+        """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
         while queue:
@@ -88,7 +96,7 @@ class Graph:
         return steps
 
     def tests(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files that reach one of ``changed``, the nearest first.
+        """Return the test files that name one of the files ``changed``, directly or through others, the nearest first.
 
         A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
         are as near, and one that needs an accelerator after all.
@@ -101,6 +109,9 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, str]:
+            """Return the key by which test files are sorted: accelerators last, then tests of the changed modules, then
+            by distance, distribution and name.
+            """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms)
             return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
@@ -110,7 +121,9 @@ class Graph:
     # ------------------------------------------------------------------------------------------------- what is named
 
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
-        """The names that a package takes from modules, at once or by a table of names, and those modules."""
+        """Return the names that the package ``package`` takes from modules in its file ``file``, by imports or by a
+        table of strings, each with its module.
+        """
         homes: dict[str, str] = {}
         for node in ast.walk(self._tree(file)):
             if isinstance(node, ast.ImportFrom):
@@ -127,7 +140,9 @@ class Graph:
         return homes
 
     def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
-        """The files that a Python file names."""
+        """Yield the files that the Python file ``file``, with the syntax tree ``tree``, names by imports, attributes of
+        packages, texts and fixtures.
+        """
         module = _module_of(file)
         initial = file.endswith("__init__.py")
         package = module if initial else module.rpartition(".")[0]
@@ -158,14 +173,16 @@ class Graph:
             yield from self._fixtures(file)
 
     def _module(self, name: str) -> Iterator[str]:
-        """A module, and the packages that are imported with it."""
+        """Yield the file of the module ``name``, and those of its packages, which are imported with it."""
         while name:
             if name in self._modules:
                 yield self._modules[name]
             name = name.rpartition(".")[0]
 
     def _name(self, home: str, name: str, depth: int = 4) -> Iterator[str]:
-        """The file of what ``from home import name`` gives, through packages that have it from elsewhere."""
+        """Yield the files behind ``from home import name``, through at most ``depth`` packages that have the name from
+        elsewhere.
+        """
         if f"{home}.{name}" in self._modules and name not in self._exports.get(home, {}):
             yield from self._module(f"{home}.{name}")
             return
@@ -174,7 +191,10 @@ class Graph:
             yield from self._name(self._exports[home][name], name, depth - 1)
 
     def _members(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """The modules of the package ``P`` in ``f"P.{name}"``; ``f"{__name__}.{name}"`` is of the package itself."""
+        """Yield the files of all modules of a package that the f-string ``text`` begins with, as ``f"P.{name}"`` or
+        ``f"{__name__}.{name}"``. ``package`` is that of the file, and ``initial`` says whether the file is its
+        ``__init__.py``.
+        """
         first = text.values[0] if text.values else None
         home = ""
         if isinstance(first, ast.Constant) and str(first.value).endswith("."):
@@ -185,7 +205,9 @@ class Graph:
             yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
 
     def _text(self, text: str, file: str, package: str) -> Iterator[str]:
-        """The modules and the files that a text names. Outside of tests, prose is no such text."""
+        """Yield the files of modules and the files that the string ``text`` in ``file`` names. Outside of tests, a
+        string with blanks is prose and names none.
+        """
         if not _is_of_tests(file) and any(map(str.isspace, text)):
             return
         if text.isidentifier():  # as of late("module")
@@ -205,14 +227,16 @@ class Graph:
             yield from near or (same if len(same) == 1 else ())
 
     def _fixtures(self, file: str) -> Iterator[str]:
-        """The files from which pytest takes fixtures for a test."""
+        """Yield the ``conftest.py`` files from which pytest takes fixtures for the test file ``file``, the nearest
+        first.
+        """
         folder = file
         while folder := folder.rpartition("/")[0]:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
 
     def _adopt(self) -> None:
-        """Give files that nobody names to the Python files of the nearest folder that has some."""
+        """Make the Python files of the nearest folder that has some the users of each file that no file names."""
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
             if not file.endswith(".py"):
@@ -229,7 +253,9 @@ class Graph:
 
 
 def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes of a package's own file that run when it is imported, without its functions and type checks."""
+    """Yield the syntax nodes of a package's ``__init__.py`` that run at its import, without imports for type checkers.
+    Of its functions, only f-strings are yielded, since these load members by name.
+    """
     stack: list[ast.AST] = [*tree.body]
     while stack:
         node = stack.pop()
@@ -241,13 +267,15 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """The module from which an import takes names."""
+    """Return the full name of the module from which the import ``node``, in a file of ``package``, takes names."""
     parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _module_of(file: str) -> str:
-    """The name by which a Python file of the repository is imported, or nothing."""
+    """Return the name by which the Python file ``file`` of the repository is imported, or an empty text for other
+    files.
+    """
     if not file.endswith(".py"):
         return ""
     path = file.removesuffix(".py").removesuffix("/__init__")
@@ -259,16 +287,19 @@ def _module_of(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
+    """Whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
     name = file.rpartition("/")[2]
     return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
 
 
 def _is_of_tests(file: str) -> bool:
+    """Whether ``file`` lies below a folder ``tests``."""
     return "tests" in file.split("/")
 
 
 def _stem(file: str) -> str:
-    """Where a file lies and how it is called, the same for a module and its tests: ``shiplap op/fake``.
+    """Return the distribution and the place of a file, the same for a module and its tests, such as ``shiplap
+    op/fake``.
 
     The tests of a family have a folder of its name, so of a family the name of the file alone counts.
     """
@@ -279,13 +310,16 @@ def _stem(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """The distribution and the room of a module or of its tests: ``shiplap dispatch``."""
+    """Return the distribution and the room (the first folder) of a module or of its tests, such as ``shiplap
+    dispatch``.
+    """
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
     return f"{_distribution(file)} {inside[0] if inside else ''}"
 
 
 def _distribution(file: str) -> str:
+    """Return the name of the folder below ``packages`` that ``file`` lies in, or an empty text."""
     parts = file.split("/")
     return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
 
@@ -294,6 +328,7 @@ def _distribution(file: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option ``--changed [BRANCH]`` to pytest."""
     parser.addoption(
         "--changed",
         nargs="?",
@@ -305,7 +340,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the selected files alone. The first process of a run selects them, and its workers read the selection."""
+    """With ``--changed``, let pytest collect the selected files only. The first process of a run selects them, and its
+    workers read the selection from a file.
+    """
     if not (base := config.getoption("--changed")):
         return
     config.option.maxfail = config.option.maxfail or 1
@@ -323,9 +360,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _forget() -> None:
+    """Remove the file with the selection of this run, and the variable that names it."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 
 
 def is_used(config: pytest.Config) -> bool:
-    """Whether a run selects its tests, which then keep the order of the selection."""
+    """Whether ``--changed`` selects the tests of this run, so that their order must be kept."""
     return bool(config.getoption("--changed", ""))

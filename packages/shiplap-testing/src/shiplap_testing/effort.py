@@ -38,7 +38,7 @@ def sampled(
 
 
 def _long(case: Any) -> Any:
-    """The case, marked ``long``; it may be a ``pytest.param`` already."""
+    """Return ``case``, a value or a ``pytest.param``, as a ``pytest.param`` marked ``long``."""
     if isinstance(case, type(pytest.param())):
         return pytest.param(*case.values, marks=[*case.marks, pytest.mark.long], id=case.id)
     return pytest.param(case, marks=pytest.mark.long)

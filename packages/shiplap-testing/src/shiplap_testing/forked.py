@@ -50,7 +50,8 @@ spent = 0.0  # seconds of processor time of what was forked for this process, to
 def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
-    """``python *command`` - a script, ``-m module`` or ``-c code``, after ``-W`` filters: what it printed, its status.
+    """Run ``python *command`` (a script, ``-m module`` or ``-c code``, after ``-W`` filters) in a forked process that
+    has imported torch's compiler, and return the ended process with its output.
 
     Raises:
         subprocess.TimeoutExpired: it took longer, and was ended.
@@ -73,17 +74,22 @@ def python(
 def interpreted(
     *command: object, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The same where Triton interprets its kernels."""
+    """Run ``python *command`` as ``python()`` does, with the variable that makes Triton interpret its kernels, and
+    return the ended process.
+    """
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
 
 def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of ``environment`` that torch or Triton read when they are imported, as sorted pairs."""
     names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
     return tuple((n, environment[n]) for n in names)
 
 
 def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
-    """The status of a program, or None for one that was ended."""
+    """Send ``program`` to ``server``, and return the exit status, or None for a program that was killed after
+    ``timeout`` seconds. Its processor time is added to ``spent``.
+    """
     global spent
     server.write(json.dumps(program).encode() + b"\n")
     pid = int(server.readline())
@@ -96,7 +102,7 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
 
 
 def settle() -> None:
-    """What has been imported stays: the garbage collector leaves it out from now on, and runs less often.
+    """Exempt all objects that exist now from garbage collection, and let the collector run less often.
 
     A tenth of the time of tests that compile, where it went through all of torch, Inductor and SymPy each time; and
     forked processes go on sharing what nobody writes to.
@@ -107,7 +113,9 @@ def settle() -> None:
 
 
 def shared() -> str:
-    """The folder of this run's sockets. It goes with the process that asked first."""
+    """Return the folder of the sockets of this run. The first process that calls this creates it, and removes it when
+    it ends.
+    """
     if not os.environ.get(FOLDER):
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="shiplap-forked-")
         atexit.register(_remove, os.environ[FOLDER], os.getpid())
@@ -115,19 +123,24 @@ def shared() -> str:
 
 
 def _remove(folder: str, owner: int) -> None:
+    """Remove ``folder`` if this process is the one with the id ``owner``, which created it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def place(environment: Mapping[str, str]) -> Path:
-    """The socket of the process to fork programs with these variables from."""
+    """Return the path of the socket of the process from which programs with the variables ``environment`` are
+    forked.
+    """
     digest = hashlib.sha256(repr(_early(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
 
 
 @cache
 def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
-    """A connection of one thread for the life of this process, to a server that the first worker starts to need it."""
+    """Return a connection of one thread to the server for programs with the variables ``early``. The first process that
+    needs a server starts it.
+    """
     global spent
     path = place(dict(early))
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -140,6 +153,7 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
 
 
 def _connected(path: str) -> socket.socket | None:
+    """Return a connection to the socket ``path``, or None if no server listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -150,6 +164,9 @@ def _connected(path: str) -> socket.socket | None:
 
 
 def _started(path: str, early: dict[str, str]) -> socket.socket:
+    """Start a server with the socket ``path`` and the variables ``early``, and return a connection to it. Raises
+    ``RuntimeError`` if it ends first.
+    """
     kept = {n: v for n, v in os.environ.items() if n in READ_LATER or not n.startswith((*READ_AT_IMPORT, "PYTHONPATH"))}
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -167,6 +184,9 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 
 
 def _serve(path: str) -> None:
+    """Import the compiler, listen on the socket ``path``, and fork a process for each connection, until all of them and
+    the starting process have ended.
+    """
     del sys.path[0]  # the folder of this file
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -191,12 +211,15 @@ def _serve(path: str) -> None:
 
 
 def _all_ended(handlers: set[int]) -> bool:
+    """Remove the processes that have ended from ``handlers``, and return whether none is left."""
     handlers.difference_update([pid for pid in handlers if os.waitpid(pid, os.WNOHANG)[0]])
     return not handlers
 
 
 def _handle(connection: IO[bytes], told: float) -> None:
-    """Run what one worker asks for. The first is told what all imports took."""
+    """Run each program that is requested on ``connection``, and write its pid and then its status and processor time.
+    ``told``, the time of all imports, is written first.
+    """
     connection.write(b"%f\n" % told)
     for line in connection:
         pid = os.fork()
@@ -209,7 +232,9 @@ def _handle(connection: IO[bytes], told: float) -> None:
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str) -> None:
-    """In the new process: become ``python *arguments``."""
+    """Run ``python *arguments`` in this newly forked process, with the folder, variables and output files that are
+    given, and end it.
+    """
     for number, path in enumerate((os.devnull, out, err)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(handle, number)
@@ -225,8 +250,8 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
 
 
 def child(run: Callable[[], object]) -> int:
-    """The pid of a process forked from this one that calls ``run`` and ends, with the status of ``SystemExit``, 1 for
-    any other exception, else 0. What was registered to run at exit is this process's own, and does not run there.
+    """Fork a process that calls ``run`` and ends, and return its pid. Its status is that of ``SystemExit``, 1 for any
+    other exception, and 0 otherwise. Functions registered to run at exit do not run there.
     """
     pid = os.fork()
     if not pid:
@@ -235,7 +260,7 @@ def child(run: Callable[[], object]) -> int:
 
 
 def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None) -> NoReturn:
-    """Call ``run`` and ``last``, and end this process as Python would."""
+    """Call ``run`` and then ``last``, and end this process with the status that Python would have."""
     status = 1
     try:
         run()
@@ -254,6 +279,9 @@ def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None)
 
 
 def _program(arguments: list[str]) -> None:
+    """Run the program of ``arguments`` as ``__main__``: the options ``-W`` and ``-P`` of Python, then ``-c code``, ``-m
+    module`` or a script.
+    """
     safe = False  # -P: neither the current folder nor that of the program is searched
     while arguments[0] in ("-W", "-P"):
         if arguments[0] == "-W":

@@ -48,7 +48,8 @@ THEN = (
 
 
 def import_compiler() -> None:
-    """Have this process know what it needs for its first graph: 1.1 s of 1.5 (two shared cores, 2026-11-27).
+    """Import and look up in this process what torch's compiler needs for the first graph, which is 1.1 s of 1.5 (two
+    shared cores, 2026-11-27).
 
     Patterns are those for graphs on the CPU. While they are traced, a progress bar that nobody sees starts no thread,
     since this process will be forked. Nor does it measure for a log how quick the guards of each graph are: Dynamo
@@ -70,22 +71,25 @@ def import_compiler() -> None:
 
 
 def counters() -> Any:
-    """Return the counters of compilations that torch keeps in this process."""
+    """Return the counters of compilations that torch keeps in this process, by subsystem and name."""
     return import_module("torch._dynamo.utils").counters
 
 
 def process_group(name: str) -> Any:
-    """The group of ranks that torch knows by this name."""
+    """Return the process group of ``torch.distributed`` that has the name ``name``."""
     return import_module("torch.distributed.distributed_c10d")._resolve_process_group(name)
 
 
 def compile_headers_singly() -> None:
-    """Have each kernel of a package read its headers: for one model they would be precompiled longer than that."""
+    """Have Inductor compile the headers of a package with each kernel. Precompiling them would take longer for one
+    model.
+    """
     _set_for_all_threads("aot_inductor.precompile_headers", False)
 
 
 def _set_for_all_threads(name: str, value: bool) -> None:
-    """Set a configuration of Inductor as its variable does in a process that starts with it.
+    """Set the boolean option ``name`` of Inductor's configuration for all threads, as its environment variable does at
+    the start.
 
     What is assigned counts for one thread, so that a graph would have another cache key in each of the others.
     """
@@ -93,7 +97,9 @@ def _set_for_all_threads(name: str, value: bool) -> None:
 
 
 def header_call(header: str) -> list[str]:
-    """How Inductor calls the compiler to precompile ``header`` of torch for its kernels, without ``-o``."""
+    """Return the command, as a list without ``-o``, by which Inductor precompiles ``header`` of torch for its
+    kernels.
+    """
     builder, isa = import_module("torch._inductor.cpp_builder"), import_module("torch._inductor.cpu_vec_isa")
     path = Path(str(import_module("torch").__file__)).parent / "include" / header
     options = builder.CppTorchDeviceOptions(vec_isa=isa.pick_vec_isa(), device_type="cpu", precompiling=True)
@@ -103,7 +109,8 @@ def header_call(header: str) -> list[str]:
 
 
 def try_instructions() -> None:
-    """Have Inductor use the best vector instructions of the CPU without a try, where they compile, load and run.
+    """Try the best vector instructions of the CPU once in a forked process. If they compile and run, let Inductor use
+    them in this process without a try.
 
     Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
     tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
@@ -118,7 +125,9 @@ def try_instructions() -> None:
 
 
 def _best_instructions_work() -> bool:
-    """Whether they do; on x86 no others are tried after these."""
+    """Whether a kernel with the best vector instructions of this CPU compiles, loads and runs. An exception counts as
+    no.
+    """
     with contextlib.suppress(Exception):
         isa = import_module("torch._inductor.cpu_vec_isa")
         flags = isa.x86_isa_checker()
@@ -128,13 +137,13 @@ def _best_instructions_work() -> bool:
 
 
 def compiled_autograd(backend: str) -> Any:
-    """A context in which a backward pass is compiled, as one graph and without a break."""
+    """Return a context in which each backward pass is compiled by ``backend``, as one graph without a break."""
     import torch
 
     return import_module("torch._dynamo.compiled_autograd")._enable(torch.compile(backend=backend, fullgraph=True))
 
 
 def fake_mode() -> Any:
-    """A mode in which tensors have sizes and no memory, and sizes that depend on data are symbols."""
+    """Return a mode in which tensors have sizes and no memory, and in which sizes that depend on data are symbols."""
     shapes = import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return import_module("torch._subclasses.fake_tensor").FakeTensorMode(shape_env=shapes)

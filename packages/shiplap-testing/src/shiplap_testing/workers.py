@@ -54,23 +54,25 @@ class Workers:
         self.process.stdin.flush()
 
     def python(self) -> str:
-        """What pytest-xdist is to call for ``python -u -c code``."""
+        """Return the command that pytest-xdist calls in place of Python to start a worker."""
         return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
 
     def end(self) -> None:
-        """End it, and its workers that are still there."""
+        """End the process and the workers that are still running."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def possible() -> bool:
-    """Whether tests can run in processes that are forked."""
+    """Whether tests can run in forked processes: the system has ``fork`` and no accelerator is visible."""
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 
 def _join(path: str, command: list[str]) -> None:
-    """Be a worker: another process takes over the streams. If there is none, become an ordinary one."""
+    """Become a worker: pass the streams of this process and ``command`` to a process forked by the server at ``path``,
+    and wait until that ends. Without a server, replace this process by ``python *command``.
+    """
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         _connect(connection, path)
         message = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
@@ -86,6 +88,7 @@ def _join(path: str, command: list[str]) -> None:
 
 
 def _connect(connection: socket.socket, path: str) -> None:
+    """Connect to the socket ``path``, and wait up to ten seconds for it. Raises ``TimeoutError`` after that."""
     for _ in range(500):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return connection.connect(path)
@@ -94,6 +97,9 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def _serve(path: str) -> None:
+    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection, until
+    standard input is closed. Then kill the workers that are left.
+    """
     arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -118,7 +124,9 @@ def _serve(path: str) -> None:
 
 
 def _programs(path: str, listening: socket.socket) -> int:
-    """Fork the process from which programs of tests are forked: it has imported the compiler, and nothing of ours."""
+    """Fork the process from which programs of tests are forked, which listens on the socket ``path``, and return its
+    pid. It has imported the compiler and nothing of shiplap.
+    """
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))
     private["import_compiler"]()
     private["try_instructions"]()
@@ -135,7 +143,8 @@ def _programs(path: str, listening: socket.socket) -> int:
 
 
 def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
-    """Import what the tests of this run import. How many threads torch uses.
+    """Import what the tests of this run import, with the pytest ``arguments`` and the module path ``searched``, and
+    return the number of threads that torch uses. With ``headers``, compilation of shared headers is started as well.
 
     Threads do not survive a fork: nothing that is computed while files are imported starts any.
     """
@@ -154,12 +163,15 @@ def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
 
 
 def _spent() -> float:
+    """Return the seconds of processor time of this process and its ended children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 def _work(connection: socket.socket, threads: int, told: float) -> None:
-    """In the new process: become the worker that has connected. The first is told what all imports took."""
+    """Become the worker that has connected, in this newly forked process: take its streams, folder and variables, and
+    run its command. ``told`` is the processor time of all imports, charged to the first worker.
+    """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
         command, cwd, environment = json.loads(stream.read(int.from_bytes(size, "little")))
@@ -180,7 +192,7 @@ def _work(connection: socket.socket, threads: int, told: float) -> None:
 
 
 def _streams(handles: list[int]) -> None:
-    """Have these for standard input, output and errors, as many as there are."""
+    """Make the file descriptors ``handles`` standard input, output and error of this process, as many as there are."""
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)
         os.close(handle)

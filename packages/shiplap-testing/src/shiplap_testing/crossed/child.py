@@ -15,7 +15,9 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the cases from standard input, and write a line for each event to the file of results."""
+    """Run the cases from standard input, and write each event to the file ``results`` as a line. Returns the
+    status 0.
+    """
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)
     os.environ.setdefault("SHIPLAP_NATIVE", "0")  # bindings are built when a case asks for them, and only then
@@ -27,6 +29,7 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
+            """Write ``fields`` as a line of JSON, with the seconds since the last line where they have an outcome."""
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
             begun[0] = time.monotonic()
@@ -45,7 +48,9 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare ``cases`` and call each in the ways that come ``first``, and in its own."""
+    """Declare ``cases`` in ``folder``, and call each in the ways ``first`` and in its own, except for ``skipped`` pairs
+    of seed and way. Each event is passed to ``tell`` as keywords.
+    """
     import torch
 
     from shiplap.inductor.fusion_choice import watch_fusion_choices
@@ -95,12 +100,14 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Whether a candidate was chosen, and not what the op does without one."""
+    """Whether the fusion choice ``choice`` took a candidate, and not what the op does without one."""
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Which of kernel and binding serve the calls of ``case``: those that were refused do not."""
+    """Return which of ``kernel`` and ``binding`` serve the calls of ``case``, as a list. What was refused or not
+    written in ``made`` serves none.
+    """
     if case.seed in made.unbound:
         return ["kernel"]
     return [] if case.seed in made.refused or case.seed in made.unwritten else ["kernel", "binding"]

@@ -58,7 +58,9 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """``text`` with the fault of ``case``, where it belongs into this text."""
+    """Return the source ``text`` of a declaration or kernel with the fault of ``case`` planted, unchanged if the case
+    has none or the fault belongs into another text.
+    """
     if not case.fault:
         return text
     fault = FAULTS[case.fault]
@@ -66,5 +68,5 @@ def plant(case: Declared, text: str) -> str:
 
 
 def faulty(name: str, seed: int) -> Declared:
-    """The case of a fault under another seed."""
+    """Return the case of the fault ``name`` with the seed ``seed``."""
     return replace(FAULTS[name].case, seed=seed, fault=name)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from shiplap_testing.crossed.calls import Calls, one_line, refusal_id
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Observed, difference, flat
-from shiplap_testing.crossed.ways import Calls, _short, refusal_id
 
 PROGRAM = """
 import sys, torch
@@ -33,7 +33,9 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """``(seed, outcome, detail)`` of each case, called in a process that has only the library."""
+    """Yield the seed, outcome and detail of each of ``cases``, whose ops are written into one library and called in a
+    process without shiplap.
+    """
     from shiplap.kernels.native.deploy import deploy
 
     calls = {c.seed: Calls(made.ops[c.seed], c, device) for c in cases}
@@ -41,7 +43,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         library = deploy([made.ops[c.seed] for c in cases], folder / "deployed")
     except Exception as e:
         outcome = "refused" if refusal_id(e) else "raised"
-        yield from ((c.seed, outcome, f"{refusal_id(e)}: {_short(e)}") for c in cases)
+        yield from ((c.seed, outcome, f"{refusal_id(e)}: {one_line(e)}") for c in cases)
         return
     given = {}
     for seed, call in calls.items():
@@ -65,7 +67,9 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome of a call from a package, compared with the reference, and the difference."""
+    """Return the outcome (``met`` or ``differs``) of a call from a package, whose arguments come back as ``positional``
+    and ``named``, compared with the reference, and the difference as text.
+    """
     own, wide = call.expected()
     by_name = {
         **dict(zip([n for n in call.given.names if n not in call.given.keywords], positional, strict=True)),

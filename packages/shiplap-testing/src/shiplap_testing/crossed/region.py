@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 def region_may_write() -> bool:
-    """Whether torch compiles a region that calls an op of its own library, which writes to an argument."""
+    """Whether the installed torch compiles a nested region that calls an op of torch's own library which writes to an
+    argument.
+    """
     if not hasattr(torch.ops.crossed_plain, "write"):
         torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
         torch.library.impl("crossed_plain::write", "CompositeExplicitAutograd", _write)
@@ -22,4 +24,5 @@ def region_may_write() -> bool:
 
 
 def _write(x: Tensor) -> None:
+    """Add 1 to ``x`` in place: the implementation and the fake of the op."""
     x.add_(1)

@@ -17,16 +17,21 @@ aliasing = partial(add, "aliasing")
 
 
 def _shares(op, *args):
-    """Whether writing to the result changes an argument."""
+    """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
 def _outsider(schema, fn, declare):
-    """An op that another library registered, adopted with what it should do."""
+    """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
+    the op that ``declare(ns, name)`` adopts from it.
+    """
 
     def make(ns):
+        """Register ``fn`` under ``schema`` in the namespace ``ns`` and return the op that ``declare`` adopts
+        from it.
+        """
         foreign(ns, schema, fn)
         return declare(ns, schema.partition("(")[0])
 
@@ -34,8 +39,13 @@ def _outsider(schema, fn, declare):
 
 
 def _scaled(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x * scale, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def scaled(x: M, scale: float = 1.0) -> M:
+        """Return x * scale. Results of the foreign operator are compared with this reference."""
         return x * scale
 
     return scaled
@@ -53,8 +63,13 @@ aliasing(
 
 
 def _turned(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the transpose of x, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def turned(x: M) -> Float[Tensor, "c n"]:
+        """Return the transpose of x. Results of the foreign operator are compared with this reference."""
         return x.T
 
     return turned
@@ -70,20 +85,33 @@ aliasing(
 
 
 def _counted(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns 2 * x, of integers, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def doubled(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return 2 * x, of integers. Results of the foreign operator are compared with this reference."""
         return x * 2
 
     return doubled
 
 
 def _ring(length):
-    """An op of integers that returns one of ``length`` buffers a shape, in turn; 0: a fresh tensor."""
+    """Return a function of a namespace that adopts an operator of integers, which doubles x. The operator returns one
+    of ``length`` buffers of each shape in turn, which is wrong, or a fresh tensor for a ``length`` of 0.
+    """
 
     def make(ns):
+        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and a fake, and return the
+        adopted op.
+        """
         buffers, turn = {}, itertools.count()
 
         def fn(x):
+            """Return 2 * x. Wrong unless ``length`` is 0: the result is a buffer, which a later call with the same
+            shape overwrites.
+            """
             if not length:
                 return x * 2
             key = x.shape, next(turn) % length
@@ -97,7 +125,12 @@ def _ring(length):
 
 
 def _keeps_results(calls):
+    """Return a check of an op, which is true if the results of ``calls`` calls still hold 2 * x after the last of the
+    calls.
+    """
+
     def keeps(op):
+        """Whether each of ``calls`` results of ``op`` still holds 2 * x after the last call."""
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
 
@@ -121,11 +154,19 @@ aliasing(
 
 
 def _caching(cache):
+    """Return a function that gives the op ``doubled`` a CPU kernel, which returns 2 * x. With ``cache`` the kernel is
+    wrong: it returns the same buffer in each call.
+    """
+
     def bind(op):
+        """Give ``op`` the CPU kernel ``forward``, with buffers of its own."""
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
+            """Return 2 * x. Wrong with ``cache``: the result is a buffer by shape and dtype, which the next call
+            overwrites.
+            """
             if not cache:
                 return x * 2
             fresh = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -135,6 +176,7 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
+    """Whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with zeros."""
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -150,14 +192,20 @@ aliasing(
 
 
 def centred(ns):
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
+    row.
+    """
+
     @sl.op(f"{ns}::centred", requires="c >= 1")
     def centred(x: M) -> M:
+        """Return x less the mean of each row. Kernels of the op are compared with this reference."""
         return x - x.mean(1, keepdim=True)
 
     return centred
 
 
 def _in_place(x, *, out):
+    """Write x less the mean of each row to ``out``. Wrong: the argument x is centred in place."""
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)
 
@@ -172,6 +220,9 @@ aliasing(
 
 
 def _restored(x, y, *, out):
+    """Write x + y to ``out``. Wrong: x is changed in place and changed back, which loses the digits of small
+    numbers.
+    """
     x.add_(y)
     out.copy_(x)
     x.sub_(y)
@@ -187,24 +238,32 @@ aliasing(
 
 
 def uniform_small():
+    """Return a matrix of 2 by 3 random numbers of the size of 0.001, in spite of the name normally distributed."""
     return randn(2, 3) * 1e-3
 
 
 def folded(ns):
+    """Declare the op ``folded`` in the namespace ``ns`` and return it. Its reference returns x - y."""
+
     @sl.op(f"{ns}::folded")
     def folded(x: M, y: M) -> M:
+        """Return x - y. Kernels of the op are compared with this reference."""
         return x - y
 
     return folded
 
 
 def _negating(x, y, *, out):
+    """Write x - y to ``out``. Wrong if x and y are one tensor: y is negated in place for the time of the addition, so
+    the result is -2 * x.
+    """
     y.data.neg_()  # `data` is not counted as a write, as in foreign code
     torch.add(x, y, out=out)
     y.data.neg_()
 
 
 def _subtract_self(op):
+    """Whether ``op(x, x)`` is zero, where the op subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -219,15 +278,29 @@ aliasing(
 
 
 def gram(ns):
+    """Declare the op ``gram`` in the namespace ``ns`` and return it. Its reference returns a @ b.T, the products of all
+    rows of a with all rows of b.
+    """
+
     @sl.op(f"{ns}::gram")
     def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
+        """Return a @ b.T, the products of all rows of a with all rows of b. Kernels of the op are compared with this
+        reference.
+        """
         return a @ b.T
 
     return gram
 
 
 def _symmetric(exact):
+    """Return a kernel that takes two arguments at one address for one tensor and computes a @ a.T. Wrong unless
+    ``exact``: equal addresses and shapes are enough, and the strides are not compared.
+    """
+
     def fill(a, b, *, out):
+        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``:
+        a and its transpose are taken for one.
+        """
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
         if alike and (not exact or a.stride() == b.stride()):
             torch.mm(a, a.T, out=out)
@@ -238,6 +311,7 @@ def _symmetric(exact):
 
 
 def _with_its_transpose(op):
+    """Whether ``op(x, x.T)`` is x @ x, where the op multiplies its first argument by the transpose of the second."""
     x = randn(3, 3)
     return close(op(x, x.T), x @ x)
 
@@ -252,15 +326,25 @@ aliasing(
 
 
 def twice(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x + 1 two times, as two tensors, and
+    return the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def twice(x: Int64[Tensor, "n"]) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Return x + 1 two times, as two tensors. Results of the foreign operator are compared with this reference."""
         return x + 1, x + 1
 
     return twice
 
 
 def _both(copy):
+    """Return an implementation with two outputs, both x + 1. Wrong unless ``copy``: the second output is a view of the
+    first.
+    """
+
     def fn(x):
+        """Return x + 1 two times. Wrong unless ``copy``: both outputs lie in the same memory."""
         y = x + 1
         return y, y.clone() if copy else y.view(y.shape)
 
@@ -268,6 +352,7 @@ def _both(copy):
 
 
 def _outputs_disjoint(op):
+    """Whether zeroing the first output of ``op`` leaves the second output as it was."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4

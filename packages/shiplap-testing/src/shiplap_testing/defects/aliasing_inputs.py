@@ -15,11 +15,19 @@ aliasing = partial(add, "aliasing")
 
 
 def _memo(key):
+    """Return a function that gives the op ``doubled`` a CPU kernel. With a function ``key`` the kernel is wrong: it
+    writes the last result again where ``key(x)`` is what it was. None computes each result.
+    """
+
     def bind(op):
+        """Give ``op`` the CPU kernel ``forward``, with a memory for one result."""
         seen = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``. Wrong with a ``key``: the result of the last call is written again if ``key(x)``
+            is equal, even if the elements of x have changed.
+            """
             if key is None:
                 torch.mul(x, 2, out=out)
                 return
@@ -31,6 +39,7 @@ def _memo(key):
 
 
 def _after_a_change(op):
+    """Whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two calls."""
     x = torch.ones(2, 3)
     op(x)
     x.fill_(5)
@@ -47,19 +56,34 @@ aliasing(
 
 
 def taken(ns):
+    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of x at ``index``,
+    taken modulo the number of rows.
+    """
+
     @sl.op(f"{ns}::taken", requires="n >= 1")
     def taken(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
+        """Return the rows of x at ``index``, taken modulo the number of rows. Kernels of the op are compared with this
+        reference.
+        """
         return x[index % x.shape[0]]
 
     return taken
 
 
 def _plan(by_shape):
+    """Return a function that gives the op ``taken`` a CPU kernel. Wrong with ``by_shape``: the indices of the first
+    call are used for all later calls with the same shapes.
+    """
+
     def bind(op):
+        """Give ``op`` the CPU kernel ``forward``, with a memory of index plans by shape."""
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
+            """Write the rows of x at ``index`` modulo the number of rows to ``out``. Wrong with ``by_shape``: the index
+            of an earlier call with the same shapes is used.
+            """
             plan = index % x.shape[0]
             if by_shape:
                 plan = plans.setdefault((x.shape, index.shape), plan.clone())
@@ -69,6 +93,9 @@ def _plan(by_shape):
 
 
 def _another_index(op):
+    """Whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the new
+    index.
+    """
     x = randn(4, 2)
     op(x, torch.tensor([0, 1, 2]))
     return close(op(x, torch.tensor([3, 2, 1])), x[[3, 2, 1]])
@@ -84,6 +111,7 @@ aliasing(
 
 
 def _clearing(table, x):
+    """Add x to ``table`` in place. Wrong: x is set to zero afterwards, which the declaration does not allow."""
     table.add_(x)
     x.zero_()
 
@@ -98,20 +126,31 @@ aliasing(
 
 
 def total(ns):
+    """Declare the op ``total`` in the namespace ``ns`` and return it. Its reference returns the sum of x and the
+    tensors of the list ``more``.
+    """
+
     @sl.op(f"{ns}::total")
     def total(x: M, more: list[M]) -> M:
+        """Return the sum of x and the tensors of the list ``more``. Kernels of the op are compared with this
+        reference.
+        """
         return sum(more, x)
 
     return total
 
 
 def _running(x, more, *, out):
+    """Write the sum of x and the tensors of ``more`` to ``out``. Wrong: the sum is computed in the argument x."""
     for term in more:
         x += term
     out.copy_(x)
 
 
 def _adding(x, more, *, out):
+    """Write the sum of x and the tensors of ``more`` to ``out``, without a change of x. This is the sound twin of
+    ``_running``.
+    """
     out.copy_(x)
     for term in more:
         out += term
@@ -127,8 +166,13 @@ aliasing(
 
 
 def ranks(ns):
+    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the keys in ascending
+    order.
+    """
+
     @sl.op(f"{ns}::ranks")
     def ranks(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return the keys in ascending order. Kernels of the op are compared with this reference."""
         return keys.sort().values
 
     return ranks

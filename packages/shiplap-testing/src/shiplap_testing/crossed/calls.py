@@ -1,0 +1,122 @@
+"""An op of a crossed declaration with its arguments and its reference, and the errors that a call of it may raise."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from shiplap_testing.crossed.arguments import Arguments
+from shiplap_testing.crossed.declared import Declared
+from shiplap_testing.crossed.observe import Function, Observed, difference, observe
+
+TERMS = 4  # an element is a product and a sum of a few
+
+
+class NotMetError(Exception):
+    """The way does not apply to the declaration: nothing was compared."""
+
+
+class Calls:
+    """An op, its arguments, and what the reference does with them."""
+
+    def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
+        """Keep the op ``op`` of ``case``, draw its arguments on ``device``, and find its reference."""
+        self.op, self.case, self.device = op, case, device
+        self.given = Arguments(case, device)
+        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
+        self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients of the case are compared."""
+        return self.case.differentiable
+
+    def expected(
+        self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
+    ) -> tuple[Observed, Observed]:
+        """Return what the reference does with the arguments ``given``, by default those of the case: once in their own
+        dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """
+        given = given or self.given
+        found = []
+        for dtype in (None, torch.float64):
+            values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
+            found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
+        return found[0], found[1]
+
+    def compare(
+        self,
+        fn: Function,
+        given: Arguments | None = None,
+        *,
+        differentiate: bool | None = None,
+        twice: bool = False,
+        strides: bool = True,
+        requires: bool = True,
+    ) -> str:
+        """Call ``fn`` on copies of the arguments and return how its results, gradients and writes differ from the
+        reference, as text, which is empty if they do not.
+        """
+        given = given or self.given
+        differentiate = self.differentiable if differentiate is None else differentiate
+        own, wide = self.expected(given, differentiate=differentiate, twice=twice)
+        values = given.fresh(gradients=differentiate)
+        got = observe(fn, given, values, differentiate=differentiate, twice=twice)
+        return difference(got, own, wide, self.terms, strides=strides, requires=requires)
+
+
+def _in_tuple(fn: Function) -> Function:
+    """Return a function that calls ``fn`` and returns its only result in a tuple, as an op does that is declared so."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``fn`` in a tuple."""
+        return (fn(*args, **kwargs),)
+
+    return called
+
+
+def function_of(op: Any) -> Function:
+    """Return a plain function that calls ``op``, for torch to compile."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``op``."""
+        return op(*args, **kwargs)
+
+    return called
+
+
+class Model(torch.nn.Module):
+    def __init__(self, op: Any) -> None:
+        """Keep the op ``op``."""
+        super().__init__()
+        self.op = op
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the op."""
+        return self.op(*args, **kwargs)
+
+
+# Errors that say that a kernel or a declaration is wrong. Those of this package are right, so they are no refusals.
+WRONG = ("SL211", "SL301", "SL302", "SL303", "SL305", "SL402", "SL403", "SL405")
+_ID = re.compile(r"\bSL\d{3}\b")
+
+
+def refusal_id(cause: BaseException) -> str:
+    """Return the id of the catalogue error that ``cause`` is, was caused by, or quotes in its text. The text is empty
+    if there is none.
+    """
+    seen: BaseException | None = cause
+    while seen is not None:
+        if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
+            return str(found)
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def one_line(e: BaseException) -> str:
+    """Return the message of the exception ``e`` as one line: its first eight lines joined by bars, cut at 500
+    characters.
+    """
+    return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]
