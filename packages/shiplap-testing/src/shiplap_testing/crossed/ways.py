@@ -17,7 +17,7 @@ from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
-from shiplap_testing.crossed.region import region_may_write
+from shiplap_testing.crossed.region import region_may_count, region_may_write
 from shiplap_testing.private import compiled_autograd, fake_mode
 
 TERMS = 4  # an element is a product and a sum of a few
@@ -474,6 +474,8 @@ def nested(calls: Calls) -> str:
             raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
         if calls.case.mutates and not region_may_write():
             raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
+        if "kept" in calls.case.outs and calls.differentiable and not region_may_count():
+            raise NotMetError(f"this torch has no region with a gradient of a counted size: {_short(e)}") from None
         raise
 
 
