@@ -49,12 +49,19 @@ class Calls:
         for dtype in (None, torch.float64):
             values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
             found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
-        if "total" in self.case.outs and self.case.dtype == "float64":
-            # Nothing is wider than float64, so what the order of the terms changes is not seen in the reference.
-            sizes = [v.double().abs() for v in flat_tensors(given.values)]
-            largest = max((float(v[v.isfinite()].max()) for v in sizes if v.isfinite().any()), default=0.0)
-            found[0].summed = self.terms**0.5 * max(1.0, largest) ** 2
+        found[0].summed = self.bound_of_sum(given.values)
         return found[0], found[1]
+
+    def bound_of_sum(self, values: list[Any]) -> float:
+        """Return what the terms of a result's sum over all of ``x`` may amount to in float64; 0 without such a sum.
+
+        Nothing is wider than float64, so the reference does not show what another order of the terms changes.
+        """
+        if "total" not in self.case.outs or self.case.dtype != "float64":
+            return 0.0
+        sizes = [v.double().abs() for v in flat_tensors(values)]
+        largest = max((float(v[v.isfinite()].max()) for v in sizes if v.isfinite().any()), default=0.0)
+        return float(self.terms**0.5 * max(1.0, largest) ** 2)
 
     def compare(
         self,
@@ -252,6 +259,7 @@ def vmap(calls: Calls) -> str:
 
         values = [pick(v) if i in tensors else v for i, v in enumerate(before)]
         own, wide = (_of_sample(calls, called(calls.reference), v, written) for v in (values, _wide(values)))
+        own.summed = calls.bound_of_sum(values)
         found = [t for i in written for t in flat_tensors(pick(stacked[i]) if stacked[i] is not None else None)]
         mine = Observed(outs=[g[number] for g in got], written=found, aliases=own.aliases)
         if problem := difference(mine, own, wide, calls.terms, strides=False, requires=False):
@@ -342,6 +350,7 @@ def autocast(calls: Calls) -> str:
         values = [_cast(v, to) for v in calls.given.fresh(contiguous=calls.case.state != "view")]
         values = [_wide(v) for v in values] if widened else values
         (wide if widened else own).append(observe(calls.reference, calls.given, values))
+        own[-1].summed = calls.bound_of_sum(values)
     if case.mutates and to is not None:
         raise NotMetError("an argument that is cast cannot be written to")
     return difference(got, own[0], wide[0], calls.terms, requires=False)
