@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,3 +29,41 @@ def region_may_write() -> bool:
 def _write(x: Tensor) -> None:
     """Add 1 to ``x`` in place: the implementation and the fake of the op."""
     x.add_(1)
+
+
+def region_may_count() -> bool:
+    """Whether torch compiles a region with an op of its own library whose result has a counted size and a gradient."""
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))
+    try:
+        # The partitioner of torch 2.13 makes the size of the incoming gradient an output of the forward.
+        torch.compile(lambda x: region(x), backend="aot_eager", fullgraph=True)(torch.ones(2, requires_grad=True))
+    except Exception:
+        return False
+    return True
+
+
+@functools.cache
+def _select_positive() -> Any:
+    """Return a custom op of torch's library that selects the positive elements of a vector, with its gradient."""
+
+    @torch.library.custom_op("crossed_plain::select", mutates_args=())
+    def select(x: Tensor) -> tuple[Tensor, Tensor]:
+        at = (x > 0).nonzero()[:, 0]
+        return x[at], at
+
+    @select.register_fake
+    def _(x: Tensor) -> tuple[Tensor, Tensor]:
+        count = torch.library.get_ctx().new_dynamic_size()
+        return x.new_empty(count), x.new_empty(count, dtype=torch.int64)
+
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        x, at = ctx.saved_tensors
+        return torch.zeros_like(x).index_put((at,), grad)
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    select.register_autograd(backward, setup_context=save)
+    return select
