@@ -207,7 +207,9 @@ class _Facts:
         self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
-        """Return the C++ variable for a dim, a scalar or a fact of a tensor."""
+        """Return the C++ variable ``n_<name>`` for a dim, a scalar or a property of a tensor. Its declaration is
+        appended to ``lines`` at the first use.
+        """
         if name not in self._known:
             self._known.add(name)
             # The value is computed first: it may append the statements of other numbers, on which this one depends.

@@ -100,7 +100,7 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the author's function with Enum members in place of their schema values."""
+        """Return the result of the author's function, called with Enum members in place of their schema values."""
         values = list(args)
         for i, arg in places:
             if i < len(values):

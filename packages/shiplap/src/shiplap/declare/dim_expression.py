@@ -169,7 +169,9 @@ class Expr:
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Env) -> Size:
-        """Return the value under ``env``: an int for ints, a SymInt for SymInts, and booleans for a comparison."""
+        """Return the value of the expression for the values ``env`` of its names: an int, a SymInt for symbolic sizes,
+        or a bool for a comparison.
+        """
         return _compile_expression(self.source)(env)
 
     def __str__(self) -> str:

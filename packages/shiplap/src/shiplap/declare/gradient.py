@@ -32,7 +32,8 @@ class _DeclaredOp(Protocol):
 
     spec: OpSpec
 
-    def __call__(self, *args: Value, **kwargs: Value) -> Returned: ...
+    def __call__(self, *args: Value, **kwargs: Value) -> Returned:
+        """Return the result of the op for these arguments."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def bind_names(
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*values: Any) -> Any:
-        """Call the author's function with the values of those names that it takes."""
+        """Return the result of the author's function, called with those of ``values`` whose names it takes."""
         return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
 
     return called

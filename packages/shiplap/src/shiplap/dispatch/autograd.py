@@ -47,13 +47,17 @@ class BackwardContext(Protocol):
     needs_input_grad: tuple[bool, ...]
 
     @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that ``save_for_backward`` has kept, in its order."""
 
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors for the backward, so that torch notices a later write to them."""
 
-    def mark_dirty(self, *tensors: Tensor) -> None: ...
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """State that the forward has written to these arguments."""
 
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """State that these results carry no gradient."""
 
     shiplap_kept: _BackwardRecord
     shiplap_nest: ListLengths
@@ -63,9 +67,8 @@ class BackwardContext(Protocol):
 class _RunBackward(Protocol):
     """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
 
-    def __call__(
-        self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor
-    ) -> tuple[Gradient, ...]: ...
+    def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        """Return the gradient of each argument for ``grads``, those of the results. ``needed`` has the arguments that need one."""
 
 
 # One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
@@ -265,8 +268,8 @@ def make_autograd(
     numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> RecordCall:
-        """Return the call below autograd at one level of torch.func, for the dispatch keys of that level, taking all
-        arguments by position.
+        """Return the function that calls the op below autograd at one level of torch.func, whose dispatch keys are
+        ``keys``. It takes all arguments by position.
         """
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _call_by_keyword(spec, call) if keyed else call
@@ -275,8 +278,8 @@ def make_autograd(
     plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Call the op: recorded for autograd if an argument requires a gradient, by the reference if one carries a
-        forward-mode tangent, else directly below autograd.
+        """Return the result of the op: recorded for autograd if an argument requires a gradient, from the reference if
+        one carries a forward-mode tangent, else from the op below autograd.
         """
         if numbers is not None:
             numbers(args, kwargs)
@@ -321,7 +324,9 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Call ``record`` with the chosen arguments detached, by position or by keyword."""
+        """Return the result of ``record``, called with the chosen arguments detached, whether they are given by
+        position or by keyword.
+        """
         values = list(args)
         for i, name in places:
             if i < len(values):
@@ -395,7 +400,9 @@ def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
     """
 
     def called(*args: Value) -> Result:
-        """Call the op with the arguments ``args`` in declared order, the keyword-only ones by keyword."""
+        """Return the result of the op for the arguments ``args`` in declared order, the keyword-only ones passed by
+        keyword.
+        """
         positional, named = spec.split(args)
         return call(*positional, **named)
 

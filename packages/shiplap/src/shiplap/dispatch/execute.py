@@ -43,8 +43,8 @@ class Executor(OpState):
     fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Run a call of the op below autograd, outside of autocast: check and bind the arguments, pick a kernel and run
-        it. Torch calls this implementation.
+        """Return the result of a call of the op below autograd, outside of autocast: the arguments are checked and
+        bound, and a kernel is picked and run. Torch calls this implementation.
 
         Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
         other devices than those of the arguments.
@@ -61,8 +61,8 @@ class Executor(OpState):
         return self.fast_execute(*args)
 
     def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
-        """Run a call of the op through the full checks, without the fast path that repeats calls seen before. Return
-        its result.
+        """Return the result of a call of the op, with the full checks and without the fast path that repeats calls seen
+        before.
         """
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)

@@ -52,7 +52,8 @@ _TYPES = {
 class CheckOutCall(Protocol):
     """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
 
-    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]: ...
+    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+        """Return the caller's checked outputs and the kernel for the call, None for the reference."""
 
 
 # --- which calls have a fast path -------------------------------------------------------------------------------------
@@ -131,8 +132,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
-        """Check and bind the arguments of the first call on this path, whose checks are compiled then, and use these
-        checks from then on.
+        """Return the bound first call on this path. The checks of arguments are compiled here, and serve all later
+        calls.
         """
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)

@@ -52,8 +52,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Map the op over the samples of a call under ``torch.vmap``, after the checks for random numbers and shared
-        writes.
+        """Return the results of the op for all samples of a call under ``torch.vmap``, after the checks for random
+        numbers and for shared memory that is written to.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(

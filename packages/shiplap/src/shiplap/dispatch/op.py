@@ -119,8 +119,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
     def call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op through torch's dispatcher, or through the autograd or autocast step that the call needs alone.
-        Plain calls do not come here.
+        """Return the result of the op, called through torch's dispatcher, or directly through the autograd or autocast
+        step if the call needs only that one.
         """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
@@ -134,7 +134,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return result
 
     def call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op's overload while Dynamo traces it, after the check for numbers that carry a gradient."""
+        """Return the result of the op's overload while Dynamo traces it, after the check that refuses scalars given as
+        tensors with a gradient.
+        """
         if (check := self.plan.numbers) is not None:
             check(args, kwargs)
         result: Result = self.overload(*args, **kwargs)
@@ -410,7 +412,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
                 native.release()  # attached since
 
     def __reduce__(self) -> str:
-        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        """Return the qualified name of the reference, by which ``copy`` and ``pickle`` find the op again, as they find
+        functions. A model that holds an op can thus be deep-copied.
+        """
         return self.reference.__qualname__
 
     def __dir__(self) -> list[str]:

@@ -245,8 +245,8 @@ class PythonKernel(Kernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function with ``args`` by parameter name, and with outputs, config values and workspace by keyword,
-        while ``device`` is the current CUDA device.
+        """Return the result of the function for ``args`` by parameter name, with outputs, config values and workspace
+        by keyword, run while ``device`` is the current CUDA device.
 
         ``known`` says that an earlier call with the same layout needed no copies, so that the check is skipped.
         """
@@ -270,7 +270,7 @@ class PythonKernel(Kernel):
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
-            """Call the function with the contiguous arguments."""
+            """Return the result of the function for the contiguous arguments."""
             return self._pass(packed, keywords)
 
         if self.unchanged.left:

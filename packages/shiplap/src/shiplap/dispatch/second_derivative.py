@@ -41,7 +41,8 @@ class SecondDerivative:
     def __call__(
         self, grads: Sequence[Any], saved: Any, needs: Any, shapes: Mapping[str, Shape], level: int = 0
     ) -> Gradients:
-        """Return what the backward returned, or gradients in its place. Neither is held to the contract yet.
+        """Return the gradients of a backward that is itself differentiated: those of the declared function if autograd
+        recorded them fully, those of the reference, or ones whose derivatives raise SL313. They are not checked.
 
         ``level`` is the level of torch.func at which the call was recorded, 0 outside of all.
         """
@@ -97,8 +98,8 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """Return the gradients ``result`` as tensors whose own derivatives raise SL313, as autograd did not record how
-        they depend on ``live``.
+        """Return the gradients ``result`` as tensors whose own derivatives raise SL313 with the reason ``gap``.
+        ``live`` are the tensors that autograd tracks and to which the error is attached.
 
         Raise SL313 at once where no tensor can carry it.
         """

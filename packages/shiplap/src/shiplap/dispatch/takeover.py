@@ -145,8 +145,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         raise _unfit_source_error(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
 
     def call(*args: Any) -> Any:
-        """Call the registered op with the declared arguments ``args``, each under the name that its schema has for
-        it.
+        """Return the result of the registered op for the declared arguments ``args``, each passed under the name that
+        its schema has for it.
         """
         values = dict(zip(own, args, strict=True))
         return overload(**{name: values[mine] for name, mine in places.items()})

@@ -62,7 +62,9 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
-            """Compile ``model`` with torch's own function, and return it with its calls observed."""
+            """Return ``model`` compiled by torch's own function, with its calls observed. Without a model, return a
+            decorator.
+            """
             if model is None:
                 return lambda fn: compile(fn, **options)
             if self.spec.get("eager"):
@@ -87,7 +89,9 @@ class Probe:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Call the compiled function, observed unless the call is inside of another one or is traced."""
+            """Return the result of the compiled function. The call is observed unless it is inside of another one or is
+            traced.
+            """
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             self.active.depth = 1
