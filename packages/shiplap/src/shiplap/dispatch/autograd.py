@@ -68,7 +68,9 @@ class _RunBackward(Protocol):
     """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
 
     def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradient of each argument for ``grads``, those of the results. ``needed`` has the arguments that need one."""
+        """Return the gradient of each argument for ``grads``, the gradients of the results. ``needed`` says which
+        arguments need one.
+        """
 
 
 # One argument, for each costs time: the call, its keywords, and how its arguments and results nest.

@@ -120,7 +120,7 @@ class RegisteredOp(Executor):
 
     def _check_of_plain_calls(self) -> Check | None:
         """Return the check that refuses scalar arguments given as tensors with a gradient, if plain calls need it, else
-        None. The fast path of other ops refuses these anyway.
+        None. Plain calls of other ops look for gradients in all arguments anyway.
         """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
