@@ -237,6 +237,7 @@ def _make_recorders(
         answers = run(ctx, _nest_lists(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
         return (None, *(answers if nest is None else _flatten_lists(answers)))
 
+    # torch shows the class name as the grad_fn of a result.
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     return dispatcher_transforms.make_autograd_function(name, members), dispatcher_transforms.level_function(
         name, members

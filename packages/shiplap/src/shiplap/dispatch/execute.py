@@ -87,6 +87,7 @@ class Executor(OpState):
 
         The reason for None is reported once.
         """
+        # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(
@@ -140,7 +141,9 @@ class Executor(OpState):
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        # An op returns fresh memory, while a reference may return views of its arguments.
         result = with_own_memory(self.run_reference(call.args))
+        # The values are the reference's, the tangents those of the function that the gradient belongs to.
         if self.surrogate is not self.reference:
             result = dispatcher_transforms.with_tangents(result, self.run_surrogate(call.args))
         return detach_results(self.spec, result)

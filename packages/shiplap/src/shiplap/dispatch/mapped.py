@@ -41,6 +41,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
         """
         if spec.dynamic:
             raise _vmap_error(spec, "results whose sizes depend on data")
+        # Without a sample there is no result to take the shape from.
         if not count:
             raise _vmap_error(spec, "no sample")
         op, results = overload(), []

@@ -124,6 +124,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
+        # Dynamo has to see the op itself, so a traced call goes through the dispatcher.
         own = self.can_skip_dispatcher and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record_call(None, *args)
@@ -242,6 +243,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         require_device_type(self.spec, device)
         self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
+        # A template declared again, as when a cell runs twice, replaces the first.
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
@@ -366,6 +368,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Issue a notice if another package than the one that declares the op attaches ``what``, such as ``"a kernel
         for cpu"``. A program's own script may do so.
         """
+        # Frame 1 is a method of this class, and frame 2 its caller.
         frame = sys._getframe(2)
         while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("shiplap."):
             frame = frame.f_back

@@ -171,6 +171,7 @@ class OutVariant:
         """Raise the catalogue error that Python's checks find in a call of the out-variant which failed with ``cause``.
         Return None if they find none.
         """
+        # A catalogue error needs no explanation, and the caller raises it again.
         if isinstance(cause, ShiplapError):
             return
         op = self.op

@@ -170,6 +170,7 @@ class PythonKernel(Kernel):
         the same layout, or None.
         """
         outs = self.run_call(call)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
@@ -182,6 +183,7 @@ class PythonKernel(Kernel):
         same layout, or None.
         """
         self.run_into(call, outs, None)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
         room, device = workspace_size(self.workspace, call), call.device

@@ -307,11 +307,13 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
+        # Results of constants alone have no gradient to lose.
         if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
             self._made.update((id(t), weakref.ref(t)) for t in outs)
             return
         if name in _EXPORTS:
             self._exported = self._exported or why or f"{name}() of a tensor with a gradient"
+        # A write to a view changes the tensor below it as well.
         if _writes_in_place(name) and args and isinstance(args[0], Tensor):
             outs += [t for t in (args[0], args[0]._base) if t is not None]
         for out in outs:
@@ -441,5 +443,6 @@ def _fake_tensors(arg: Arg, shape: Shape) -> Any:
         return [_fake_tensors(arg, each) for each in shape]
     kinds = arg.tensor.dtypes if arg.tensor is not None else ()
     dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
+    # The values do not matter under fake tensors, only what autograd records of them.
     made = torch.zeros(tuple(shape), dtype=dtype)
     return made.requires_grad_() if _is_floating_point_tensor(made) else made

@@ -210,6 +210,7 @@ def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
             for r, g in zip(_flatten_nested(result), _flatten_nested(upper), strict=True)
             if _requires_gradient(r)
         ]
+        # Integer tensors among the needed arguments have no gradient.
         inputs = [t for name in wanted for t in _flatten_nested(leaves[name]) if _requires_gradient(t)]
         found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
         return {name: _in_form_of(leaves[name], found) if name in wanted else None for name in given if name in tensors}
