@@ -36,10 +36,12 @@ def read_choices(annotation: object) -> Choices | None:
     annotations, and for values that are neither all texts nor all ints.
     """
     members, listed = None, _literals(annotation)
+    # Members of a Flag can be combined, so that their values are no complete list.
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum) and not issubclass(annotation, enum.Flag):
         members, listed = annotation, [member.value for member in annotation]
     values = tuple(dict.fromkeys(v for v in listed if v is not None))
     for kind, scalar in ((str, "str"), (int, "int")):
+        # Types are compared exactly, since a bool is an int to isinstance.
         if values and all(type(v) is kind for v in values) and not any("\0" in v for v in values if kind is str):
             return Choices(typing.cast("Literal['int', 'str']", scalar), values, members, None in listed)
     return None

@@ -199,6 +199,7 @@ def _compile_expression(source: str) -> Callable[[Env], Size]:
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    # Without built-ins, an expression can call nothing but the functions of the language.
     function: Callable[[Env], Size] = eval(
         compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
     )

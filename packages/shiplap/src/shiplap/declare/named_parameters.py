@@ -91,6 +91,7 @@ def bind_names(
             raise refuse(f"{takes.shown}: no parameter {name!r}", f"add the parameter {name!r}")
     taken = [name for name in names if name in takes.named or takes.open]
     positional, keywords = takes.split(taken)
+    # The function itself is returned where it fits, so that a call takes no further frame.
     if positional == tuple(names):
         return function
     places, named = [names.index(n) for n in positional], [(n, names.index(n)) for n in keywords]

@@ -99,6 +99,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
+        # save_for_backward takes tensors only, so scalars and shapes are kept beside it.
         ctx.shiplap_kept = _BackwardRecord(
             layout,
             {n: inputs[i] for n, i in scalars},
@@ -119,6 +120,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
                 asked = need if isinstance(need, bool) else any(need)
                 wanted[name] = asked and of.shapes[name] is not None
         needs = make_needs(**wanted)
+        # Gradients are only enabled in a backward that is itself differentiated.
         if torch.is_grad_enabled():
             gradients = second(grads, saved, needs, of.shapes, of.level)
         else:

@@ -181,6 +181,7 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
     def kernel(**values: Any) -> Any:
         """Run the source without recording gradients, and return its result, a tuple for several outputs."""
+        # The op's own gradient is recorded above the kernel, not the operations of the source.
         with torch.no_grad():
             result = call(*[values[a.name] for a in spec.args])
         return tuple(result) if isinstance(result, list) and len(spec.results) > 1 else result

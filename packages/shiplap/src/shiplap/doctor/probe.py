@@ -117,6 +117,7 @@ class Probe:
             return result
         number = self.counts["calls"]
         self.counts["calls"] += 1
+        # The recording is held in memory until the program ends.
         if number >= MAX_CALLS or self.bytes > MAX_BYTES:
             return compiled(*args, **kwargs)
         given = list(find_leaves(torch, (args, kwargs, owner)))
@@ -142,6 +143,7 @@ class Probe:
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self.bytes += leaf.numel() * leaf.element_size()
+                # The program may write to the tensor afterwards.
                 leaf = leaf.detach().clone()
             copies.append((path, leaf))
         return copies
@@ -268,6 +270,7 @@ def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | 
     leaves = find_graph_leaves(targets)
     if not targets or not leaves:
         return []
+    # A generator of its own leaves the program's random numbers as they are.
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t) for t in targets]
     try:
@@ -331,6 +334,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         """
         if name != "torch":
             return None
+        # Python searches for torch again below, and must not come back here.
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name)
         if spec is None or spec.loader is None:
