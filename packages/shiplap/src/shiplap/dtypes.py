@@ -103,6 +103,7 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
     """Return the row of this table for a torch dtype. Raises SL214 with ``where`` for a dtype that the table lacks,
     such as a quantised one.
     """
+    # A dtype that is not in the table must not be passed to the C ABI as another one.
     row = _BY_TORCH.get(dtype)
     if row is None:
         raise error("SL214", where=where, got=str(dtype), expected=f"one of {', '.join(DTYPES)}")
@@ -159,6 +160,7 @@ def numbers(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(codes for name in names if (codes := number(name)) >= 0)
 
 
+# A bit set makes the test of a dtype in generated C++ one shift and one AND.
 def mask(names: Iterable[str]) -> str:
     """Return a C++ ``uint64_t`` expression, a bit set with the bit of each dtype's ScalarType number set. Dtypes that
     generated C++ cannot allocate are left out.

@@ -17,6 +17,7 @@ def uncollected() -> Iterator[None]:
     For imports: nearly every object that an import makes stays. Going through them finds nothing, and after
     ``import torch`` one look at all objects, which may fall due at any time, takes as long as the import of shiplap.
     """
+    # The state before is restored, since a program may have switched collection off itself.
     enabled = gc.isenabled()
     gc.disable()
     try:

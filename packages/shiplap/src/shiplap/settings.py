@@ -53,6 +53,7 @@ def settings() -> Settings:
     """Return all settings, read from the environment at each call, with the default for each unset variable. A test or
     a notebook may thus set a variable late.
     """
+    # Nothing is cached: the environment may change between two calls.
     values: dict[str, Any] = {each.name: _read(each) for each in fields(Settings)}
     return Settings(**{name: value for name, value in values.items() if value is not None})
 

@@ -88,6 +88,7 @@ class CFunctionCall:
         self.function = function
         self.kept: list[Any] = []
         self.error = ctypes.create_string_buffer(ERROR_BYTES)
+        # A workspace is not initialised, so the kernel must not find zeros in it.
         room = self.buffer(b"\xa5" * spec["workspace"])
         config = spec.get("config", [])
         values = self.buffer(b"".join(v.to_bytes(8, sys.byteorder, signed=True) for v in config)) if config else None
@@ -187,6 +188,7 @@ def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) 
     status = call()
     message = call.error.value.decode(errors="replace")
     began = time.perf_counter()
+    # The first calls fill caches and load code, which is no leak.
     for _ in range(WARM):
         call()
     each = (time.perf_counter() - began) / WARM
@@ -215,6 +217,7 @@ def run_task() -> None:
     so that a crash is attributed to its call.
     """
     task = json.load(sys.stdin)
+    # RTLD_NOW: a symbol that is missing fails here, and not in the middle of a call.
     function = getattr(ctypes.CDLL(task["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW), task["symbol"])
     function.restype, used = ctypes.c_int, make_heap_counter()
 
@@ -224,6 +227,7 @@ def run_task() -> None:
         sys.stdout.flush()
 
     for index, spec in task["calls"]:
+        # Written before the call: if it ends the process, the parent knows which one it was.
         say(call=index)
         call = CFunctionCall(function, spec)
         say(call=index, **measure_leaks(call, task["seconds"], used))

@@ -147,9 +147,11 @@ class Check:
             if time.monotonic() > subject.deadline:
                 tally.cut = True
                 break
+            # A sample that has ended one process would end this one as well.
             if dead := subject.lethal.get(case.label):
                 tally.add(case, Observation(missed=f"this sample ends the process, see {dead}"))
                 continue
+            # Sent before the sample runs, so that the parent knows which one has ended the process.
             subject.begins(self, case)
             with device_turn(case.device, alone=self.alone):
                 seen = self._observe_once(subject, case)

@@ -91,6 +91,7 @@ def _can_differentiate_in_fork() -> bool:
                 torch.ones(1, requires_grad=True).sum().backward()
             status = 0
         finally:
+            # _exit runs none of the parent's handlers, which the fork has copied.
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
 
@@ -135,6 +136,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
     status = 1
     try:
         os.setsid()  # its own children end with it
+        # Crashes are expected here, and a core file of each would take space.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for stream_ in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -150,6 +152,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
         def send(event: ChildEvent) -> None:
             """Write one event as a line of JSON to the pipe of the parent."""
             line = json.dumps(event).encode() + b"\n"
+            # Threads of the work may send at the same time.
             with lock:
                 while line:
                     # A write to a pipe may be cut short.

@@ -30,6 +30,7 @@ def lock_folder() -> Path:
     """
     folder = Path(tempfile.gettempdir()) / f"shiplap-turns-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    # The temporary directory is open to all users, and one of them may have made the folder first.
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder

@@ -242,6 +242,7 @@ class _AuditRun:
             self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
         else:
             self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
+        # An op that crashes everywhere would otherwise take a process for each sample.
         if self.deaths >= MOST_DEATHS:
             for rest in self.plan.checks:
                 reason = f"not looked at: {self.deaths} processes have died"

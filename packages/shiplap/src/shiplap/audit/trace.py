@@ -70,8 +70,8 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
 
 
 def parse_chrome_trace(trace: dict[str, Any]) -> CudaCallCounts:
-    """Return the numbers of CUDA calls inside of the marked range of a Chrome trace, and the streams of the kernels
-    that they launched.
+    """Return the numbers of CUDA calls, and the streams of the kernels launched, in a profiler's Chrome trace. Only the
+    range that :func:`count_cuda_calls` marks is read.
     """
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     mark = next((e for e in events if e.get("name") == PROFILER_MARK and "gpu" not in e.get("cat", "")), None)

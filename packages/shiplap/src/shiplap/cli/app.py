@@ -50,8 +50,8 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb. A catalogue error or another exception is printed, as JSON with ``--json``, and the exit status
-        is set. Errors of usage are left to click.
+        """Run a verb and return its result. A catalogue error or another exception is printed, as JSON with ``--json``,
+        and ends the program with an exit status. Errors of usage are left to click.
         """
         console.begin_verb()
         try:

@@ -54,6 +54,7 @@ def command(
             program = _export_program(called, args, dynamic)
             ops = _write_file(program, file, opset, not no_checks)
         except ShiplapError as e:
+            # These ids say that the model cannot be exported, which is a result and no wrong command.
             if e.id not in ("SL321", "SL307", "SL404"):
                 raise
             console.err().print(str(e), markup=False, soft_wrap=True)

@@ -80,7 +80,8 @@ def draft_package(
     arguments: Sequence[str],
     keep: Callable[[str], None] = lambda text: None,
 ) -> PackageDraft:
-    """Draft all ops of ``package``, with facts from the calls of ``script``.
+    """Return drafts of declarations of all ops of ``package``, with sizes and types inferred from the calls that
+    ``script`` makes.
 
     Each op is drafted in a process of its own. ``keep`` is called with the text of the module after each op.
 

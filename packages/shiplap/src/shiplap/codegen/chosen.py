@@ -34,6 +34,7 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
     the longest row.
     """
     values = [config_values(kernel.space) for kernel in kernels]
+    # A C++ array of rows needs rows of one length.
     width = max(map(len, values), default=0)
     return [[number, *row, *[0] * (width - len(row))] for number, row in enumerate(values)]
 

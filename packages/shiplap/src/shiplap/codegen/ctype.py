@@ -57,6 +57,7 @@ def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
             expected="tensors that can be allocated before the call",
             fix="write the kernel as a Python function, which returns them, and call the C function from there",
         )
+    # This order is part of the C ABI: compiled libraries rely on it.
     inputs = [CParameter(_tensor_ctype(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar_parameters(spec, a)]

@@ -144,6 +144,7 @@ def parse_fact(name: str) -> tuple[str, str, int] | None:
     """Return the property of a tensor that a variable name stands for, as ``(kind, tensor, axis)``: ``("stride", "x",
     1)`` for ``stride_x_1``. None for other names.
     """
+    # Only numel_x has no axis, so it has groups of its own in the pattern.
     match = FACT.fullmatch(name)
     if match is None:
         return None
@@ -207,7 +208,9 @@ class _Facts:
         self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
-        """Return the C++ variable for a dim, a scalar or a fact of a tensor."""
+        """Return the C++ variable ``n_<name>`` for a dim, a scalar or a property of a tensor. Its declaration is
+        appended to ``lines`` at the first use.
+        """
         if name not in self._known:
             self._known.add(name)
             # The value is computed first: it may append the statements of other numbers, on which this one depends.
@@ -286,6 +289,7 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
             constants[p.name] = to_cpp(p.expr, variable)
     lines = [f"sl_launch.constant(c_{name});" for name in configs]
     lines += [line for p in launch.parameters if (line := _parameter_statement(p, facts.cpp, variable))]
+    # The grid comes last, as its expressions may use the constants above.
     grid = [to_cpp(expr, variable) for expr in launch.grid]
     return {
         "constants": [f"[[maybe_unused]] const int64_t c_{name} = {value};" for name, value in constants.items()],

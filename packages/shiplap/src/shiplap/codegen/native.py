@@ -337,6 +337,7 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
     """Return C++ statements that compute ``needed``, the size of the chosen kernel's workspace in bytes. Empty if no
     kernel has a workspace.
     """
+    # Kernels with the same expression share one computation.
     several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
     if not several:
         return []
@@ -381,6 +382,7 @@ def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
     data.
     """
     kind = out.tensor
+    # A size that depends on data is only known after the kernel has run, so the shape is written with its extent.
     used = {d.text for d in kind.dims}.union(*(d.expr.names for d in kind.dims if d.expr))
     final = _shape_expression(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
     return _Out(out.name, final, bool(used & spec.dynamic.keys()))

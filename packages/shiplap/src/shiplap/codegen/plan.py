@@ -58,6 +58,7 @@ def _statements_of_step(step: Step) -> list[str]:
             return [f"[[maybe_unused]] const Tensor original_{at.arg} = {packed};"]
         case PresentStep(at, steps):
             return [f"if ({at.tensor.cpp}) {{", *_indent_lines(step_statements(steps)), "}"]
+        # Native code has no loop over a list's members.
         case EachStep(at, _):
             raise NoCppForm(f"the list {at.arg!r}")
 

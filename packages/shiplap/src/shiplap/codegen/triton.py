@@ -88,6 +88,7 @@ def render_kernel(
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
     """
+    # The writer collects the sizes and strides that the text uses while it is rendered.
     writer = _Writer(dict(ranks), out_rank, wide)
     # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
@@ -184,6 +185,7 @@ class _Writer:
         """Return the Triton expression of the offset of the elements at ``indices`` of a tensor (None: the output),
         broadcast to ``shape`` if it is given. Raises ValueError for a wrong number of indices.
         """
+        # With too few indices the offset would be that of another element.
         if len(indices) != self.ranks[name]:
             raise ValueError(f"{len(indices)} indices for {self.ranks[name]} dims of {name or 'the output'}")
         terms = []

@@ -54,6 +54,7 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
     for dims that cannot be read.
     """
     tokens = annotation.dim_str.split()
+    # jaxtyping separates dims by blanks, so that "n + 1" arrives as three tokens.
     if len(tokens) > 1 and any(not t.isidentifier() and _is_expression_part(t) for t in tokens):
         fix = f"write each dim without blanks, such as {''.join(tokens)!r} for one dim"
         expected = "dims that are separated by blanks, each a name, a number or an expression"
@@ -97,6 +98,7 @@ def read_tensors(annotation: object, where: str) -> TensorType | None:
     if len({k.dims for k in kinds}) > 1:
         got = ", ".join(map(str, kinds))
         raise error("SL105", where=where, got=got, expected="one shape for all dtypes", fix="give each the same dims")
+    # No dtypes stand for all, so a union with such a type admits all as well.
     names = dict.fromkeys(n for k in kinds for n in k.dtypes) if all(k.dtypes for k in kinds) else {}
     return TensorType("_or_".join(k.dtype_class for k in kinds), tuple(names), kinds[0].dims)
 

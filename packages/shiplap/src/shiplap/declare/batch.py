@@ -45,6 +45,7 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     tensors = [(a, place(a.name, a.tensor)) for a in spec.tensors if a.tensor is not None]
     joined = [(a.name, at) for a, at in tensors if at is not None and _require_single_size(spec, dim, a)]
     outputs = [place(o.name, o.tensor) for o in spec.outputs]
+    # A size computed from the dim would have another value in the merged call.
     derived = [name for name, expr in spec.dims if dim in expr.names]
     if not joined or None in outputs or derived:
         got = f"{derived[0]} follows from it" if derived else "it is missing in an output, or in all arguments"

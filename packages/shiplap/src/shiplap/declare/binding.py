@@ -55,6 +55,7 @@ def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size
             shape.append(dim.size)
         elif dim.expr is not None:
             shape.append(dim.expr(env))
+            # A comparison of a symbolic size would add a guard to the graph.
             if isinstance(shape[-1], int) and shape[-1] < 0:
                 raise error("SL208", where=f"output {out.name!r}", got=f"{dim.text} = {shape[-1]}", expected="a size")
         elif isinstance(size := env[dim.text], (int, SymInt)):

@@ -40,6 +40,7 @@ class Bucket:
         """Return the bucket that prints as ``text``. Raises ValueError for any other text, as it may come from a
         file.
         """
+        # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:
             raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
@@ -99,6 +100,7 @@ class BucketRule:
         is generated, and faster than :meth:`key`.
         """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
+        # The source has no loops, since it runs in each eager call for which choices are looked up.
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
         ]

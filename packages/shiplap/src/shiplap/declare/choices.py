@@ -36,10 +36,12 @@ def read_choices(annotation: object) -> Choices | None:
     annotations, and for values that are neither all texts nor all ints.
     """
     members, listed = None, _literals(annotation)
+    # Members of a Flag can be combined, so that their values are no complete list.
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum) and not issubclass(annotation, enum.Flag):
         members, listed = annotation, [member.value for member in annotation]
     values = tuple(dict.fromkeys(v for v in listed if v is not None))
     for kind, scalar in ((str, "str"), (int, "int")):
+        # Types are compared exactly, since a bool is an int to isinstance.
         if values and all(type(v) is kind for v in values) and not any("\0" in v for v in values if kind is str):
             return Choices(typing.cast("Literal['int', 'str']", scalar), values, members, None in listed)
     return None
@@ -100,7 +102,7 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the author's function with Enum members in place of their schema values."""
+        """Return the result of the author's function, called with Enum members in place of their schema values."""
         values = list(args)
         for i, arg in places:
             if i < len(values):

@@ -73,6 +73,7 @@ def file_digest(path: str | Path) -> str:
     read once.
     """
     try:
+        # Size, time and inode key the cache, so that an unchanged file is read once.
         about = os.stat(path)
         return _file_content_digest(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
     except OSError:
@@ -86,6 +87,7 @@ def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> s
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        # Compiled libraries may be too large to be read at once.
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()[:32]
@@ -109,6 +111,7 @@ def module_files(module: str) -> list[tuple[str, str]]:
         listed = _files_below(package)
         return [(f.relative_to(package.parent).as_posix(), file_digest(f)) for f in listed]
     file = _module_file(loaded)
+    # A file that was edited after its import does not describe the loaded code.
     if file is None or not _file_has_function_code(file, loaded):
         return []
     return [(f.name, file_digest(f)) for f in _imported_beside(Path(file))]
@@ -157,6 +160,7 @@ def _regular_package(module: ModuleType | None) -> Path | None:
 def _files_below(folder: Path) -> list[Path]:
     """Return the source files in ``folder`` and below, sorted, without caches, at most ``MOST_FILES``."""
     listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
+    # The order in which a folder lists its files differs between machines.
     return sorted(listed)[:MOST_FILES]
 
 
@@ -239,7 +243,9 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
         return f"{form} {value.layout}", False
     if value.device.type == "meta":
         return form, True
+    # Inference tensors have no version.
     state = value._version if not value.is_inference() else 0, value.data_ptr(), value.numel()
+    # The tensor is held beside its digest, so that its id is not given to another one.
     held = _tensors.get(id(value))
     if held is None or held[1] != state:
         try:
@@ -254,6 +260,7 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
 
 def _tensor_values_text(value: Tensor) -> str:
     """Return a digest of a tensor's values, read through the CPU outside of all torch modes."""
+    # Under a fake mode, for example, the copy would have no values.
     with without_modes():
         plain = value.detach().cpu().contiguous()
         size = plain.numel() * plain.element_size()

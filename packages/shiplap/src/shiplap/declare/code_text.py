@@ -68,6 +68,7 @@ def code_use(code: CodeType) -> CodeUse:
     """Return the text of ``code`` without line numbers, and the names that it reads, stores and imports. The result is
     remembered.
     """
+    # The code object is held beside the result, so that its id is not given to another one.
     held = _known.get(id(code))
     if held is None:
         if len(_known) >= _MOST:
@@ -106,6 +107,7 @@ def _read_code(code: CodeType) -> CodeUse:
     for at, each in enumerate(instructions):
         lines.append(_instruction_text(each, offsets))
         _read_instruction(use, code, instructions, at, each)
+    # Functions such as getattr name attributes by constants, which then count as names.
     if use.names & LOOKUPS:
         use.names.update(c for c in use.constants if isinstance(c, str) and c.replace(".", "_").isidentifier())
     use.text = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
@@ -120,6 +122,7 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
         return f"{each.opname} {constant_text(each.argval)}"
     if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
         return f"{each.opname} {bisect_left(offsets, each.argval)}"
+    # Local variables are written as numbers, so that a renamed one changes no digest.
     argument = each.arg if each.opcode in dis.haslocal else each.argval
     return f"{each.opname} {argument!r}" if not isinstance(argument, CodeType) else each.opname
 
@@ -256,6 +259,7 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
     kept: list[dis.Instruction] = []
     for each in listed:
         if each.opname == "STORE_NAME" and each.argval in PLACES:
+            # The instruction before it loads the value that is stored.
             kept.pop()
         else:
             kept.append(each)
@@ -267,6 +271,7 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
     do not change behaviour.
     """
     kept = list(listed)
+    # From the end, so that a deletion does not move the positions that are still to come.
     for at in range(len(kept) - 1, -1, -1):
         each = kept[at]
         if each.opname != "MAKE_FUNCTION" or not (each.arg or 0) & 4:

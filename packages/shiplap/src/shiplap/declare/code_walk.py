@@ -215,7 +215,7 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part with its kind, its text for digests and its value."""
+        """Append a part of the walked code, with its kind, its text for digests and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
@@ -273,12 +273,12 @@ class _CodeWalk:
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add that code cannot be followed for the reason ``why``, and the files of its module in its place."""
+        """Add a part for code that cannot be followed, with the reason ``why``, and its module's files in its place."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Add the digests of a module's files, once, or its members where no file has the loaded code."""
+        """Add a part for each file of a module, once, or for its members where no file has the loaded code."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -294,7 +294,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add only that code changes the value of ``name`` at run time, and the files that state its first value."""
+        """Add a part that says that code changes ``name`` at run time. The files of its module have its first value."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 

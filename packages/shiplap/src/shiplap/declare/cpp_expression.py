@@ -49,6 +49,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
             case ast.Name(id=name):
                 return variable(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
+                # sub() refuses results beyond 64 bits, where the minus of C++ would overflow.
                 return f"shiplap::sub(int64_t{{0}}, {text(operand)})"
             case ast.BinOp(left=left, op=operator, right=right):
                 return _ARITHMETIC[type(operator)].format(text(left), text(right))

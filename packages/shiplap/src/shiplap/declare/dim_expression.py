@@ -169,7 +169,9 @@ class Expr:
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Env) -> Size:
-        """Return the value under ``env``: an int for ints, a SymInt for SymInts, and booleans for a comparison."""
+        """Return the value of the expression for the values ``env`` of its names: an int, a SymInt for symbolic sizes,
+        or a bool for a comparison.
+        """
         return _compile_expression(self.source)(env)
 
     def __str__(self) -> str:
@@ -197,6 +199,7 @@ def _compile_expression(source: str) -> Callable[[Env], Size]:
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    # Without built-ins, an expression can call nothing but the functions of the language.
     function: Callable[[Env], Size] = eval(
         compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
     )

@@ -32,7 +32,8 @@ class _DeclaredOp(Protocol):
 
     spec: OpSpec
 
-    def __call__(self, *args: Value, **kwargs: Value) -> Returned: ...
+    def __call__(self, *args: Value, **kwargs: Value) -> Returned:
+        """Return the result of the op for these arguments."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class GradientOp:
         if own.mutated or own.returns or not own.outputs:
             raise error("SL110", where=where, got="results that are no fresh tensors", expected="fresh tensors")
         asked = [a.name for a in spec.tensors if a.name not in spec.detached]
+        # A single gradient can belong to one argument only, whatever its name is.
         if len(own.outputs) == 1 and len(asked) == 1:
             return cls(op, (asked[0],))
         names = {f"grad_{name}": name for name in asked}
@@ -152,6 +154,7 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
+        # Ops make the tensors that they need contiguous themselves.
         made = cls.declare(spec, _call_gradient_ops(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
         return replace(made, ops=parts, once_differentiable=once_differentiable)
 

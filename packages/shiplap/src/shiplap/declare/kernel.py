@@ -161,6 +161,7 @@ class Kernel(HasCode):
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
         verdict = True if self.condition is None else self.condition(*call.args)
+        # True itself is required, since a reason in words is true as well.
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def why_not_packaged(self, call: Binding) -> str:
@@ -185,6 +186,7 @@ class Kernel(HasCode):
             made.config, made._variants = config, {}
             if config.items:
                 made.configure(config.as_dict())
+            # setdefault keeps one object if two threads come here at the same time.
             variant = self._variants.setdefault(config, made)
         return variant
 

@@ -91,13 +91,14 @@ def bind_names(
             raise refuse(f"{takes.shown}: no parameter {name!r}", f"add the parameter {name!r}")
     taken = [name for name in names if name in takes.named or takes.open]
     positional, keywords = takes.split(taken)
+    # The function itself is returned where it fits, so that a call takes no further frame.
     if positional == tuple(names):
         return function
     places, named = [names.index(n) for n in positional], [(n, names.index(n)) for n in keywords]
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*values: Any) -> Any:
-        """Call the author's function with the values of those names that it takes."""
+        """Return the result of the author's function, called with those of ``values`` whose names it takes."""
         return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
 
     return called

@@ -43,6 +43,7 @@ def read_results(
     shared = _read_aliases(where, args, aliases, len(parts))
     returns = _read_returns(where, parts, shared, _result_names(where, args, names, shared))
     made = [r for r in returns if not r.alias]
+    # Without a required tensor, no argument decides the device of the outputs.
     placed = any(a.tensor is not None and not a.optional for a in args)
     special = any(r.tensor is None or r.many or r.optional for r in made)
     traced = fake == "reference" or special or not placed

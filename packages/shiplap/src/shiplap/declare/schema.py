@@ -146,6 +146,7 @@ def _default_literal(value: Value | EllipsisType) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):
+        # The language of schemas writes a dtype as its number.
         return str(DTYPES[str(value).removeprefix("torch.")].number)
     if isinstance(value, (torch.layout, torch.memory_format)):
         return str(_NUMBERS[value])

@@ -150,6 +150,7 @@ class Arg:
         """
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
         chosen = f"/{self.choices}/{self.members.__qualname__ if self.members else ''}" if self.choices else ""
+        # A plain argument adds nothing, so that digests from before such forms existed stay valid.
         plain = not (self.length or self.absent or self.specialized or self.cls or self.choices)
         return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}{chosen}"
 

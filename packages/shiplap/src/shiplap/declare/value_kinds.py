@@ -113,6 +113,7 @@ def kind_mismatch(arg: Arg, value: object) -> str:
     for element in elements:
         if element is None and arg.absent:
             continue
+        # The usual types are recognised without a call of the value's own methods.
         usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
         if not usual and not fits(element):
             return value_kind_name(element) + (f" in a {type(value).__name__}" if listed else "")

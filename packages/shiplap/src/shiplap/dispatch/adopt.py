@@ -53,6 +53,7 @@ class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
         """
         values, named = convert_call(self.spec, args, kwargs)
         given = {**{a.name: v for a, v in zip(self.spec.args, values, strict=False)}, **named}
+        # The registered op does not know the choices, so they are checked here.
         for arg in self.spec.args:
             if arg.choices and arg.name in given:
                 is_choice(self.spec.name, arg).check_call({f"a_{arg.name}": given[arg.name]})

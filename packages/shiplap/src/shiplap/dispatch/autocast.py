@@ -25,6 +25,7 @@ def make_cast(spec: OpSpec) -> Cast:
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
     concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
     """
+    # The positions are found once, since the function that is returned runs in each call under autocast.
     groups: dict[str, list[int]] = {}  # of a dtype class, the numbers of its arguments
     written: dict[str, list[int]] = {}  # of these, those that are written to
     for number, arg in enumerate(spec.args):
@@ -91,6 +92,7 @@ def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: 
     Autocast gives the results of matrix products a narrow dtype, which an argument with a concrete dtype refuses, and
     an op without a rule (``autocast=None``) takes its arguments as they are.
     """
+    # Only errors of dtypes can come from autocast, and an error that names it already is left alone.
     if cause.id not in ("SL204", "SL205") or AUTOCAST in cause.got:
         return None
     tensors = [value for given in (args, kwargs.values()) for value in given if isinstance(value, Tensor)]

@@ -47,13 +47,17 @@ class BackwardContext(Protocol):
     needs_input_grad: tuple[bool, ...]
 
     @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that ``save_for_backward`` has kept, in its order."""
 
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors for the backward, so that torch notices a later write to them."""
 
-    def mark_dirty(self, *tensors: Tensor) -> None: ...
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """State that the forward has written to these arguments."""
 
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """State that these results carry no gradient."""
 
     shiplap_kept: _BackwardRecord
     shiplap_nest: ListLengths
@@ -63,9 +67,10 @@ class BackwardContext(Protocol):
 class _RunBackward(Protocol):
     """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
 
-    def __call__(
-        self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor
-    ) -> tuple[Gradient, ...]: ...
+    def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        """Return the gradient of each argument for ``grads``, the gradients of the results. ``needed`` says which
+        arguments need one.
+        """
 
 
 # One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
@@ -94,6 +99,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
+        # save_for_backward takes tensors only, so scalars and shapes are kept beside it.
         ctx.shiplap_kept = _BackwardRecord(
             layout,
             {n: inputs[i] for n, i in scalars},
@@ -114,6 +120,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
                 asked = need if isinstance(need, bool) else any(need)
                 wanted[name] = asked and of.shapes[name] is not None
         needs = make_needs(**wanted)
+        # Gradients are only enabled in a backward that is itself differentiated.
         if torch.is_grad_enabled():
             gradients = second(grads, saved, needs, of.shapes, of.level)
         else:
@@ -232,6 +239,7 @@ def _make_recorders(
         answers = run(ctx, _nest_lists(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
         return (None, *(answers if nest is None else _flatten_lists(answers)))
 
+    # torch shows the class name as the grad_fn of a result.
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     return dispatcher_transforms.make_autograd_function(name, members), dispatcher_transforms.level_function(
         name, members
@@ -265,8 +273,8 @@ def make_autograd(
     numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> RecordCall:
-        """Return the call below autograd at one level of torch.func, for the dispatch keys of that level, taking all
-        arguments by position.
+        """Return the function that calls the op below autograd at one level of torch.func, whose dispatch keys are
+        ``keys``. It takes all arguments by position.
         """
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _call_by_keyword(spec, call) if keyed else call
@@ -275,8 +283,8 @@ def make_autograd(
     plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Call the op: recorded for autograd if an argument requires a gradient, by the reference if one carries a
-        forward-mode tangent, else directly below autograd.
+        """Return the result of the op: recorded for autograd if an argument requires a gradient, from the reference if
+        one carries a forward-mode tangent, else from the op below autograd.
         """
         if numbers is not None:
             numbers(args, kwargs)
@@ -321,7 +329,9 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Call ``record`` with the chosen arguments detached, by position or by keyword."""
+        """Return the result of ``record``, called with the chosen arguments detached, whether they are given by
+        position or by keyword.
+        """
         values = list(args)
         for i, name in places:
             if i < len(values):
@@ -395,7 +405,9 @@ def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
     """
 
     def called(*args: Value) -> Result:
-        """Call the op with the arguments ``args`` in declared order, the keyword-only ones by keyword."""
+        """Return the result of the op for the arguments ``args`` in declared order, the keyword-only ones passed by
+        keyword.
+        """
         positional, named = spec.split(args)
         return call(*positional, **named)
 

@@ -34,6 +34,7 @@ def compile_recorder(
     """
     if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
         return None
+    # The generated code has one variable for each positional tensor, and no form for lists or keywords.
     if any(a.many or a.keyword_only for a in spec.args):
         return None
 
@@ -171,6 +172,7 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     values = f"Saved({kept_values}), Needs({', '.join(f'w_{name}' for name in tensors)})"
     grad = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
     followed = f"followed(({', '.join(grads)},), {values}, {', '.join(f's_{n}' for n in tensors)})"
+    # Gradient ops are called directly in the generated code, without a dict in between.
     known = [name for each in backward.ops for name in each.gives]
     if backward.ops:
         lines += ["    if is_grad_enabled():", f"        result = {followed}"]

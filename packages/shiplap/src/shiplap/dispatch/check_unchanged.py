@@ -69,8 +69,10 @@ class UnchangedArguments:
         """
         if _writes_audited.get():
             return call()
+        # Only the first calls are checked, since the comparison takes time in each call.
         self.left -= 1
         written = [args[i] for i in self._written]
+        # A write to an output also counts as one to each view of its memory.
         shared = {_storage_address(t) for t in tensors_in_arguments([*written, *outs])}
         before = [_versions(args[i], shared) for i, _ in self._tensors]
         with counting_writes():

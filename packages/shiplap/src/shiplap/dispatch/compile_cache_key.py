@@ -59,6 +59,7 @@ def ensure_cache_keys() -> None:
     """Install Shiplap's part of torch's compile cache keys, after calling the trace listeners and loading tuned
     choices. Called at each trace, before a cache is read.
     """
+    # Listeners come first: they may register lowerings, which the key has to cover.
     for listener in _trace_listeners:
         listener()
     tuned_choices.ensure_choices_loaded()
@@ -83,6 +84,7 @@ def op_cache_key(*roots: AnyValue) -> str:
     """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
+    # Sorted by name, so that the key does not depend on the order in which ops were found.
     lines = [digest_of_parts(parts)]
     lines += [f"{name}: {'; '.join(part(op) for part in _key_parts)}" for name, op in sorted(ops.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -43,8 +43,8 @@ class Executor(OpState):
     fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Run a call of the op below autograd, outside of autocast: check and bind the arguments, pick a kernel and run
-        it. Torch calls this implementation.
+        """Return the result of a call of the op below autograd, outside of autocast: the arguments are checked and
+        bound, and a kernel is picked and run. Torch calls this implementation.
 
         Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
         other devices than those of the arguments.
@@ -61,8 +61,8 @@ class Executor(OpState):
         return self.fast_execute(*args)
 
     def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
-        """Run a call of the op through the full checks, without the fast path that repeats calls seen before. Return
-        its result.
+        """Return the result of a call of the op, with the full checks and without the fast path that repeats calls seen
+        before.
         """
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
@@ -87,6 +87,7 @@ class Executor(OpState):
 
         The reason for None is reported once.
         """
+        # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(
@@ -140,7 +141,9 @@ class Executor(OpState):
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        # An op returns fresh memory, while a reference may return views of its arguments.
         result = with_own_memory(self.run_reference(call.args))
+        # The values are the reference's, the tangents those of the function that the gradient belongs to.
         if self.surrogate is not self.reference:
             result = dispatcher_transforms.with_tangents(result, self.run_surrogate(call.args))
         return detach_results(self.spec, result)

@@ -58,6 +58,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
             )
             return cast("Result", symbolic_sizes.in_graph(result)) if type(result) is int else cast("Result", result)
         for dim, bound in spec.bounds:
+            # The size is unknown while tracing, so that its bound becomes an assertion in the graph.
             size = symbolic_sizes.new_size()
             call.env[dim] = size
             limit = bound(call.env)
@@ -106,6 +107,7 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
     For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
     """
     spec, got = op.spec, "a branch on data"
+    # An int can stay symbolic in a graph, a float or a bool cannot.
     kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
     try:
         result = op.run_reference(args)

@@ -52,7 +52,8 @@ _TYPES = {
 class CheckOutCall(Protocol):
     """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
 
-    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]: ...
+    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+        """Return the caller's checked outputs and the kernel for the call, None for the reference."""
 
 
 # --- which calls have a fast path -------------------------------------------------------------------------------------
@@ -131,14 +132,15 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
-        """Check and bind the arguments of the first call on this path, whose checks are compiled then, and use these
-        checks from then on.
+        """Return the bound first call on this path. The checks of arguments are compiled here, and serve all later
+        calls.
         """
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)
 
     scope = _common_scope(op.spec.name)
     scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.below_autograd)
+    # Defaults that no literal can express are passed to the generated code by position.
     scope["defaults"] = [a.default for a in op.spec.args]
     scope |= {"bind": first, "start": _make_fast_path_start(op)}
     modes = "not untouched()" if otherwise is None else "False"
@@ -213,6 +215,7 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
             return True
         if not supports_answers(op, kernel, call):
             tensors = [*(v for v, a in zip(args, op.spec.args, strict=True) if a.tensor is not None), *outs]
+            # Spans depend on the layout alone, which is in the key, so that later calls need not compute them.
             spans = [bytes_spanned(t) if isinstance(t, Tensor) and t.numel() else 0 for t in tensors]
             _remember_call(ready, key, (refill, *spans))
         return True
@@ -294,6 +297,7 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
     every = ", ".join(map(argument_variable, tensors))
     gradients = f"is_grad_enabled() and any_requires_grad({every})"
     given, filled = (tuple_source(map(argument_variable, args)) for args in (spec.args, outs))
+    # Addresses differ from call to call, so overlaps are checked in each one.
     overlaps = [_overlap_source(out, other) for i, out in enumerate(outs) for other in (*inputs, *outs[:i])]
     return [
         f"def route({', '.join(map(argument_variable, [*spec.args, *outs]))}):",
@@ -318,6 +322,7 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
+    # Types are compared, since isinstance would let a bool pass as an int.
     integers = [a for a in spec.scalars if a.scalar in ("int", "list[int]")]
     numbers = [argument_variable(a) if a.scalar == "int" else f"*{argument_variable(a)}" for a in integers]
     lines = [f"    if {either_source([*strange, *kinds, *conditions])}: {leave}"]
@@ -360,6 +365,7 @@ def cache_key_part(arg: Arg, address: str = "") -> str:
     v = argument_variable(arg)
     if arg.tensor is not None:
         address = address or f"{v}.data_ptr()"
+        # Triton specialises kernels on addresses that are multiples of 16 bytes.
         part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {address} & 15"
         return f"{v} if {v} is None else ({part})" if arg.optional else part
     if arg.scalar in ("float", "list[float]"):

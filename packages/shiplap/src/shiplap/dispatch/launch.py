@@ -80,6 +80,7 @@ def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
 def allocate_bytes(size: int, device: torch.device) -> Tensor:
     """Return a uint8 tensor of ``size`` bytes, uninitialised or filled with the byte of :func:`poisoned_workspace`."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
+    # Uninitialised by default: filling takes time, and only audits need it.
     byte = _workspace_fill.get()
     return made if byte is None else made.fill_(byte)
 
@@ -88,6 +89,7 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
     """Return the bytes of scratch memory that the workspace expression ``expr`` demands for this call, 0 for None."""
     if expr is None:
         return 0
+    # The environment of the call is not changed, since later steps read it as well.
     env: dict[str, EnvValue] = call.env
     if "threads" in expr.names:
         env = {**env, "threads": torch.get_num_threads()}

@@ -41,6 +41,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
         """
         if spec.dynamic:
             raise _vmap_error(spec, "results whose sizes depend on data")
+        # Without a sample there is no result to take the shape from.
         if not count:
             raise _vmap_error(spec, "no sample")
         op, results = overload(), []
@@ -52,8 +53,8 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Map the op over the samples of a call under ``torch.vmap``, after the checks for random numbers and shared
-        writes.
+        """Return the results of the op for all samples of a call under ``torch.vmap``, after the checks for random
+        numbers and for shared memory that is written to.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(

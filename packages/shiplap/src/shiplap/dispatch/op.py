@@ -119,11 +119,12 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
     def call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op through torch's dispatcher, or through the autograd or autocast step that the call needs alone.
-        Plain calls do not come here.
+        """Return the result of the op, called through torch's dispatcher, or directly through the autograd or autocast
+        step if the call needs only that one.
         """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
+        # Dynamo has to see the op itself, so a traced call goes through the dispatcher.
         own = self.can_skip_dispatcher and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record_call(None, *args)
@@ -134,7 +135,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return result
 
     def call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op's overload while Dynamo traces it, after the check for numbers that carry a gradient."""
+        """Return the result of the op's overload while Dynamo traces it, after the check that refuses scalars given as
+        tensors with a gradient.
+        """
         if (check := self.plan.numbers) is not None:
             check(args, kwargs)
         result: Result = self.overload(*args, **kwargs)
@@ -240,6 +243,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         require_device_type(self.spec, device)
         self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
+        # A template declared again, as when a cell runs twice, replaces the first.
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
@@ -364,6 +368,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Issue a notice if another package than the one that declares the op attaches ``what``, such as ``"a kernel
         for cpu"``. A program's own script may do so.
         """
+        # Frame 1 is a method of this class, and frame 2 its caller.
         frame = sys._getframe(2)
         while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("shiplap."):
             frame = frame.f_back
@@ -410,7 +415,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
                 native.release()  # attached since
 
     def __reduce__(self) -> str:
-        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        """Return the qualified name of the reference, by which ``copy`` and ``pickle`` find the op again, as they find
+        functions. A model that holds an op can thus be deep-copied.
+        """
         return self.reference.__qualname__
 
     def __dir__(self) -> list[str]:

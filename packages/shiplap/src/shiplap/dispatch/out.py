@@ -86,7 +86,9 @@ class OutVariant:
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return it. ``keywords`` is changed, so the caller must not use it again."""
+        """Run the op into the caller's tensors ``out`` and return ``out``. Raises the catalogue error for wrong
+        arguments or tensors. ``keywords`` is changed, so the caller must not use it again.
+        """
         if self.op.plan.numbers is not None and torch.is_grad_enabled():
             self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
@@ -169,6 +171,7 @@ class OutVariant:
         """Raise the catalogue error that Python's checks find in a call of the out-variant which failed with ``cause``.
         Return None if they find none.
         """
+        # A catalogue error needs no explanation, and the caller raises it again.
         if isinstance(cause, ShiplapError):
             return
         op = self.op

@@ -32,6 +32,7 @@ def result_values(result: Returned, count: int) -> list[Value]:
     """Return the values in the result of a function that has ``count`` results, as a list. A single result may itself
     be a list.
     """
+    # A single result may be a list itself, which must not be split.
     if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
         return [cast("Value", result)]
     return (
@@ -111,6 +112,7 @@ def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result:
     """Return the values in ``result`` as a list. Raises SL301 unless there are as many as ``wanted``, of the declared
     kinds, dtypes and sizes.
     """
+    # A copy: sizes that only the results have are bound in it.
     values, env = result_values(result, len(wanted)), dict(call.env)
     if len(values) != len(wanted):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(wanted)} results")
@@ -190,6 +192,7 @@ def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
         return value
     value = value.resolve_conj().resolve_neg()
     shared = any(torch_private.same_storage(value, t) for t in owned)
+    # contiguous() returns a contiguous tensor itself, which would still share its memory.
     fresh = value.clone(memory_format=torch.contiguous_format) if shared else value.contiguous()
     owned.append(fresh)
     return fresh
@@ -210,6 +213,7 @@ def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
     """Return new uninitialised tensors for the outputs of a call, in declared order. ``call.env`` must have all their
     sizes.
     """
+    # Plans are cached by digest, as specs with equal digests allocate the same outputs.
     plan = _output_plans.get(spec.digest)
     if plan is None:
         plan = _output_plans.setdefault(spec.digest, OutputPlan(spec, VariableNames(spec)))
@@ -340,6 +344,7 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
             for dim, size in zip(out.tensor.dims, value.shape, strict=True)
         ]
         expected.append(_ExpectedOutput(value.dtype, tuple(axes)))
+    # Without its arguments, so that no tensor of the first call is kept alive.
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:

@@ -22,6 +22,7 @@ def package_folders(op: OpState) -> Iterator[Path]:
     It need not exist.
     """
     package = sys.modules.get(op.reference.__module__.partition(".")[0])
+    # The spec lists all folders of a namespace package.
     about = package.__spec__ if package is not None else None
     for root in (about.submodule_search_locations or ()) if about is not None else ():
         yield Path(root) / FOLDER

@@ -170,6 +170,7 @@ class PythonKernel(Kernel):
         the same layout, or None.
         """
         outs = self.run_call(call)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
@@ -182,6 +183,7 @@ class PythonKernel(Kernel):
         same layout, or None.
         """
         self.run_into(call, outs, None)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
         room, device = workspace_size(self.workspace, call), call.device
@@ -245,8 +247,8 @@ class PythonKernel(Kernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function with ``args`` by parameter name, and with outputs, config values and workspace by keyword,
-        while ``device`` is the current CUDA device.
+        """Return the result of the function for ``args`` by parameter name, with outputs, config values and workspace
+        by keyword, run while ``device`` is the current CUDA device.
 
         ``known`` says that an earlier call with the same layout needed no copies, so that the check is skipped.
         """
@@ -270,7 +272,7 @@ class PythonKernel(Kernel):
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
-            """Call the function with the contiguous arguments."""
+            """Return the result of the function for the contiguous arguments."""
             return self._pass(packed, keywords)
 
         if self.unchanged.left:

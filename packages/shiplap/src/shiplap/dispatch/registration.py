@@ -119,14 +119,16 @@ class RegisteredOp(Executor):
             self.variant.install_fast_paths()
 
     def _check_of_plain_calls(self) -> Check | None:
-        """Return the check that refuses numbers with a gradient, if a plain call needs it, else None. Plain calls of
-        other ops look at all arguments anyway.
+        """Return the check that refuses scalar arguments given as tensors with a gradient, if plain calls need it, else
+        None. Plain calls of other ops look for gradients in all arguments anyway.
         """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
 
     def _install_autograd(self) -> None:
-        """Build the functions by which autograd records calls of the op. Called again when a gradient is declared."""
+        """Build the functions by which autograd records calls of the op, at registration and again when a gradient is
+        declared.
+        """
         if self.needs_autograd:
             formula = self.run_surrogate
             made = make_autograd(
@@ -136,14 +138,14 @@ class RegisteredOp(Executor):
             self.record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the recorder that is installed now. Torch has this method registered for autograd, and the recorder
-        changes when a gradient is declared.
+        """Return the result of the recorder that is installed now. Torch has this method registered for autograd, while
+        the recorder changes when a gradient is declared.
         """
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the op below autograd. Autocast stays in force, so that an op without an autocast rule still runs under
-        it.
+        """Return the result of the op below autograd. Autocast stays in force, so that an op without an autocast rule
+        still runs under it.
         """
         if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
@@ -151,8 +153,8 @@ class RegisteredOp(Executor):
         return result
 
     def call_converted(self, *args: Value) -> Result:
-        """Call the op with arguments that autocast has converted, recording the call if an argument requires a
-        gradient.
+        """Return the result of the op for arguments that autocast has converted. The call is recorded if an argument
+        requires a gradient.
         """
         with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
@@ -221,8 +223,8 @@ class RegisteredOp(Executor):
         fake = make_fake(self)
 
         def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:
-            """Run the fake implementation of an op with random results, after marking the overload so that Inductor
-            does not merge equal calls.
+            """Return the outputs of the fake implementation for an op with random results, after marking the overload
+            so that Inductor does not merge equal calls.
             """
             dynamo.keep_calls_apart(there.overload(name))
             return fake(*args, **kwargs)

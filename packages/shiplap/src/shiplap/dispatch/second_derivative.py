@@ -41,7 +41,8 @@ class SecondDerivative:
     def __call__(
         self, grads: Sequence[Any], saved: Any, needs: Any, shapes: Mapping[str, Shape], level: int = 0
     ) -> Gradients:
-        """Return what the backward returned, or gradients in its place. Neither is held to the contract yet.
+        """Return the gradients of a backward that is itself differentiated: those of the declared function if autograd
+        recorded them fully, those of the reference, or ones whose derivatives raise SL313. They are not checked.
 
         ``level`` is the level of torch.func at which the call was recorded, 0 outside of all.
         """
@@ -97,8 +98,8 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """Return the gradients ``result`` as tensors whose own derivatives raise SL313, as autograd did not record how
-        they depend on ``live``.
+        """Return the gradients ``result`` as tensors whose own derivatives raise SL313 with the reason ``gap``.
+        ``live`` are the tensors that autograd tracks and to which the error is attached.
 
         Raise SL313 at once where no tensor can carry it.
         """
@@ -306,11 +307,13 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
+        # Results of constants alone have no gradient to lose.
         if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
             self._made.update((id(t), weakref.ref(t)) for t in outs)
             return
         if name in _EXPORTS:
             self._exported = self._exported or why or f"{name}() of a tensor with a gradient"
+        # A write to a view changes the tensor below it as well.
         if _writes_in_place(name) and args and isinstance(args[0], Tensor):
             outs += [t for t in (args[0], args[0]._base) if t is not None]
         for out in outs:
@@ -440,5 +443,6 @@ def _fake_tensors(arg: Arg, shape: Shape) -> Any:
         return [_fake_tensors(arg, each) for each in shape]
     kinds = arg.tensor.dtypes if arg.tensor is not None else ()
     dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
+    # The values do not matter under fake tensors, only what autograd records of them.
     made = torch.zeros(tuple(shape), dtype=dtype)
     return made.requires_grad_() if _is_floating_point_tensor(made) else made

@@ -166,6 +166,7 @@ class OpState(HasCode):
         chosen: list[Kernel] = []
         for kernel in (kernels := self.native_kernels(device)):
             form = kernel.native
+            # Native code cannot call a supports() of Python, nor pick between a generated function and others.
             if form is None or kernel.supports is not None or (form.generated and len(kernels) > 1):
                 break
             if chosen and chosen[0].native is not None and form.library != chosen[0].native.library:
@@ -193,6 +194,7 @@ class OpState(HasCode):
         """Add a kernel for its device type, in place of one with the same name. A kernel of the author is tried before
         all others, a template's kernel last.
         """
+        # A kernel of the author keeps its place when a template of the same name is declared.
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:
             self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]

@@ -145,8 +145,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         raise _unfit_source_error(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
 
     def call(*args: Any) -> Any:
-        """Call the registered op with the declared arguments ``args``, each under the name that its schema has for
-        it.
+        """Return the result of the registered op for the declared arguments ``args``, each passed under the name that
+        its schema has for it.
         """
         values = dict(zip(own, args, strict=True))
         return overload(**{name: values[mine] for name, mine in places.items()})
@@ -181,6 +181,7 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
     def kernel(**values: Any) -> Any:
         """Run the source without recording gradients, and return its result, a tuple for several outputs."""
+        # The op's own gradient is recorded above the kernel, not the operations of the source.
         with torch.no_grad():
             result = call(*[values[a.name] for a in spec.args])
         return tuple(result) if isinstance(result, list) and len(spec.results) > 1 else result
@@ -210,6 +211,7 @@ def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
             for r, g in zip(_flatten_nested(result), _flatten_nested(upper), strict=True)
             if _requires_gradient(r)
         ]
+        # Integer tensors among the needed arguments have no gradient.
         inputs = [t for name in wanted for t in _flatten_nested(leaves[name]) if _requires_gradient(t)]
         found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
         return {name: _in_form_of(leaves[name], found) if name in wanted else None for name in given if name in tensors}

@@ -66,6 +66,7 @@ class UnprovenChoice(MissingChoice):
         """Return the kernel with the entry's config if the config is declared for the sizes of ``call``, else
         MISSING_CHOICE. Results are remembered by sizes.
         """
+        # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
         answer = self.known.get(sizes)
         if answer is None:
@@ -172,6 +173,7 @@ def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, 
     """
     global frozen, _asked
     if file is not None:
+        # The packages are read again when the table is unfrozen.
         frozen, _asked = file, False
         _entries.clear()
     for entry in entries:
@@ -226,6 +228,7 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
         ensure_choices_loaded()
     if observer is not None:
         observer(op, call)
+    # The memo is by op, since its keys have no name, and is read in each call.
     memo = _memo.get(op.spec.name)
     if memo is None:
         memo = _memo[op.spec.name] = {}
@@ -276,6 +279,7 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     table: dict[Key, Kernel | MissingChoice | None] = {}
     source = op.identity
     mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
+    # Entries for this version of the code replace those for others with the same key.
     mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
     for key, entry in mine.items():
         bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
@@ -309,6 +313,7 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
         config = entry.config
     if config is not None:
         return kernel.with_config(config)
+    # Whether such a config is declared is only known for the sizes of a call.
     return UnprovenChoice(kernel, entry) if space.depends else None
 
 

@@ -236,6 +236,7 @@ def classify_message(message: BreakMessage) -> str:
     """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message, or ``"other"`` if
     no rule matches.
     """
+    # The first rule that matches decides, so that their order matters.
     for cause, reason, context in CAUSE_RULES:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause

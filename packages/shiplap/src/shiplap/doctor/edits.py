@@ -95,6 +95,7 @@ class Source:
         try:
             return ast.parse(self.text)
         except (SyntaxError, ValueError):
+            # A file that cannot be parsed is left alone, and the others are still edited.
             return ast.Module([], [])
 
     @cached_property

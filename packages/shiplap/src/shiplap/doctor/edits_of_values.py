@@ -67,6 +67,7 @@ class _AsTensor(ast.NodeTransformer):
 
 def _condition(test: ast.expr) -> str:
     """Return the source of a condition on tensors as a tensor of bools, with ``&``, ``|`` and ``~``."""
+    # A copy, since other edits read the same tree.
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
 

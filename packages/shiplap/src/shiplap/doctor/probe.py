@@ -62,7 +62,9 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
-            """Compile ``model`` with torch's own function, and return it with its calls observed."""
+            """Return ``model`` compiled by torch's own function, with its calls observed. Without a model, return a
+            decorator.
+            """
             if model is None:
                 return lambda fn: compile(fn, **options)
             if self.spec.get("eager"):
@@ -87,7 +89,9 @@ class Probe:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Call the compiled function, observed unless the call is inside of another one or is traced."""
+            """Return the result of the compiled function. The call is observed unless it is inside of another one or is
+            traced.
+            """
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             self.active.depth = 1
@@ -113,6 +117,7 @@ class Probe:
             return result
         number = self.counts["calls"]
         self.counts["calls"] += 1
+        # The recording is held in memory until the program ends.
         if number >= MAX_CALLS or self.bytes > MAX_BYTES:
             return compiled(*args, **kwargs)
         given = list(find_leaves(torch, (args, kwargs, owner)))
@@ -138,6 +143,7 @@ class Probe:
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self.bytes += leaf.numel() * leaf.element_size()
+                # The program may write to the tensor afterwards.
                 leaf = leaf.detach().clone()
             copies.append((path, leaf))
         return copies
@@ -264,6 +270,7 @@ def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | 
     leaves = find_graph_leaves(targets)
     if not targets or not leaves:
         return []
+    # A generator of its own leaves the program's random numbers as they are.
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t) for t in targets]
     try:
@@ -327,6 +334,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         """
         if name != "torch":
             return None
+        # Python searches for torch again below, and must not come back here.
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name)
         if spec is None or spec.loader is None:

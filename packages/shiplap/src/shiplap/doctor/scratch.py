@@ -92,6 +92,7 @@ def list_python_files(root: Path) -> Iterator[Path]:
             if file.endswith(".py"):
                 yield Path(folder) / file
                 count += 1
+        # The caller refuses so many files, so the walk need not go on.
         if count > MAX_FILES:
             return
 
@@ -114,6 +115,7 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
         elif entry.suffix == ".py" and entry.is_file():
             safe_io.write_bytes(copy, entry.read_bytes())
         elif entry.name != "__pycache__":
+            # Data files may be large, and no edit touches them.
             copy.symlink_to(entry)
     for file, text in changed.items():
         safe_io.write_text(target / file, text)

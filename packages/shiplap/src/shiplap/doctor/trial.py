@@ -81,6 +81,7 @@ class Laboratory:
         environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         streams: dict[str, Any] = {"stdout": self.stdout}
+        # The user has seen the output of the program in its first run.
         if not show:
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         try:
@@ -182,8 +183,10 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
         if recorded is None or not recorded.diagnosis.compiled:
             status = recorded.status if recorded else 0
             raise error("SL702", where=" ".join(command), got=f"no compiled function was called (status {status})")
+        # A remedy may make the program hang, which must not stop the trials.
         laboratory.limit = recorded.seconds * _PATIENCE[0] + _PATIENCE[1]
         again = laboratory.run({}, "compare")
+        # Values that differ between two unchanged runs, such as readings of a clock, prove nothing.
         if again is not None and again.unstable:
             laboratory.ignored = again.unstable
             again = laboratory.run({}, "compare")

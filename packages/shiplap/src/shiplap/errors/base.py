@@ -53,6 +53,7 @@ def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]
     A family of kernels declares its own errors in this way, in a module that is imported with the family. An id stands
     for one failure, whichever packages are installed. If an id is taken, ValueError is raised and nothing is added.
     """
+    # All ids are checked before any is added, so that a failed call leaves the catalogue unchanged.
     entries = [Entry(id, kind, title, why, fix) for id, title, why, fix in rows]
     seen: dict[str, Entry] = dict(_entries)
     for entry in entries:
@@ -108,6 +109,7 @@ def notice(key: str, message: str) -> None:
     if key not in _announced:
         _announced.add(key)
         frame = _of_the_user(sys._getframe(1))
+        # warn_explicit attributes the warning to the user's line, by which filters of warnings select.
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, ShiplapNotice, frame.f_code.co_filename, frame.f_lineno, module, seen)
 

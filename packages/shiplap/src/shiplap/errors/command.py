@@ -152,4 +152,5 @@ def writing(
         yield
     except OSError as e:
         title = f"{what} cannot be written"
+        # The OSError says nothing that the catalogue error lacks, so it is not chained.
         raise error("SL602", where=str(path), what=title, got=e.strerror or e, expected=expected) from None

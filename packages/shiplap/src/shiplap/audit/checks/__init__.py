@@ -38,6 +38,7 @@ def load_check(name: str) -> Check:
         known = (*CHECKS, *ON_REQUEST)
         meant = "".join(f"did you mean {near!r}? One of " for near in get_close_matches(name, known, n=1))
         raise error("SL503", where="audit(checks=...)", got=name, expected=meant + ", ".join(known))
+    # A module may define a check for each of several tools, as in sanitizer:memcheck.
     module, _, variant = name.partition(":")
     check: Check = vars(import_module(f"{__name__}.{module}"))[variant.upper()]
     return check

@@ -141,6 +141,7 @@ def _wrong_tensors(
         for axis in _axes_of_fixed_size(op, case, arg):
             wrong = torch.cat([t, t.narrow(axis, 0, 1)], axis).clone()
             yield f"wrong size: {name}, axis {axis}", wrong, ("SL202", "SL203"), False
+    # The first of these that the declaration does not admit is enough.
     for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64):
         if kind.dtypes and str(dtype).removeprefix("torch.") not in kind.dtypes:
             yield f"wrong dtype: {name} {dtype}", torch.zeros_like(t, dtype=dtype), ("SL204",), True

@@ -225,7 +225,9 @@ def _why_derivative_differs(
 
 
 def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Compare the gradient of each output alone with that of the reference, for an op with several outputs."""
+    """Return an observation with a problem if the gradient of one output alone differs from that of the reference, for
+    an op with several outputs.
+    """
     count = len(_record_autograd_graph(op, case, names)[0])
     if count < 2:
         return Observation()
@@ -248,7 +250,9 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
 
 
 def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Pass one tensor as two arguments and compare its gradient, the sum of both, with that of the reference."""
+    """Pass one tensor as two arguments, and return an observation with a problem if its gradient, the sum of both,
+    differs from that of the reference.
+    """
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
@@ -290,8 +294,8 @@ def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Compare the gradients of the gradient, by the inputs and by the gradient of the output, with those of the
-    reference where autograd can compute them.
+    """Return an observation with a problem if the gradients of the gradients, by the inputs and by the output's
+    gradient, differ from those of the reference. It is declined where autograd cannot compute them.
     """
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:

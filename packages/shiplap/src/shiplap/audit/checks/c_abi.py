@@ -118,6 +118,7 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
     results, deaths = _run_attempts(library, kernel.native.symbol, attempts)
     for death in deaths:
         attempt = attempts[death.call]
+        # A kernel may rely on what the declaration guarantees, but an exception must never leave C code.
         if death.thrown or not attempt.lax:
             fix = CATCH_FIX if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES_FIX
             return Observation(f"{kernel.native.symbol} called with {attempt.what}: {death}", fix=fix)

@@ -163,8 +163,8 @@ def observe_uncapturable(op: Op) -> Observation | None:
 
 
 def _observe_eager(trial: _GraphTrial) -> Observation:
-    """Call the op without a graph on the same buffers with new values. A problem means that values were kept from an
-    earlier call.
+    """Call the op without a graph on the same buffers with new values. The observation has a problem if results are
+    wrong, that is if values were kept from an earlier call.
     """
     trial.warm_up(trial.case)
     args = trial.case.fresh()
@@ -179,8 +179,8 @@ def _observe_eager(trial: _GraphTrial) -> Observation:
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
-    """Write the inputs late on the op's own stream. A problem means that part of the work was launched on another
-    stream, where it read old values.
+    """Write the inputs late on the op's own CUDA stream. The observation has a problem if results are wrong, as part of
+    the work then ran early on another stream.
     """
     trial.warm_up(trial.case)
     changed, args = trial.with_new_values(), trial.case.fresh()
@@ -202,8 +202,8 @@ def _observe_side_stream(trial: _GraphTrial) -> Observation:
 
 
 def _observe_synchronisation(trial: _GraphTrial) -> Observation:
-    """Call the op in a context that forbids synchronisation. A problem means that the op waits for the device, which a
-    capture forbids.
+    """Call the op in a context that forbids synchronisation. The observation has a problem if the op waits for the
+    device, which a capture forbids.
     """
     args = trial.case.fresh()
     try:
@@ -217,8 +217,8 @@ def _observe_synchronisation(trial: _GraphTrial) -> Observation:
 
 
 def _observe_two_streams(trial: _GraphTrial) -> Observation:
-    """Call the op with different values alternately on two streams that start together. A problem means that they share
-    scratch memory.
+    """Call the op with different values alternately on two CUDA streams that start together. The observation has a
+    problem if results are wrong, as with shared scratch memory.
     """
     streams = trial.stream, trial.second
     pair = [trial.with_new_values(), trial.with_new_values()]
@@ -243,7 +243,9 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
 
 
 def _observe_replays(trial: _GraphTrial) -> Observation:
-    """Capture the op after a warm-up, then replay the graph with new values under different conditions of memory."""
+    """Capture the op after a warm-up, then replay the graph with new values under different conditions of memory. The
+    observation has the first problem.
+    """
     trial.warm_up(trial.case)
     try:
         recording = record_cuda_graph(trial.run, trial.case.args, trial.stream)
@@ -277,8 +279,8 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 
 
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
-    """Replay the graph with new values. A problem means wrong results, a changed input, or writes to freed memory. None
-    if there is none.
+    """Return an observation with a problem if replays of the graph with new values give wrong results, change inputs or
+    write to freed memory, else None.
     """
     for turn in range(REPLAYS):
         changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
@@ -297,8 +299,8 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Replay the graph after a larger call, which may have replaced a cached buffer that the graph still uses. None if
-    the results are right.
+    """Return an observation with a problem if a replay after a larger call, which may have replaced a buffer that the
+    graph still uses, goes wrong, else None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
@@ -329,8 +331,8 @@ def _describe_trespass(damaged: int, when: str) -> str:
 
 
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Capture a second graph in the same memory pool, and replay both in the order of capture. None if the results are
-    right.
+    """Capture a second graph in the same memory pool, and replay both in turns. Return an observation with a problem if
+    one is wrong, else None.
     """
     case = trial.grown(LARGER) or trial.case
     trial.warm_up(case)
@@ -348,8 +350,8 @@ def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) 
 
 
 def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Replay the graph after the second graph was destroyed and torch's cached memory was released. None if the results
-    are right.
+    """Return an observation with a problem if a replay is wrong after the second graph was destroyed and torch's cached
+    memory released, else None.
     """
     gc.collect()
     torch.cuda.empty_cache()
@@ -361,8 +363,8 @@ def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any
 
 
 def _observe_cold_capture(trial: _GraphTrial) -> Observation:
-    """Capture the first call with new sizes. A problem means that it fails, or that it leaves state which was recorded
-    but never computed.
+    """Capture the first call with new sizes. The observation has a problem if that fails, or if state that was recorded
+    but never computed makes later results wrong.
     """
     case = trial.grown(COLD)
     if case is None:
@@ -400,7 +402,7 @@ def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
 
 def _observe_other_device(trial: _GraphTrial) -> Observation:
     """Call the op while another device than that of the tensors is the current one. The observation has a problem if
-    that fails.
+    that raises or the results are wrong.
     """
     count = torch.cuda.device_count()
     if count < 2:

@@ -154,8 +154,8 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return in words the first input that the graph copies into memory which is neither an output nor in ``private``.
-    Empty if there is none.
+    """Return in words the first input that the graph copies into a buffer of the op's own, that is neither into an
+    output nor into the address ranges ``private`` of graph pools. Empty if there is none.
     """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:

@@ -154,7 +154,9 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Return an observation that counts as missed if no sample was accepted by one of the kernels."""
+    """Return an observation that is missed, that is without evidence, if a kernel accepts none of the samples
+    ``cases``, else a note that all were run.
+    """
     device = cases[0].device
     untouched = []
     for kernel in kernels_for_device(op, device):

@@ -114,6 +114,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
 
 def _set_environment(values: dict[str, str]) -> None:
     """Set the environment variables of the process to ``values``, and delete all others."""
+    # os.environ passes each change on to the C library, which a new dict would not.
     for key in {*os.environ, *values}:
         if key not in values:
             del os.environ[key]
@@ -150,6 +151,7 @@ STATE_WRITERS: dict[str, Callable[[Any], object]] = {
 
 def _capture_stdout(run: Callable[[], Any]) -> str:
     """Return at most 200 bytes of text that ``run`` writes to standard output, by Python or by C."""
+    # C code has a buffer of its own, which has to be written before and after.
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
@@ -379,6 +381,7 @@ def _memory_in_use() -> tuple[float, float]:
     """Return the number of memory blocks that Python has allocated, and the resident bytes of the process, after a
     garbage collection.
     """
+    # Garbage that waits for a collection is no leak.
     gc.collect()
     return sys.getallocatedblocks(), resident_bytes(os.getpid())
 

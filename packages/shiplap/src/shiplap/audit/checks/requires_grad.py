@@ -95,7 +95,9 @@ def _run_with_inputs(
     """Return the results of ``program``, on leaf or non-leaf inputs, compiled with ``backend`` unless it is empty."""
 
     def nonleaf(*values: Any) -> Any:
-        """Call ``program`` with each input that requires a gradient multiplied by 1, so that it is no leaf."""
+        """Return the results of ``program`` with each input that requires a gradient multiplied by 1, so that it is no
+        leaf.
+        """
         return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
 
     fn = program if leaf else nonleaf

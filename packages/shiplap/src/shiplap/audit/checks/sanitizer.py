@@ -54,6 +54,7 @@ def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observatio
     home, root = address_of_op(op)
     labels = list(dict.fromkeys(c.label for c in cases))
     text = sanitizer.make_script(home, op.spec.name, labels, cases[0].seed, cases[0].device, root)
+    # -P: a module of the current folder must not take the place of one that the script imports.
     report = sanitizer.run_under_sanitizer(
         [sys.executable, "-P", "-c", text], tool, SANITIZER_TIMEOUT_SECONDS, UNCACHED_ENVIRONMENT
     )

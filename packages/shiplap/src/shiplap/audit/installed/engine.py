@@ -194,6 +194,7 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
                 if text := event.get("missing"):
                     missing[text] = None
                 if text := event.get("problem"):
+                    # The first finding of each check is kept, as later calls tend to show the same fault.
                     found.setdefault(job.check, _make_finding(name, job.check, text, job))
         first = at + 1
     calls = sum(job.check == "repeat" and not job.note for job in jobs)

@@ -50,6 +50,7 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
     crash = "It ends its process: that is the finding." if found.check == "crash" else "It raises AssertionError."
     return _TEMPLATE.format(
         op=found.op,
+        # The problem stands in the docstring of the script, which it must not end.
         problem=found.problem.replace("\\", "\\\\").replace('"""', "'''"),
         package=package,
         module=package,
