@@ -75,7 +75,7 @@ class LoweredCall:
 
     @property
     def device(self) -> torch.device:
-        """The device of the output."""
+        """The device on which the output of the call lies."""
         return self.output.device
 
     @cached_property

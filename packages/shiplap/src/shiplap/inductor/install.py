@@ -23,8 +23,8 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 
 
 def install_lowerings() -> None:
-    """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
-    registered.
+    """Register the lowering of every op that has templates, and of every op with an overload below autograd, unless it
+    is registered already.
 
     An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
     trace makes.

@@ -226,7 +226,7 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Issue a notice that a candidate is not used, with the reason in ``verdict``."""
+    """Issue a notice that a template candidate of ``op`` is not used, with the reason in ``verdict``."""
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",

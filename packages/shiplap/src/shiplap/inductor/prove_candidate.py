@@ -199,7 +199,7 @@ def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ..
 
 
 def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the tensors with floating-point ones converted to float64."""
+    """Return the tensors ``own``, those of floating-point dtypes converted to float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 

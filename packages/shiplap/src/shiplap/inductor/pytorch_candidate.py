@@ -144,7 +144,7 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
 
 
 def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of ``tensor`` with these sizes and strides."""
+    """Return a copy of ``tensor`` in new memory with these sizes and strides."""
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

@@ -380,7 +380,9 @@ def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, floa
 
 
 def _name_fallback(candidate: Candidate) -> str:
-    """Return the name of a fallback in reasons, which says whether it is untuned."""
+    """Return the name of a fallback candidate in a reason: ``fallback``, or ``fallback untuned`` where Inductor
+    compiles it without tuning.
+    """
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 

@@ -48,14 +48,25 @@ class SizedCall(Protocol):
     """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> Op:
+        """The declared op that is called."""
+
     @property
-    def env(self) -> Mapping[str, Any]: ...
+    def env(self) -> Mapping[str, Any]:
+        """The dims and scalars of the call by name, symbolic or not."""
+
     @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The fake tensors of the call by argument name."""
+
     @property
-    def device(self) -> torch.device: ...
-    def numbers(self, sizes: Sizes) -> dict[str, Any]: ...
+    def device(self) -> torch.device:
+        """The device of the call."""
+
+    def numbers(self, sizes: Sizes) -> dict[str, Any]:
+        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
+        of the call.
+        """
 
 
 @dataclass(frozen=True)
@@ -204,17 +215,17 @@ class SizeRange:
         return whole
 
     def _with(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
-        """Return pairs of each symbol of the range and its value in ``sizes``."""
+        """Return the pairs (symbol, value) of the range's symbols and their values in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
     def _work_of_many(self) -> int:
-        """The most operations that one sample among many may take."""
+        """The most operations that one sample may take where many small ones are run."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
     def _work_of_large(self) -> int:
-        """The most operations that a sample of large sizes may take."""
+        """The most operations that a sample may take whose sizes are all large."""
         return INTERPRETED if self.interpreted else LARGE
 
 

@@ -90,7 +90,8 @@ class TemplateCandidate(Candidate):
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
+        """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
+        output, which is filled with NaN or a byte pattern before.
 
         The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
@@ -122,7 +123,9 @@ class TemplateCandidate(Candidate):
         """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
-            """Launch the kernel and return its output in a tuple."""
+            """Launch the compiled kernel and return its output, or with split-K the sum of its partial outputs, as a
+            tuple of one tensor.
+            """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
 

@@ -85,8 +85,8 @@ def tune_templates(
     report: Report,
     isolation: WorkerProcess | None,
 ) -> Choice:
-    """Return the choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and
-    installed.
+    """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``: an earlier one, or
+    the fastest by measurement, which is stored and put into use.
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608

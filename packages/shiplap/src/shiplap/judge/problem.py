@@ -52,7 +52,7 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
     """A context that keeps the names of the functions of torch that run in it."""
 
     def __init__(self) -> None:
-        """Start with no names."""
+        """Start with no names of called functions."""
         super().__init__()
         self.names: set[str] = set()
 

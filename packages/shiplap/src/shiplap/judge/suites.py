@@ -379,7 +379,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether a text is a Python literal of a dict."""
+    """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
     except (ValueError, SyntaxError):

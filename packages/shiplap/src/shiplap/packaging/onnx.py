@@ -96,7 +96,7 @@ class FunctionForm:
 
     @property
     def any_size(self) -> FunctionForm:
-        """The same form with every dim of its tensors varying."""
+        """The form for tensors of these ranks and dtypes with any sizes, with the same values otherwise."""
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
@@ -329,7 +329,7 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield those of ``values`` at whose places ``form`` has a tensor, in order."""
+    """Yield those of ``values``, also in lists, at whose places ``form`` has a tensor, in order."""
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
             yield value
@@ -343,7 +343,9 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:
-        """Return the ONNX node for the next call of the op."""
+        """Return the ONNX node for the next call of the op in the graph, made from the exporter's values of its
+        arguments.
+        """
         form = queue.popleft()
         op = form.op
         inputs = list(_flat_inputs(op.spec.complete(args, kwargs), form.values))

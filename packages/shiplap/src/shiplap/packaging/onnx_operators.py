@@ -70,7 +70,7 @@ def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
 
 @checked.register_fake
 def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return a tensor of the shape and dtype of ``value``."""
+    """Return an empty tensor of the shape and dtype of ``value``: the fake implementation of ``checked``."""
     return torch.empty_like(value)
 
 
@@ -200,7 +200,9 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate torch.any, whose result for no elements is false."""
+    """Translate torch.any over all dims, one or several, to a sum that is compared with 0, so that the result for no
+    elements is false.
+    """
     op = _operators()
 
     # torch's translation takes a maximum, which of no elements is not 0.

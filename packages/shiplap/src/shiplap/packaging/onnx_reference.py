@@ -64,7 +64,7 @@ class _Module(torch.nn.Module):
     """A function as a module."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """Keep the function ``call``."""
+        """Keep the function ``call``, which the module's ``forward`` calls."""
         super().__init__()
         self.call = call
 
@@ -149,7 +149,7 @@ class PathFinder:
         """
 
         def stop(results: Any, asked: list[Any]) -> Any:
-            """End the trace, since its program is not wanted."""
+            """Raise ``_Finished``, which ends the trace of a path whose program is not wanted."""
             raise _Finished
 
         trace = _Trace(self.call, answers, stop)

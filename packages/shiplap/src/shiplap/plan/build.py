@@ -124,7 +124,7 @@ class _PlanBuilder:
         self.sure = True  # whether every call takes the steps that are written now
 
     def check(self, rule: ArgumentRule) -> None:
-        """Append a step that refuses a call which breaks ``rule``."""
+        """Append a step that raises the error of ``rule`` for a call that breaks it."""
         self.steps.append(CheckStep(rule))
 
     @contextmanager
@@ -284,7 +284,9 @@ class _PlanBuilder:
         )
 
     def relations(self) -> None:
-        """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
+        """Append the checks of several arguments together: lists that give a size, dims computed by ``dims=``, checks
+        that were put off, and the preconditions ``requires=``.
+        """
         op = self.spec.name
         if self.spec.traced and "device" not in self.bound:
             self.place()

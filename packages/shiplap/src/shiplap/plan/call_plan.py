@@ -67,7 +67,7 @@ class CallPlan:
 
     @cached_property
     def outputs(self) -> OutputPlan:
-        """The plan of the outputs and the workspace."""
+        """The plan (``OutputPlan``) of the outputs and the workspace: the steps that allocate and check them."""
         return OutputPlan(self.spec, self.names)
 
     @cached_property

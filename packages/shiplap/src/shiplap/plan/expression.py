@@ -38,7 +38,7 @@ Text = tuple[str | Expression, ...]
 
 
 def equal_expression(a: Expression, b: Expression) -> Expression:
-    """Return the expression ``a == b``, in Python and in C++."""
+    """Return the expression ``a == b``, with its form in Python and its form in C++."""
     return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 

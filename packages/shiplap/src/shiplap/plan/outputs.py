@@ -265,5 +265,7 @@ def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
 
 
 def bytes_spanned(t: Tensor) -> int:
-    """Return the bytes from the start of the first to the end of the last element of a tensor that has elements."""
+    """Return the number of bytes from the start of the first to the end of the last element of a tensor that has
+    elements and no negative strides.
+    """
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

@@ -125,7 +125,9 @@ def compile_function(
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
-        """Raise the error of the rule with this number, with the given texts."""
+        """Raise the error of the rule with this number, with the given texts, in place of the exception that is being
+        handled.
+        """
         rule = rules[number]
         raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
 

@@ -63,7 +63,8 @@ def strided_ranges_meet(
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
-    """Whether two ranges of memory share a byte, given shape, strides and bytes of an element of each.
+    """Whether two strided tensors share a byte of memory, each given as shape, strides and bytes of an element. ``b``
+    begins ``distance`` bytes after ``a``, at least 0.
 
     ``b`` begins ``distance`` bytes after ``a``, at least 0.
     """

@@ -21,7 +21,7 @@ class Line:
     parts: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        """Return the text of the line without styles."""
+        """Return the text of the line, without its styles."""
         return "".join(text for text, _ in self.parts)
 
 

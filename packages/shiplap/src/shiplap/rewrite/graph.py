@@ -112,14 +112,15 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Trace ``fn`` into a graph that can stand for the computation of ``outputs``.
+    """Return ``fn`` traced as a graph of flat results that can stand for ``outputs``, the nodes whose values change
+    with it, and the outputs whose layout no reader sees.
 
     Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
     whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return the graph of ``fn`` on the fake values of the inputs."""
+        """Return ``fn`` traced as a graph on the fake values of the inputs."""
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )

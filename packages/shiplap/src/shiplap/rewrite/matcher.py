@@ -83,7 +83,7 @@ class PartialMatch:
     passed: tuple[Node, ...] = ()
 
     def copy(self) -> PartialMatch:
-        """Return a copy that can be extended without changing this match."""
+        """Return a copy whose dicts and lists can be extended without changing this match."""
         return PartialMatch(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
 
     @property
@@ -98,7 +98,7 @@ class _PatternWalker:
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
-        """Keep the pattern that is compared."""
+        """Keep the pattern that is compared with graphs."""
         self.pattern = pattern
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:

@@ -66,7 +66,7 @@ class PatternRewrite(Rewrite):
         self._drawn = PatternSamples(pattern, self.signature, self.guards, samples, replacement)
 
     def __repr__(self) -> str:
-        """Return the name and the level."""
+        """Return ``<rewrite NAME at LEVEL>``."""
         return f"<rewrite {self.name} at {self.level}>"
 
     @property
@@ -214,7 +214,7 @@ def make_replacement(
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return the computed results of the replacement."""
+        """Return those results of the replacement that the pattern computes, as a list."""
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]

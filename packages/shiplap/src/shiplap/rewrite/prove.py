@@ -197,7 +197,9 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
     """Apply the rewrite to one captured program, run it before and after, and yield the observations of all checks."""
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
-        """Return the observation of ``check`` on this program."""
+        """Return the observation of ``check`` on this program, with the difference ``problem``, empty where the check
+        passes.
+        """
         return _CheckObservation(check, problem, program.label)
 
     train, tensors = _compares_gradients(rewrite, program), program.of_tensors()[1]

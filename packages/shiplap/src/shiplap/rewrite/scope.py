@@ -33,7 +33,7 @@ class _EnteredBlocks(threading.local):
     """The blocks of one scope that a thread has entered. Threads may share a scope."""
 
     def __init__(self) -> None:
-        """Start without blocks, once in each thread."""
+        """Start without entered blocks, once in each thread that uses the scope."""
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
@@ -225,7 +225,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
-        """Apply the rewrites of all active scopes to ``graph``."""
+        """Apply the rewrites of all scopes in force to ``graph``, after sorting it and removing dead calls."""
         active = scopes()
         if not active:
             return

@@ -385,7 +385,7 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any) -> Any:
-        """Return the result of ``fn``."""
+        """Return the result of ``fn``, unchanged."""
         return fn(*args)
 
     # A new code object: torch would otherwise find the code that it compiled for the variant before.

@@ -89,14 +89,16 @@ class CAbiImplementation(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
-        """Keep what :func:`cabi` was given. The library is not opened."""
+        """Keep the library, symbol, strided arguments and alignment given to :func:`cabi`. The library is not
+        opened.
+        """
         names = (strided,) if isinstance(strided, str) else strided
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align
         self.without_signature = without_signature
 
     @property
     def name(self) -> str:
-        """The C function's name."""
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -161,7 +163,7 @@ class CFunctionKernel(PackedKernel):
     """A kernel that can be a C function, called with the addresses of everything in one frame."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
-        """Bind the kernel to the declaration, with an empty config."""
+        """Bind the C function of ``form`` to the op declared as ``spec``, with an empty config."""
         super().__init__(spec, terms, form)
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them

@@ -56,7 +56,7 @@ class SourceImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The C function's name."""
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:

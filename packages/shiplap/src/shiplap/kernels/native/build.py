@@ -204,7 +204,7 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
 
 
 def _close_locks_after_fork() -> None:
-    """Close the lock files in a forked child, which holds none of them.
+    """Close the inherited lock files of builds in a forked child, since the child holds none of the locks.
 
     An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
     """

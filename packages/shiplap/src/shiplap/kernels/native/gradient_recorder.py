@@ -199,7 +199,7 @@ def _announce_hot_recording(op: Op) -> None:
         return
 
     def counted(*args: Any) -> Any:
-        """Record one call as before, and give the notice at the 32nd one."""
+        """Record one call in Python as before, and give the notice at the 32nd such call."""
         if next(calls) == HOT_RECORDINGS and op.record_plain_call is counted:
             op.record_plain_call = recorded
             name = op.spec.name

@@ -40,7 +40,7 @@ class PackedKernel(Kernel):
     native: NativeForm
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
-        """Bind the native function ``form`` to the declaration."""
+        """Bind the native function ``form`` to the op declared as ``spec``."""
         super().__init__(spec, terms)
         self.native, self.parameters, self.where = form, c_prototype(spec), f"{spec.name}, kernel {form.symbol}"
 
@@ -54,7 +54,7 @@ class PackedKernel(Kernel):
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether it is settled that native code will not take over, with a reason."""
+        """Whether it is settled, with a reason, that no native code will serve the calls of this kernel."""
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:

@@ -32,7 +32,7 @@ class LateErrors:
     """
 
     def __init__(self) -> None:
-        """Start without messages and without words of devices."""
+        """Start without messages, and without an error word for any device."""
         self._messages: dict[int, tuple[str, str]] = {}
         self._codes: dict[tuple[str, str], int] = {}
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}

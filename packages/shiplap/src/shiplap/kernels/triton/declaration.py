@@ -51,7 +51,7 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, in order."""
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
         return self._steps
 
     @property
@@ -115,7 +115,7 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def name(self) -> str:
-        """The name of the first kernel."""
+        """The name of the first Triton kernel, by which the program is called in reports and choices."""
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -164,7 +164,7 @@ class LateLaunches(Implementation, ProgramSource):
     late = True
 
     def __init__(self, module: str, program: str) -> None:
-        """Keep the names of the module and of the program in it. Nothing is imported."""
+        """Keep the names of the module and of the program in it. The module is not imported."""
         self.module, self.program = module, program
 
     @cached_property
@@ -181,7 +181,7 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, after importing the module."""
+        """The launches, fills and sorts of the program as their author wrote them, after importing its module."""
         return self.made.steps
 
     @property
@@ -196,7 +196,7 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def name(self) -> str:
-        """The program's name in its module."""
+        """The name of the program in its module, by which it is called in reports and choices."""
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:

@@ -80,7 +80,7 @@ class _TrackedSizes(Mapping[str, EnvValue]):
         self.env, self.names = env, set[str]()
 
     def __getitem__(self, name: str) -> EnvValue:
-        """Return the size or scalar ``name``, and record that it was read."""
+        """Return the size or scalar ``name``, a list as a tuple, and record in ``names`` that it was read."""
         value = self.env[name]
         self.names.add(name)
         return _plain_table_key(value)
@@ -96,5 +96,5 @@ class _TrackedSizes(Mapping[str, EnvValue]):
 
 
 def _plain_table_key(value: EnvValue) -> EnvValue:
-    """Return a value as part of a key: a list becomes a tuple, which can be hashed."""
+    """Return a size or scalar as part of a key: a list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value

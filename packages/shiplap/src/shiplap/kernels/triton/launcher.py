@@ -79,7 +79,7 @@ class Launcher:
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise TypeError, since a launch needs a grid."""
+        """Raise TypeError, since a kernel is launched with a grid: ``launcher[grid](...)``."""
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:

@@ -130,7 +130,7 @@ def _read_step(
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
-        """Return the parsed expression ``text`` of the step's part ``what``."""
+        """Return the dim expression in ``text``. ``what`` names its place in the step, for errors."""
         return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
@@ -330,7 +330,7 @@ class _LaunchReader:
         return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
-        """Return the text of the annotation of the parameter ``name``."""
+        """Return the annotation of the kernel's parameter ``name`` as text."""
         about = self.about.get(name)
         if about is not None:
             return str(about.annotation)
@@ -338,7 +338,7 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise SL618 about this kernel."""
+        """Raise SL618, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:

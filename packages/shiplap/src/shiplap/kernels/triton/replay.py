@@ -74,7 +74,8 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 class _ReplaySource(Protocol):
     @property
-    def signature(self) -> dict[str, str]: ...
+    def signature(self) -> dict[str, str]:
+        """The Triton types of the kernel's parameters by name, ``constexpr`` for constants."""
 
 
 class CompiledTritonKernel(Protocol):
@@ -83,10 +84,12 @@ class CompiledTritonKernel(Protocol):
     metadata: Any
 
     @property
-    def function(self) -> int: ...
+    def function(self) -> int:
+        """The address of the kernel's function on the device."""
 
     @property
-    def src(self) -> _ReplaySource: ...
+    def src(self) -> _ReplaySource:
+        """The source from which Triton compiled the kernel, of which the signature is read."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,7 @@ class _RecordingOwner:
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
-        """Free the recording in C++."""
+        """Free the recording that C++ holds."""
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 

@@ -45,7 +45,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, in order."""
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def declared(self) -> tuple[DeclaredLaunch, ...]:
-        """The launches as their author wrote them, in order."""
+        """The launches of the program as their author wrote them, in order."""
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
@@ -123,7 +123,7 @@ class LaunchedForm(NativeForm):
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Whether a compiled kernel of this process has the values ``config``."""
+        """Whether this process has compiled a kernel of the program for the config values ``config``."""
         return any(key[: len(config)] == config for _, _, key in self.cubins)
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:

@@ -141,7 +141,7 @@ def _integer_key_entry(p: KernelParameter, value: int) -> int:
 
 
 def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
-    """Return the value of an expression as an int."""
+    """Return the value of ``expr`` for ``numbers`` as an int."""
     assert expr is not None
     return int(expr(numbers))
 

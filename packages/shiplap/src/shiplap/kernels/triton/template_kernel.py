@@ -421,11 +421,11 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
-        """Return ``size`` bytes on the GPU."""
+        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors."""
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
-        """Launch with PyTorch's allocator set in the current context."""
+        """Launch the kernel with ``args`` after setting PyTorch's allocator as Triton's in this context."""
         triton.set_allocator(memory)
         return launch(*args)
 

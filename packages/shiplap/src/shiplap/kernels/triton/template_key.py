@@ -50,7 +50,10 @@ class RunTemplate(Protocol):
     the launch.
     """
 
-    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None: ...
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
+        """Launch the template for ``call`` into ``out``, or into ``split_k`` partial sums, and record the launch in
+        ``kept`` if given.
+        """
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:

@@ -202,7 +202,7 @@ class _Renamed(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the expression that replaces a name."""
+        """Return the expression that replaces the name of this node."""
         return ast.parse(self.variable(node.id), mode="eval").body
 
 

@@ -265,7 +265,7 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
 
 
 def _tests_text(package: str) -> str:
-    """Return the text of the tests of an ejected package."""
+    """Return the Python source of the tests of an ejected package called ``package``."""
     return render_source("ejected_tests.py.jinja", package="shiplap.packaging").replace("@package@", package)
 
 

@@ -52,7 +52,7 @@ class NativeKernel:
 
     @property
     def symbol(self) -> str:
-        """The C function's name."""
+        """The name of the C function that implements the op."""
         return self.code.symbol
 
 

@@ -175,7 +175,9 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _wrote(self) -> list[str]:
-        """Return the lines that mark mutated arguments as written."""
+        """Return the lines that call ``support.written`` for each argument that the op writes to, so that autograd
+        counts the write.
+        """
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:

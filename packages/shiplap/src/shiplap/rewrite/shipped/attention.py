@@ -212,7 +212,9 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Keep the product with the values and the calls between it and the softmax."""
+        """Keep the product ``out`` of the weights and the values ``v``, with the calls ``nodes`` between it and the
+        softmax.
+        """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:

@@ -73,7 +73,9 @@ class LinearLoss(Rewrite):
     anchors = LOSSES
 
     def __init__(self, name: str, loss: Callable[..., Tensor], *, always: bool = False) -> None:
-        """Set the name, the function that computes the loss, and whether small losses are replaced, too."""
+        """Set the rewrite's name, the function that computes the loss of a layer, and whether small losses are
+        replaced, too.
+        """
         self.name, self.loss, self.always = name, loss, always
 
     @property
@@ -83,7 +85,7 @@ class LinearLoss(Rewrite):
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds layers and losses, of the function, and of the option."""
+        """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
         return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
 
     def programs(self) -> Iterator[Program]:

@@ -30,7 +30,7 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds and removes idle calls."""
+        """The digest of the code that finds and removes casts and dropouts that change nothing."""
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
