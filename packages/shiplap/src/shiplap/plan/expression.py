@@ -154,6 +154,7 @@ class VariableNames:
         """Return the variable of a declared name: prefix ``a_`` for a scalar argument, ``w_`` for ``threads`` and
         ``itemsize``, else ``d_`` for a dim.
         """
+        # Prefixes keep the names of a declaration apart from those of the generated code.
         prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
         return prefix + name
 
@@ -171,6 +172,7 @@ def declared_value(expr: Expr, names: VariableNames) -> Expression:
     """Return a declared expression in Python and C++, with the variables of generated code for its names. The C++ form
     is empty where C++ cannot express it.
     """
+    # Parsed anew, since the visitor changes the tree in place.
     tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)
@@ -188,6 +190,7 @@ class _RenamedVariables(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Return the call with its arguments renamed and the function's name unchanged."""
+        # The function is not visited: an argument may be called ``min`` and keeps its own variable.
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
@@ -200,6 +203,7 @@ def values_text(expr: Expr, names: VariableNames) -> Text:
     the call.
     """
     text: list[str | Expression] = []
+    # Sorted, so that the text of an error is the same in every process.
     for name in sorted(expr.names):
         text += [f"{', ' if text else ''}{name} = ", names.term(name)]
     return tuple(text)
@@ -210,6 +214,7 @@ def can_fail(expr: Expr, names: VariableNames) -> bool:
 
     It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
     """
+    # Lists may be too short, and other values than integers may be of any size.
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
     return any(map(_node_can_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
@@ -222,12 +227,14 @@ def _node_can_fail(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
+        # The negative of the lowest integer does not fit into 64 bits.
         case ast.UnaryOp(operand=operand):
             return not isinstance(operand, ast.Constant)
         case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
         case ast.Call(func=ast.Name(id=name), args=args):
             return name not in ("broadcast", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+        # A sum or product of sizes may need more than 64 bits.
         case ast.BinOp() | ast.Subscript():
             return True
     return False
