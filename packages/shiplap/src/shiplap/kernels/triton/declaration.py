@@ -109,6 +109,7 @@ class TritonLaunches(Implementation, ProgramSource):
             word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
             codes: parameters that get the code of a message of late errors.
         """
+        # Raises SL619 at the declaration, where the author sees the line.
         plain_function(kernel)
         given = dict(arguments or {}), dict(constants or {}), dict(scratch or {})
         return self.also(DeclaredLaunch(kernel, grid, *given, when, word, dict(codes or {})))
@@ -213,6 +214,7 @@ class LateLaunches(Implementation, ProgramSource):
 @cache
 def _files_beside(module: str) -> str:
     """Return a digest of the Python files in the folder of ``module``, which is not imported."""
+    # The package is looked up, since a look-up of the module itself would import the package around it.
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None
     files = sorted(path for folder in folders or () for path in Path(folder).glob("*.py"))

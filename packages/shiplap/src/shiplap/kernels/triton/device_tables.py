@@ -55,6 +55,7 @@ class DeviceTable:
         sizes than before, or where there are too many.
         """
         seen = _TrackedSizes(env)
+        # Kept beyond this call, so it must be no inference tensor and no fake.
         with outside_modes():
             table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
@@ -87,6 +88,7 @@ class _TrackedSizes(Mapping[str, EnvValue]):
 
     def __iter__(self) -> Iterator[str]:
         """Return an iterator over all names, and record that all were read."""
+        # A loop over the names may depend on all of them.
         self.names.update(self.env)
         return iter(self.env)
 

@@ -72,6 +72,7 @@ class LaunchedForm(NativeForm):
         is compiled yet.
         """
         self.spec, self.given, self.configs = spec, program, configs
+        # Reading the launches would import the module.
         any_strides = frozenset[str]() if program.late else strided_launch_tensors(spec, self.launches)
         super().__init__(Path(), symbol, any_strides, 1, prototype_signature(spec, configs))
         self.cubins: dict[tuple[int, int, Key], Cubin] = {}
@@ -177,10 +178,12 @@ class LaunchedForm(NativeForm):
             except BaseException as e:  # nothing may pass through C
                 text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
             raw = text.encode(errors="replace")[: size - 1] + b"\0"
+            # C++ owns the buffer of the message.
             ctypes.memmove(message, raw, len(raw))
             return int(bool(text))
 
         callback = _COMPILER(missing)
+        # C++ keeps only the address, so Python must keep the object.
         _c_callbacks.append(callback)
         if self.given.errors is not None:
             binding[f"{self.symbol}_late"](_make_error_teller(self.given.errors))

@@ -117,6 +117,7 @@ class TemplateKernel(Kernel):
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
         places = [self.spec.args.index(a) for a in self.reads]
+        # A copy was made for the launch, whose address the next call does not have.
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
         plain, op = (
@@ -163,6 +164,7 @@ class TemplateKernel(Kernel):
         if is_current_device(call.device):
             self._launch(self._run, call, out, kept)
             return
+        # Triton launches on the current device.
         with torch.cuda.device(call.device):
             self._launch(self._run, call, out, kept)
 
@@ -248,6 +250,7 @@ class TemplateKernel(Kernel):
         """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
         text.
         """
+        # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():
             return lambda values: "Triton is not installed"
         if 0 in declared_output_shape(self.spec.outputs[0], call.env):
@@ -372,6 +375,7 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
 
     def rerun(args: Args) -> Tensor:
         """Return a fresh output for ``args``, which differ from the first call's in their addresses alone."""
+        # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
             with torch.cuda.device(device):
                 return rerun(args)
@@ -403,6 +407,7 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
     digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
     file = f"<template {rendered.name} {digest}>"
+    # No time of change: linecache never drops such an entry.
     linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
     scope: dict[str, object] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
     if "libdevice" in rendered.text:
@@ -429,6 +434,7 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
         triton.set_allocator(memory)
         return launch(*args)
 
+    # Triton keeps its allocator in a context variable.
     return lambda *args: copy_context().run(inside, args)
 
 
@@ -458,5 +464,6 @@ def _env_for_template(env: Env) -> dict[str, EnvValue]:
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
     """Return the dict ``memory``, emptied where it has reached 4096 entries."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
+        # All at once: what is still used is rendered again.
         memory.clear()
     return memory
