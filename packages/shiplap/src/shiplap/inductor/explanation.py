@@ -136,6 +136,7 @@ class Explanation:
         """
         for number, kernel in enumerate(self.kernels, 1):
             yield from kernel.lines(number, several_graphs=self.graphs > 1)
+        # By identity: two layers may have equal choices.
         listed = {id(choice) for kernel in self.kernels for choice in kernel.fusion_choices}
         for choice in self.fusion_choices:
             if id(choice) not in listed:
@@ -248,6 +249,7 @@ def _unfused_neighbours(
     """
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
+        # A kernel without a buffer in common is no neighbour.
         if other is template or not (before or after):
             continue
         reason = _last_refusal(graph, *((other, template) if before else (template, other)))

@@ -100,6 +100,7 @@ class TemplateCandidate(Candidate):
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
+        # The output of another candidate must not pass for that of this one.
         _poison_output(out)
         if self._run is None:
             self.precompile(args)
@@ -153,6 +154,7 @@ class TemplateCandidate(Candidate):
             memory = _memory_of_slot(expressions, sizes)
             value = given[name] if name in given else tables[name](self.call.numbers(sizes)).to(self.call.device)
             flat = room(f"{name} {memory}", _allocate_buffer, memory, value)
+            # An empty tensor may have no valid strided view.
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
             tensors.append(flat)
@@ -199,6 +201,7 @@ def _is_named(symbol: str, words: set[str]) -> bool:
     The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
     """
     names, rest = [symbol.partition(".")[0]], symbol
+    # A mangled name has each part behind its length.
     while found := re.search(r"\d+", rest):
         length, rest = int(found[0]), rest[found.end() :]
         names.append(rest[:length])

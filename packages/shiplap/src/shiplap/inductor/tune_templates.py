@@ -60,6 +60,7 @@ def answer_tuning_request(call: LoweredCall) -> bool:
     first time. Return whether it did. The call then uses the fallback.
     """
     request = _request.get()
+    # The reference of the op may call other ops with templates.
     if request is None or request.op is not call.op or request.key is not None:
         return False
     selection = CandidateSelection.of(call)
@@ -112,6 +113,7 @@ def tune_templates(
             got=f"no entry in {tuned_choices.frozen}",
             expected="a frozen choice",
         )
+    # A frozen table is the only source of choices.
     if not tuned_choices.frozen and asked.key is not None:
         remember_choice(asked.key, choice)
         install_choices(op, [choice])

@@ -27,6 +27,7 @@ def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate
     The call then uses the fallback.
     """
     listed = _collected.get()
+    # A compilation of the user's, in this process.
     if listed is None:
         return False
     from shiplap.inductor.select_candidate import render_candidates

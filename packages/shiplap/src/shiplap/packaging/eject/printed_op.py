@@ -363,7 +363,7 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of a launch's parameter as Python. ``fixed`` and ``values`` are named constants and integers."""
+        """Return the value of a launch's parameter as Python. ``fixed`` and ``values`` have constants and integers."""
         match p.kind:
             case "constant":
                 return literal(p.value)
