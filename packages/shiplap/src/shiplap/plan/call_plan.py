@@ -160,6 +160,7 @@ class CallPlan:
         too.
         """
         head, body, writer = self._written(careful)
+        # By index: a default may be any object, which source text could not state.
         defaults = [a.default for a in self.spec.args]
         made = compile_function(
             f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}

@@ -129,6 +129,7 @@ class TensorPlace:
         dim.
         """
         at = f"shape_{self.arg}[{axis}]"
+        # C++ has no negative indices.
         return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
@@ -163,6 +164,7 @@ class VariableNames:
         variadic dims.
         """
         variable = self(name)
+        # Tuples of sizes print as shapes in errors, lists as lists.
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"
         return Expression(variable, variable, text if listed else "")

@@ -63,6 +63,7 @@ class OutputPlan:
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
+            # The outputs are allocated at these sizes and cut afterwards.
             checks += [*steps, LetStep(self.names(dim), VariableType.SIZE, term)]
         return tuple(checks)
 
@@ -121,6 +122,7 @@ class OutputPlan:
                 LetStep(f"shape_{out.name}", VariableType.SHAPE, Expression(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 LetStep(f"rank_{out.name}", VariableType.SIZE, Expression("", f"{t.cpp}.dim()")),
                 CheckStep(rules.output_fits_shape(at, self.shape(out))),
+                # A kernel writes its outputs contiguously.
                 CheckStep(rules.is_contiguous(at, "SL212")),
             ]
         return tuple(steps)

@@ -203,6 +203,7 @@ def print_findings(
         console.print(table, "")
     grouped = {id(f) for report in reports for cause in report.causes for f in cause}
     causes = [cause for report in reports for cause in report.causes]
+    # A failure that no report groups is a cause of its own.
     causes += [(f,) for f in findings if f.verdict == "fail" and id(f) not in grouped]
     for first, *symptoms in causes:
         _print_failure(first, console, symptoms)
@@ -211,6 +212,7 @@ def print_findings(
         if report.ledger:
             _print_ledger(report, console)
     for report in reports:
+        # The verdict is the last line, where a terminal shows it.
         console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
 
 
@@ -241,7 +243,9 @@ def _print_ledger(report: Report, console: Console) -> None:
     table.add_column("", no_wrap=True)
     for obligation in obligations:
         table.add_column(
-            obligation.replace("second gradient", "second").replace("determinism", "determ."), justify="right"
+            # Short headings keep the table narrow.
+            obligation.replace("second gradient", "second").replace("determinism", "determ."),
+            justify="right",
         )
     for axis, marks in rows:
         table.add_row(Text(axis, "dim"), *(Text(mark, STYLES[style][0]) for mark, style in marks))

@@ -58,6 +58,7 @@ class ResultWithVerdict(ABC):
 
     def __bool__(self) -> bool:
         """Raise SL504, since a verdict has more than two values and must be compared with a text."""
+        # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
             where=type(self).__name__,

@@ -98,6 +98,7 @@ class PatternRewrite(Rewrite):
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        # They would be readers that keep a value from being replaced.
         remove_dead_calls(graph)
         names = [canonical_name(call) for p in patterns for call in p.calls]
         graph_nodes.separate_written_views(graph, {name[1] for name in names if isinstance(name, tuple)}, self.level)
@@ -143,6 +144,7 @@ class PatternRewrite(Rewrite):
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
             return RewriteObstacle(fit.nodes[pattern.outputs[0]], *problem)
+        # Sizes before guards: a guard may name a dim that does not fit.
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]

@@ -67,6 +67,7 @@ class Rewrites:
         for given in rewrites:
             once.setdefault((given.name, type(given), given.digest), given)
         rewrites = tuple(once.values())
+        # Two rewrites of one name stay apart in the outcomes.
         self.labels = _make_labels(rewrites)
         self.rewrites = tuple(r if r.prove_on_first_match else require_proof(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
@@ -233,6 +234,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
         remove_dead_calls(graph)
         for scope in active:
             scope.run(level, graph)
+        # An error of a rewrite shows here, and not as a wrong result.
         graph.lint()
 
     return inductor_passes.InductorPass(run, lambda: [scope.identity(level) for scope in scopes()], before)

@@ -59,6 +59,7 @@ class OpEntrance(NativeEntrance):
         for name, (declared, execute) in names.items():
             python.define(declared)
             python.implement(name, self._with_error_text(execute))
+            # Native code is below autograd when it calls this op.
             python.skip_autograd(name)
 
     def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:

@@ -222,6 +222,7 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
+            # supports= may be slow, and equal calls have one answer.
             kernel = _clear_when_full(self._firsts)[key] = self._first(call)
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 

@@ -400,6 +400,7 @@ class _FusedCall:
             v = einsum.arrange_dims(v, self.spelled.orders[1])
         if softcap.has_tanh_cap(self.scores):
             return self._in_blocks(q, k, v, given)
+        # The fused call takes keys with the tokens in front of the width.
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):

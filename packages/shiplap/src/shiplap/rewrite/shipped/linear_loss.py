@@ -132,6 +132,7 @@ class LinearLoss(Rewrite):
             """Return the loss of a linear layer by the rewrite's function, after doing to ``hidden`` what the graph
             does to rows of logits.
             """
+            # They were found from the loss upwards.
             for move in reversed(found.moves):
                 hidden = move(hidden)
             if found.scale != 1:
@@ -151,6 +152,7 @@ def _find_layer(node: Node) -> _LossOfLayer:
     held, wanted = (fake_value(n) if isinstance(n, Node) else None for n in (logits, target))
     if not (isinstance(held, Tensor) and isinstance(wanted, Tensor) and held.dim() > 1):
         raise RewriteObstacle(node, "shape", "the loss is of one row")
+    # The function of a family takes no weights of classes.
     if given.get("weight") is not None:
         raise RewriteObstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
     if {"size_average", "reduce"} & given.keys():

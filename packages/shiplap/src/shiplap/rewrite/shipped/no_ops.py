@@ -54,6 +54,7 @@ def _run_idle_calls(x: Tensor) -> Tensor:
 
 def _is_cast_to_own_dtype(node: Node) -> bool:
     """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
+    # A further argument may ask for a copy, or for another device.
     if canonical_name(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
     (asked,) = (*node.args[1:], *node.kwargs.values())
