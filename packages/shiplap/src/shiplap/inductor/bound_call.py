@@ -75,7 +75,7 @@ class LoweredCall:
 
     @property
     def device(self) -> torch.device:
-        """The device of the output."""
+        """The device on which the output of the call lies."""
         return self.output.device
 
     @cached_property
@@ -187,6 +187,7 @@ class LoweredCall:
                     node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim
                 )
             layouts[arg.name] = inductor_lowering.realize_buffer(node)
+        # A table is built now, for one size, so the graph must not serve others.
         sizes = {k: _specialise_sizes(v) for k, v in self.env.items()} if template.tables else {}
         for name, build in template.tables:
             table = build(sizes).to(self.device)
@@ -213,6 +214,7 @@ class LoweredCall:
             for a in spec.tensors
             if a.tensor and a.name in self.tensors and not a.tensor.concrete
         }
+        # The samples of a proof leave out what the call leaves out.
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
         return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
@@ -223,6 +225,7 @@ class LoweredCall:
         layouts = {}
         for name, value in self.tensors.items():
             sizes, strides = ([inductor_lowering.size_hint(s) for s in of] for of in (value.shape, value.stride()))
+            # On the meta device, since only sizes and strides are compared.
             layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
         return {name: layout for name, layout in layouts.items() if layout}
 

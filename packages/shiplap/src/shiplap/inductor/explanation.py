@@ -136,6 +136,7 @@ class Explanation:
         """
         for number, kernel in enumerate(self.kernels, 1):
             yield from kernel.lines(number, several_graphs=self.graphs > 1)
+        # By identity: two layers may have equal choices.
         listed = {id(choice) for kernel in self.kernels for choice in kernel.fusion_choices}
         for choice in self.fusion_choices:
             if id(choice) not in listed:
@@ -154,7 +155,8 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and describe the kernels.
+    """Compile ``fn`` for ``args``, run it once, and return an ``Explanation``, which lists the kernels of its compiled
+    graphs and their operators.
 
     The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. If
     arguments require gradients, the forward graph is explained.
@@ -230,7 +232,7 @@ def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
 
 
 def _schema_name(overload: Any) -> str:
-    """Return the name in the schema of an operator overload, such as ``ns::name``."""
+    """Return the qualified name of an operator overload without the overload's own part, such as ``aten::add``."""
     return str(overload._schema.name)
 
 
@@ -247,6 +249,7 @@ def _unfused_neighbours(
     """
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
+        # A kernel without a buffer in common is no neighbour.
         if other is template or not (before or after):
             continue
         reason = _last_refusal(graph, *((other, template) if before else (template, other)))
@@ -287,5 +290,5 @@ def _explain_refusal(reason: str, other: FusedGroup) -> str:
 
 
 def _count_phrase(n: int, what: str) -> str:
-    """Return a count with its noun: ``1 kernel``, ``2 kernels``."""
+    """Return the number ``n`` with the noun ``what``, in the plural unless ``n`` is 1: ``1 kernel``, ``2 kernels``."""
     return f"{n} {what}" + "s" * (n != 1)

@@ -23,8 +23,8 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 
 
 def install_lowerings() -> None:
-    """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
-    registered.
+    """Register the lowering of every op that has templates, and of every op with an overload below autograd, unless it
+    is registered already.
 
     An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
     trace makes.
@@ -44,6 +44,7 @@ def install_lowerings() -> None:
         if op.templates:
             say_opaque(op)
         if loaded and available("calls from Inductor's code"):
+            # An op that nothing has to record has one overload for both.
             if op.below_autograd is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
@@ -79,6 +80,7 @@ def _make_kernel_visible(op: Op) -> None:
         return
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
+    # Inductor's node for such kernels is one launch.
     if is_single_launch(op):
         inductor_lowering.call_below(op.overload, op.below_autograd)
         inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.below_autograd))

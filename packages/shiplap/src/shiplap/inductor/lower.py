@@ -83,6 +83,7 @@ def _choose_candidate(call: LoweredCall) -> FusionChoice:
     """Return the choice for a call: the stored or installed one, else a measured one if the user requested tuning, else
     the first candidate that is proven, else the fallback.
     """
+    # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):
         return _fusion_choice(call, REFERENCE, "its candidates are tuned", [])
     switch = switches_of(call.op)
@@ -132,6 +133,7 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
         first = preferred_candidate(selection, [c.label for c in valid])
     else:
         first = choice.label
+    # A fallback needs no proof, and a stored choice was proven when it was measured.
     if first in (REFERENCE, UNTUNED_REFERENCE) or (choice is not None and choice.origin == "stored"):
         return None
     return next(iter(_default_candidates(valid, first)), None)
@@ -176,6 +178,7 @@ def _by_default(
             call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts
         )
     choice = _first_proven(call, taken, verdicts, reason)
+    # A choice that nobody measured may make the model slower, so the user is told once.
     if not tuned and choice.chosen != REFERENCE and not switches_of(call.op).only:
         notice(
             f"unmeasured {call.op.identity}",
@@ -206,6 +209,7 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
     if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque_call(call, overload, args, kwargs)
     try:
+        # Inductor fuses the operators of the reference with their neighbours.
         graph = inductor_lowering.trace_to_aten(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
         return _opaque_call(call, overload, args, kwargs)
@@ -226,7 +230,7 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Issue a notice that a candidate is not used, with the reason in ``verdict``."""
+    """Issue a notice that a template candidate of ``op`` is not used, with the reason in ``verdict``."""
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",

@@ -83,6 +83,7 @@ class FusibleSurroundings:
         """Return real tensors as inputs of :meth:`graph`: the call's own from ``args``, normally distributed numbers
         for the others.
         """
+        # Valid values for the op; for its neighbours any numbers will do.
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
         return [inductor_lowering.real_tensor_like(n.meta["val"], given.get(n)) for n in self._inputs]
 

@@ -73,6 +73,7 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
         return
     kinds.add(kind)
     try:
+        # The lowering of the candidate reads the current node, which is an earlier one now.
         with inductor_templates.lowering_at(node), inductor_templates.stand_ins(values) as nodes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
             with LoweredCall.bind(op, args, kwargs) as call:

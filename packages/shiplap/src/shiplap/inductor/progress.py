@@ -40,6 +40,7 @@ class CompileProgress:
         text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"
         if sys.stderr.isatty():
             self._on_terminal(text)
+        # Lines in a log stay, so there are few of them.
         elif seconds - self._last >= EACH:
             self._last = seconds
             print(text, file=sys.stderr, flush=True)

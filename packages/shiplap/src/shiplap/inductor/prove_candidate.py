@@ -65,6 +65,7 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
     if key is None:
         return None
     verdict = _verdicts.get((settings().cache_dir, key))
+    # Only good verdicts are kept on disk.
     if verdict is None and read_proof(key) is not None:
         sizes = candidate.call.sizes.text
         verdict = _verdicts[settings().cache_dir, key] = CandidateVerdict(
@@ -78,6 +79,7 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
     key = _proof_key(candidate)
     if key is None:
         return
+    # The oldest go first: dicts keep the order of insertion.
     while len(_verdicts) >= KEPT:
         _verdicts.pop(next(iter(_verdicts)), None)
     _verdicts[settings().cache_dir, key] = verdict
@@ -112,6 +114,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
     ends at the first failure.
     """
     call = candidate.call
+    # Random integers would be invalid indices, and a wrong verdict would follow.
     if needs_builder(call.op):
         return CandidateVerdict(
             candidate.label, "refused", "integers that mean something, and no @op.samples to draw them"
@@ -124,6 +127,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
             try:
                 if sizes is None:
                     run = candidate.prepare(case.fresh())
+                    # Such a kernel may be right in a proof and wrong in a later call.
                     if state := candidate.state():
                         return CandidateVerdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
                 else:
@@ -139,6 +143,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
                 return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
             if problem:
                 return CandidateVerdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
+    # The sizes of the call alone do not prove a range.
     if call.sizes.symbols and cases.others < LEAST:
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
     return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
@@ -170,6 +175,7 @@ class _Cases:
             if (case := samples.make(call.recipe_at(sizes))) is not None:
                 self.others += 1
                 yield case, sizes
+        # Once more the first sizes: a kernel may have kept something of the others.
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
@@ -194,12 +200,13 @@ def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ..
     work = sums.terms * outs[0].numel()
     with on_one_thread() if work <= ALONE else nullcontext():
         own = reference_effects(call.op, case.args)
+        # float64 takes many times as long, on a GPU above all.
         wide = reference_effects64(call.op, case.args) if work <= WIDE else _as_float64(own)
         return compare_within_tolerance(outs, own, wide, sums).problem
 
 
 def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the tensors with floating-point ones converted to float64."""
+    """Return the tensors ``own``, those of floating-point dtypes converted to float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 

@@ -37,6 +37,7 @@ class StandaloneFunction:
         """Return ``function`` compiled by Inductor without tuning, for tensors of the sizes and strides of ``call``,
         while the graph of ``call`` is lowered.
         """
+        # With fixed sizes: it is measured at those of the call alone.
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
         with inductor_lowering.no_autotuning():
             compiled = inductor_lowering.compile_graph(inductor_lowering.trace_to_aten(function, values), values)
@@ -98,6 +99,7 @@ class TracedCandidate(TemplateCandidate):
         one graph the operations are the same.
         """
         assert self.template.function is not None
+        # Eagerly, since compiling for each size of a proof would take too long.
         positional, named = self.call.op.spec.split(args)
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
@@ -144,7 +146,7 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
 
 
 def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of ``tensor`` with these sizes and strides."""
+    """Return a copy of ``tensor`` in new memory with these sizes and strides."""
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 

@@ -127,6 +127,7 @@ class CandidateSelection:
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
+        # What ``sl.tune`` stores, which knows no neighbours.
         alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
         return CandidateSelection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
 
@@ -181,6 +182,7 @@ def measure_candidates(
     A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
     run in this process. A compilation that measures for itself passes none of the three.
     """
+    # A compilation measures for itself, in a worker that all compilations share.
     call, own = selection.call, options is None
     options = options or SelectionOptions(seconds=SECONDS)
     listed = render_candidates(call, candidates)
@@ -254,6 +256,7 @@ def _choose_finalist(
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     ambient = _tuned_in_final_graph(selection.call, listed, alone)
+    # The fallback always takes part: a template has to beat it.
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
     if not here:  # proven in the other process, and again as rendered in this one
         check = LocalBench(selection.inputs, listed)
@@ -274,6 +277,7 @@ def _choose_finalist(
         around = _race_with_surroundings(selection, listed, finalists, ambient)
     timings: dict[int, Timing] = _without_equal_fallback(listed, around) or alone
     ranked = sorted(timings, key=lambda i: _ranking_cost(listed[i], timings[i])) or [0]
+    # No race took place, so that the order alone decides.
     if not around:
         ranked, how = order or [0], "alone"
     return _selection_choice(
@@ -321,6 +325,7 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
     """
     if not inductor_lowering.is_autotuning() or not alone:
         return set()
+    # Each finalist costs a compilation, and tuning is not expected to gain more than this factor.
     limit = TUNED * min(t.median for t in alone.values())
     traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
     if 0 not in alone or call.op.native_kernels(call.device.type):
@@ -375,12 +380,15 @@ def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, floa
     against = "".join(f", {text}" for text in reasons)
     other = next((i for i in ranked[1:] if i not in fallbacks), None)
     behind = f", next {candidate_label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    # Named, so that a wrong candidate does not go unnoticed.
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
 
 
 def _name_fallback(candidate: Candidate) -> str:
-    """Return the name of a fallback in reasons, which says whether it is untuned."""
+    """Return the name of a fallback candidate in a reason: ``fallback``, or ``fallback untuned`` where Inductor
+    compiles it without tuning.
+    """
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 
@@ -411,4 +419,5 @@ def _race_with_surroundings(
     for index, future in loading.items():
         with suppress(Exception):
             runs[index] = clock.ready(partial(run_graph, future.result(), args))
+    # One runner cannot be compared.
     return race_runs(runs, clock, RacePlan(seconds=2.0)) if len(runs) > 1 else {}

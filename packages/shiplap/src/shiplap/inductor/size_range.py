@@ -48,14 +48,25 @@ class SizedCall(Protocol):
     """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> Op:
+        """The declared op that is called."""
+
     @property
-    def env(self) -> Mapping[str, Any]: ...
+    def env(self) -> Mapping[str, Any]:
+        """The dims and scalars of the call by name, symbolic or not."""
+
     @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The fake tensors of the call by argument name."""
+
     @property
-    def device(self) -> torch.device: ...
-    def numbers(self, sizes: Sizes) -> dict[str, Any]: ...
+    def device(self) -> torch.device:
+        """The device of the call."""
+
+    def numbers(self, sizes: Sizes) -> dict[str, Any]:
+        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
+        of the call.
+        """
 
 
 @dataclass(frozen=True)
@@ -97,6 +108,7 @@ class SizeRange:
         """
         seen: list[Sizes] = []
         for together in (*self._ends(), *self._edges(mined, tiles)):
+            # Sizes that do not fit together are tried one by one.
             for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
                 if sizes not in seen and (laid := self._strided(sizes)) is not None:
                     seen.append(sizes)
@@ -157,6 +169,7 @@ class SizeRange:
         spent = 0
         for turn in range(FEW if self.interpreted else MANY):
             taken: dict[Any, int] = {}
+            # The symbol with the most values left determines the number of turns.
             for symbol in sorted(left, key=lambda s: -len(left[s])):
                 values = left[symbol]
                 if values and (not taken or self.work(self._beside({**taken, symbol: values[0]}, turn)) <= limit):
@@ -187,6 +200,7 @@ class SizeRange:
             *own,
             *sizes_near_constants(mined),
         ]
+        # A guard demands multiples, so values are moved to the multiples beside them.
         for divisor in sorted(divisors):
             listed = [n for v in listed for n in (v // divisor * divisor, (v // divisor + 1) * divisor)]
         fitting = [v for v in dict.fromkeys(listed) if s.lower <= v <= upper]
@@ -199,22 +213,23 @@ class SizeRange:
         for place, s in enumerate(self.symbols):
             if s.symbol not in whole:
                 _, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
+                # Different sizes for different symbols, so that exchanged dims show.
                 value = small[(turn + place) % len(small)] * prod(divisors)
                 whole[s.symbol] = min(max(value, s.lower), s.upper if s.upper is not None else s.hint)
         return whole
 
     def _with(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
-        """Return pairs of each symbol of the range and its value in ``sizes``."""
+        """Return the pairs (symbol, value) of the range's symbols and their values in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
     def _work_of_many(self) -> int:
-        """The most operations that one sample among many may take."""
+        """The most operations that one sample may take where many small ones are run."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
     def _work_of_large(self) -> int:
-        """The most operations that a sample of large sizes may take."""
+        """The most operations that a sample may take whose sizes are all large."""
         return INTERPRETED if self.interpreted else LARGE
 
 
@@ -261,6 +276,7 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
         inputs = sum(_elements(t, sizes) for t in call.tensors.values())
+        # Beyond what a sample may have at all.
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
         return max(estimate_operations(call.op.spec, env), element * (outputs + inputs))
@@ -282,6 +298,7 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
             """Return the operations of a sample with ``size`` for one symbol and at most 64 for the others."""
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
+        # No guard can check such a size: data decides it, or there is no other graph to go to.
         if not s.backed or dynamo.is_packaging():
             upper, needed = _end_by_conditions(free, s)
             guarded += needed
@@ -303,6 +320,7 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: 
     """Return an upper end for a size: at least twice the size of the call, and up to ``far`` if ``cost`` of a proof
     there stays below ``limit``.
     """
+    # Else the graph would be compiled again for a call that is a little larger.
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
     upper = max(far, least)
     while upper > least and cost(upper) > limit:

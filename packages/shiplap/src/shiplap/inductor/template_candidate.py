@@ -90,7 +90,8 @@ class TemplateCandidate(Candidate):
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
+        """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
+        output, which is filled with NaN or a byte pattern before.
 
         The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
@@ -99,6 +100,7 @@ class TemplateCandidate(Candidate):
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
+        # The output of another candidate must not pass for that of this one.
         _poison_output(out)
         if self._run is None:
             self.precompile(args)
@@ -122,7 +124,9 @@ class TemplateCandidate(Candidate):
         """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
-            """Launch the kernel and return its output in a tuple."""
+            """Launch the compiled kernel and return its output, or with split-K the sum of its partial outputs, as a
+            tuple of one tensor.
+            """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
 
@@ -150,6 +154,7 @@ class TemplateCandidate(Candidate):
             memory = _memory_of_slot(expressions, sizes)
             value = given[name] if name in given else tables[name](self.call.numbers(sizes)).to(self.call.device)
             flat = room(f"{name} {memory}", _allocate_buffer, memory, value)
+            # An empty tensor may have no valid strided view.
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
             tensors.append(flat)
@@ -196,6 +201,7 @@ def _is_named(symbol: str, words: set[str]) -> bool:
     The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
     """
     names, rest = [symbol.partition(".")[0]], symbol
+    # A mangled name has each part behind its length.
     while found := re.search(r"\d+", rest):
         length, rest = int(found[0]), rest[found.end() :]
         names.append(rest[:length])

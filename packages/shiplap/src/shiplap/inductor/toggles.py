@@ -25,7 +25,7 @@ _force: dict[str, TemplateSwitches] = {}
 
 
 def switches_of(op: Op) -> TemplateSwitches:
-    """Return the switches in force for ``op``, by default all on."""
+    """Return the switches that :func:`switches` has set for ``op``, by default all on."""
     return _force.get(op.spec.name, TemplateSwitches())
 
 

@@ -60,6 +60,7 @@ def answer_tuning_request(call: LoweredCall) -> bool:
     first time. Return whether it did. The call then uses the fallback.
     """
     request = _request.get()
+    # The reference of the op may call other ops with templates.
     if request is None or request.op is not call.op or request.key is not None:
         return False
     selection = CandidateSelection.of(call)
@@ -85,8 +86,8 @@ def tune_templates(
     report: Report,
     isolation: WorkerProcess | None,
 ) -> Choice:
-    """Return the choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and
-    installed.
+    """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``: an earlier one, or
+    the fastest by measurement, which is stored and put into use.
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
@@ -112,6 +113,7 @@ def tune_templates(
             got=f"no entry in {tuned_choices.frozen}",
             expected="a frozen choice",
         )
+    # A frozen table is the only source of choices.
     if not tuned_choices.frozen and asked.key is not None:
         remember_choice(asked.key, choice)
         install_choices(op, [choice])

@@ -27,6 +27,7 @@ def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate
     The call then uses the fallback.
     """
     listed = _collected.get()
+    # A compilation of the user's, in this process.
     if listed is None:
         return False
     from shiplap.inductor.select_candidate import render_candidates
@@ -60,7 +61,9 @@ def compile_alone(op: Op, drawn: Inputs) -> None:
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
-        """Return the result of the op, as a function that Dynamo has not compiled."""
+        """Return the result of the op. Each compilation copies the code of this function, so that Dynamo compiles it
+        anew.
+        """
         return op.overload(*args, **named)
 
     positional, named = op.spec.split(drawn.real[0].fresh())

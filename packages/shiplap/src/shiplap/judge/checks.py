@@ -92,6 +92,7 @@ class JudgeSession:
         began = time.monotonic()
         self.compiled_first()
         waited = time.monotonic() - began
+        # The time was spent for others, so this judgement gets it back.
         self.budget = replace(self.budget, began=self.budget.began + waited)
         prisoner.until += waited
         for pace in paces:
@@ -170,6 +171,7 @@ class Endurance:
         if len({str(ArgumentArena(0).pack(list(args))) for args in sets}) > 1:  # a batch has one layout
             return
         pairs = [(args, self.problem.expect_effects(form, args)) for args in sets]
+        # Inputs that change would have to be written anew between the calls of a batch.
         if any(expected.changed for _, expected in pairs):
             return
         with CallBatch(self.witness, 0, sets, blank=True) as batch:
@@ -194,6 +196,7 @@ def describe_leak(before: ProcessResources, after: ProcessResources, calls: int)
     threads or memory), or an empty text.
     """
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
+        # Fewer may be caches that are still being filled.
         if last - first >= LEAKS_PER_CALL * calls:
             return f"{last - first} more {what} after {calls} more calls"
     if after.memory - before.memory > LEAKED_BYTES:
@@ -224,6 +227,7 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
     if not value.is_floating_point():
         return value.clone()
     rng = torch.Generator().manual_seed(SECRET_RANDOM.getrandbits(62))
+    # A bias of zeros hides that a candidate leaves it out.
     if zeros and not (value.abs() > NEAR_ZERO).any():
         return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)
@@ -251,6 +255,7 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             # A zero parameter must stay zero, so try again with zeros unchanged.
             if zeros and not problem.gives_numbers(args):
                 continue
+            # Computed before the call, from a copy, since the reference must not change.
             kept = problem.kept_after(args)
             witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
@@ -265,6 +270,7 @@ def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequenc
     No further form is begun after ``ends``.
     """
     wanted = case.options.gradients
+    # An op that declares a gradient promises it.
     required = case.subject.gradients if wanted is None else wanted
     if wanted is False or (forms[0].recipe and not required):
         case.unchecked.append("gradients")
@@ -374,6 +380,7 @@ def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[Op
     """
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
+    # A candidate may run more operators than the reference, and still be it.
     same = not Counter(map(str, reference)) - Counter(map(str, candidate))
     wanted, ran = _count_operator_elements(reference), _count_operator_elements(candidate)
     if not same and (len(wanted) < 2 or any(ran[what] < count for what, count in wanted.items())):

@@ -78,6 +78,7 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
     """Return the highest measured rates of a device, once per device: bytes copied in a second, and floating-point
     operations of a matrix product in a second.
     """
+    # Larger than the caches, and long enough to be timed.
     size, edge, dtype = (
         (FLUSH_BYTES, 768, torch.float32) if device == "cpu" else (16 * FLUSH_BYTES, 4096, torch.float16)
     )
@@ -135,6 +136,7 @@ def measure_form(
                 raise
             if plan is None or plan.count == 1:
                 raise DeviceUnavailable(f"the memory of the device is too small: {str(e)[:200]}") from None
+            # Half the calls need half the memory for arguments and results.
             plan = replace(plan, count=plan.count // 2)
             device_driver().free_bytes()
 
@@ -151,6 +153,7 @@ class _BatchPlan:
         """Return an easier plan after a batch could not be queued: one of half as many calls or, if there are few, of
         calls that are not queued.
         """
+        # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
         return replace(self, count=self.count if few else self.count // 2, queued=self.queued and not few)
 
@@ -270,6 +273,7 @@ def _plan_batches(
             _run_turn(judged["candidate"], "candidate", probe, expected)
         # Drawing and comparing take longer than most kernels.
         each = (time.monotonic() - began) / len(probe)
+    # All rounds of all calls have to fit into the time.
     fewest = LEAST_LONG if on_device else MIN_ROUNDS
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
     # Twice, since a kernel that is loaded for the first time blocks the queue.
@@ -344,6 +348,7 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
     It is at least the time by the clock of the process, which states none for a GPU.
     """
+    # The first outcome is cold.
     own = {name: min(min(c.spent, c.wall) for c in made[1:]) for name, made in calls.items()}
     nothing = min(c.wall for c in calls["nothing"])
     return {n: max(min(c.wall for c in made) - nothing, own[n]) for n, made in calls.items() if n != "nothing"}
@@ -381,6 +386,7 @@ def _summarize_timing(
         result = problem.expect_effects(form, args).own
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
+    # Measured here, since no table knows the machine.
     bandwidth, operations = measure_peak_rates(device)
     # A factor of 8: caches and sparse values can beat the measured rates, but not by that much.
     bound = count * max(sum(outs) / (8 * bandwidth), flops / (8 * operations))

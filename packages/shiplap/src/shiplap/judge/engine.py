@@ -100,6 +100,7 @@ def judge(
     # One call must not use up the time of the judgement.
     one_call = min(options.bounds.seconds, budget.one_call)
     options = replace(options, bounds=replace(options.bounds, seconds=one_call))
+    # Only the kernel of Linux can lock a process in as the sandbox does.
     if not sys.platform.startswith("linux"):
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
     asked = JudgeTarget.of(reference, REFERENCE)
@@ -175,6 +176,7 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
     if case.subject.kind != "reference" and not case.options.vary_layouts:
         case.unchecked.append("layouts other than contiguous ones")
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
+    # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.record_faults("all calls"), _note_lack(case):
@@ -285,6 +287,7 @@ def _start_target_process(
     stack.callback(witness.end)
     if accelerated:
         witness.check_device(case.options.device)
+    # Shared memory: tensors are not copied through a pipe.
     arena = ArgumentArena()
     message = LoadTarget(
         target.home,
@@ -396,6 +399,7 @@ def _check_one_form(
             return
         witness.call(args, expected)
     case.calls += 1
+    # The same tensors cannot be passed again once they were written to.
     if expected.changed or not (form.timed or (brief and form.reduced and form.usual)):
         return
     with SEEDING:  # it draws from the generators of this process
@@ -444,6 +448,7 @@ def _measure_all_forms(
     """Record a fault if the candidate runs the reference's own operators again. Otherwise time candidate and reference
     on all timed forms, and add the times to ``case``.
     """
+    # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)

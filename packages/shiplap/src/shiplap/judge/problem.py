@@ -52,7 +52,7 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
     """A context that keeps the names of the functions of torch that run in it."""
 
     def __init__(self) -> None:
-        """Start with no names."""
+        """Start with no names of called functions."""
         super().__init__()
         self.names: set[str] = set()
 
@@ -60,6 +60,7 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
         """Add the name of a called function of torch to ``names``, or ``ops.`` for a custom operator, and return its
         result.
         """
+        # An operator of others may be anything, a product too.
         custom = type(func).__module__.startswith("torch._ops")
         self.names.add("ops." if custom else str(getattr(func, "__name__", "ops.")))
         return func(*args, **(kwargs or {}))
@@ -116,6 +117,7 @@ class JudgeProblem:
         changes, and a function that compares others with them.
         """
         with torch.no_grad():
+            # The candidate gets the arguments themselves, which must be unchanged.
             given = tree_map(lambda t: t.detach().clone(), args)
             result = self.call(*given)
             before, after = tensors_among(args), tensors_among(given)
@@ -243,6 +245,7 @@ class JudgeProblem:
         ``expected``, that of the reference by name.
         """
         own = [t.detach().clone() for t in expected.values()]
+        # There is no run in float64 that would have kept this state.
         wide = [widen_tensor(t) for t in own]
         largest = max(own, key=lambda t: t.numel(), default=None)
         if largest is None:
@@ -296,6 +299,7 @@ class JudgeProblem:
         grads = torch.autograd.grad(
             outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
         )
+        # An argument without influence has the gradient 0.
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
@@ -364,6 +368,7 @@ class OpProblem(JudgeProblem):
         # Two random sizes for each dim: no candidate can special-case them.
         pairs += [(n, 1 + SECRET_RANDOM.randrange(MAX_DRAWN_SIZE)) for n in names * 2]
         recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
+        # A size may break a precondition of the op.
         return [r for r in recipes if samples.make(r) is not None]
 
     def draw(self, form: InputForm) -> Args:
@@ -410,6 +415,7 @@ class FunctionProblem(JudgeProblem):
         for a function, which has none.
         """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
+        # load_state_dict converts the values for the module in float64.
         for module in modules:
             module.load_state_dict(dict(state))
         return bool(modules)
@@ -515,6 +521,7 @@ class FunctionProblem(JudgeProblem):
         floating-point operations of the reference.
         """
         key = str(form.shapes)
+        # Sizes decide it, so that it is computed once for each shape.
         if key not in self.terms:
             with torch.no_grad():
                 outs = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), args)))

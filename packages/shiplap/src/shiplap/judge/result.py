@@ -56,7 +56,7 @@ class Timed:
 
     @property
     def speedup(self) -> float:
-        """The time of the reference divided by the time of the candidate."""
+        """The time of one call of the reference divided by that of one call of the candidate."""
         return self.reference / max(self.candidate, 1e-9)
 
     @property
@@ -108,7 +108,7 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command for this verdict: 0, 1 or 3."""
+        """The exit code of ``shiplap judge`` for this verdict: 0 accepted, 1 refused, 3 incomplete."""
         return EXIT_CODES[self.verdict]
 
     @property
@@ -164,7 +164,9 @@ class JudgeResult(ResultWithVerdict):
 
 
 def _times(timed: Timed) -> str:
-    """Return the times of one shape as one line for people."""
+    """Return the measured times of one shape as one line of a report: candidate, reference, their resolution and the
+    number of calls.
+    """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
     return (

@@ -113,6 +113,7 @@ def run_suite(
     ``file`` has the verdicts of earlier runs, and gets those of this one. A verdict there counts if reference,
     candidate and options are the same. If the caller stops early, all processes are ended.
     """
+    # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
     left: list[tuple[SuiteProblem, str]] = []
     for problem in problems:
@@ -140,6 +141,7 @@ def run_suite(
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from _record(done, file, report)
     finally:
+        # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
         for launcher in launchers:
             launcher.finish()

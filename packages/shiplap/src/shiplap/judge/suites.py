@@ -63,6 +63,7 @@ class SuiteFolders:
             if (at := (folder / path).resolve()).is_relative_to(folder.resolve()):
                 at.parent.mkdir(parents=True, exist_ok=True)
                 safe_io.write_text(at, content)
+        # A name of its own, since two modules of one name cannot be imported.
         file = folder / f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}_{role}.py"
         safe_io.write_text(file, text)
         return file
@@ -94,6 +95,7 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
                 name = str(path.relative_to(folders.problems))
                 problems.append(_lacking(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
             for problem in problems:
+                # Two formats may read one folder; the first one counts.
                 found.setdefault(problem.name, problem)
     return list(found.values())
 
@@ -369,6 +371,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
     beside = [f for place in (home.parent, home) for f in place.glob("*.py") if f.stem in ("task", "utils")]
     helpers = {f"{f.stem}_{own}.py": read(f) for f in beside}
+    # The seed is drawn anew in each call, or all inputs would be alike.
     sizes = ", ".join(f"{k}={v!r}" for k, v in sample.items() if k != "seed")
     seed = ", seed=int(torch.randint(1 << 30, ()))" if "seed" in sample else ""
     inputs = f"\n\ndef get_inputs():\n    return [generate_input({sizes}{seed})]\n"
@@ -379,7 +382,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether a text is a Python literal of a dict."""
+    """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
     except (ValueError, SyntaxError):

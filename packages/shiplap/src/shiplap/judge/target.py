@@ -149,6 +149,7 @@ def load_subject(
     module = load_module(target.home)
     init = _call_init_inputs(getattr(module, "get_init_inputs", lambda: []), target)
     call = _build_reference(value, list(init), seed, target)
+    # Copied before the candidate can change anything.
     state = {k: v.detach().clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
     if device != "cpu" and isinstance(call, torch.nn.Module):
         call = call.to(device)

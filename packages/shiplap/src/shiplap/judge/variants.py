@@ -117,6 +117,7 @@ def make_input_forms(
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
+    # Large inputs would use up the time for other kinds of values.
     small = _reduce_form(plain, runs) if most and _count_elements(own) > LARGE else plain
     kinds = [replace(small, kind=kind, label=_form_label(small.shapes, kind)) for kind in VALUE_KINDS]
     forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
@@ -278,6 +279,7 @@ def _other_shape_forms(
         for shapes in listed:
             if shapes in forms or shapes == own or _count_elements(shapes) > limit:
                 continue
+            # Normal values show more, drawn ones are surely valid.
             kind = SECRET_RANDOM.choice(("drawn", "normal"))
             form = InputForm(_form_label(shapes, kind), shapes=shapes, kind=kind, reduced=reduced)
             tried += 1

@@ -24,6 +24,7 @@ def compile_sources(op: Op) -> None:
             try:
                 library.compile()
             except ShiplapError as e:
+                # SL423 is a missing compiler: without a GPU nobody needs the CUDA kernel here.
                 if e.id != "SL423" or device != "cuda" or torch.cuda.is_available() or len(op.kernels) < 2:
                     raise
 
@@ -40,6 +41,7 @@ def build_op(op: Op) -> Path | None:
     """
     compile_sources(op)
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()
+    # Templates have no binding of their own: C++ only repeats their launches.
     if has_templates and replay.is_replay_wanted():
         replay.build_replay_library(op)
     has_native = any(k.native is not None for kernels in op.kernels.values() for k in kernels)

@@ -84,6 +84,7 @@ def _import_backend(asked: dict[str, Any]) -> Any:
         backend = import_module(module)
         for part in filter(None, inner.split(".")):
             backend = getattr(backend, part)
+    # A backend is foreign code, whose import may raise anything.
     except Exception as e:
         raise _table_error(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
     if not hasattr(backend, "build_wheel"):
@@ -97,6 +98,7 @@ def _read_package_table() -> dict[str, Any]:
     """
     path = Path("pyproject.toml")
     try:
+        # NAMED: the sources of a project may belong to another user than the one who builds.
         asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())
     except (OSError, ValueError, RecursionError) as e:
         raise _table_error(safe_io.unsafe_reason(e)) from None

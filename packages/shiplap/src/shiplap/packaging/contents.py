@@ -93,6 +93,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         TuneError: SL609 for a table that is damaged or was made for another version of an op.
         LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
     """
+    # The import declares the ops, which are listed only then.
     packages = dict.fromkeys(_import_top_package(name, within) for name in modules)
     ops = {package: [op for op in registry.declared_op_list() if _top_package(op) == package] for package in packages}
     if not any(ops.values()):
@@ -108,6 +109,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         (extras.tuned, any(each.choices for each in filled), "choices for an op of the package"),
         (extras.cubins, any(each.cubins for each in filled), "calls on CUDA of an op with an sl.triton kernel"),
     ):
+        # An extra that is for nothing in the package is a mistake of the caller.
         if given and not added:
             where = str(extras.tuned if given is extras.tuned else extras.calls)
             raise error("SL308", where=where, got="nothing that is for this package", expected=what)
@@ -120,6 +122,7 @@ def _import_top_package(name: str, within: Path) -> str:
     """
     try:
         import_module(name)
+    # The module is foreign code, whose import may raise anything.
     except Exception as e:
         raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
     package = name.partition(".")[0]
@@ -133,6 +136,7 @@ def _import_top_package(name: str, within: Path) -> str:
             expected="a package: a folder that can hold libraries",
             fix=f"make {package}.py the file {package}/__init__.py",
         )
+    # Bindings would be written into the installed package, and be missing in the wheel.
     if not any(root.is_relative_to(within.resolve()) for root in roots):
         raise error(
             "SL308",
@@ -166,6 +170,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
     folder = root / FOLDER
     # An earlier run may have left bindings of ops that are no longer declared.
     shutil.rmtree(folder, ignore_errors=True)
+    # Before the plans: a binding opens the libraries of its kernels.
     libraries += sorted(_copy_compiled_sources(ops, folder, root))
     plans: dict[str, LibraryPlan] = {}
     bound, left_out = [], []
@@ -199,6 +204,7 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
             op = named[call.op]
             compile_call(
                 op,
+                # On the CPU: sizes, dtypes and strides decide a form, and no GPU is needed.
                 Inputs(op, call.parsed, "cpu", SEED).call,
                 extras.cubins,
                 packaged_choices.packaged_kernels(folder, op),
@@ -228,6 +234,7 @@ def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
             fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
         )
     locate_library(path)
+    # Raises SL403 now for a library that was built for another declaration.
     load_symbol(form)
     return str(path.relative_to(root))
 
@@ -244,6 +251,7 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
                 built = locate_library(form.library)
                 place = folder / built.parent.name
                 place.mkdir(parents=True, exist_ok=True)
+                # Without the keyed seal, which only the building user could check.
                 for name in (LIBRARY, SEAL, built.name):
                     safe_io.copy_whole(built.with_name(name), place / name)
                 copied.add(str((place / built.name).relative_to(root)))
@@ -255,6 +263,7 @@ def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
     ``folder``.
     """
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
+    # It must not exist: the folder of earlier bindings was removed.
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):
         safe_io.copy_whole(plan.place / name, folder / name)

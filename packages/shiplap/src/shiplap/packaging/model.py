@@ -93,6 +93,7 @@ def package_model(
         LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
         CommandError: SL602 if the file cannot be written.
     """
+    # First, since the compilation takes minutes and an op may be refused at once.
     ops = _ops_to_pack(program)
     _compile_forms(program, tuple(architectures) or _current_architecture())
     target = Path(path)
@@ -154,6 +155,7 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
             (name, held.dim(), "true" if list(map(str, rows)) == list(map(str, held.stride())) else "false")
         )
         for d, size in enumerate(held.shape):
+            # One symbol means equal sizes, which the model takes for granted.
             if not isinstance(size, int) and (before := first.setdefault(str(size), (i, d))) != (i, d):
                 same.append((i, d, *before))
     return {"tensors": described, "same": same}
@@ -209,6 +211,7 @@ def _ops_to_pack(program: torch.export.ExportedProgram) -> list[Op]:
         templates = call is not None and op.templates.get(call.device.type)
         if call is not None and not templates:
             refuse_python_in_package(op, call)
+        # A template is in the model itself and needs no library.
         if op.spec.name not in needed and not (templates and _cannot_bind(op)):
             needed[op.spec.name] = op
     return [needed[name] for name in sorted(needed)]
@@ -230,6 +233,7 @@ def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[i
         if not launched_kernels(op):
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
+        # A symbolic size stands for calls that need several forms.
         for call in concrete_calls(op.spec.complete(args, kwargs)):
             with suppress(ArgumentError):  # sizes that the declaration excludes: no call has them
                 compile_call(op, op.bind(call), architectures)
@@ -237,6 +241,7 @@ def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[i
 
 def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
     """Yield the calls of declared ops in the program as pairs (op, node), those in branches and loops included."""
+    # Branches and loops are graph modules of their own.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             op = registry.find_declared_op(operator_name(node.target)) if overload_of(node) is not None else None
@@ -281,6 +286,7 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
         for info in source.infolist():
             if info.filename not in models:
                 _add_aligned(target, info.filename, source.read(info))
+        # Beside each model, since the front library looks in its own folder.
         for folder in dict.fromkeys(PurePosixPath(name).parent for name in models):
             for name, path in beside.items():
                 _add_aligned(target, str(folder / name), path.read_bytes())
@@ -300,6 +306,7 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
     because a reader may map it.
     """
     info = zipfile.ZipInfo(name)
+    # A local header has 30 bytes, the name and the extra field, whose own header has 4.
     start = (target.fp.tell() if target.fp is not None else 0) + 30 + len(name.encode()) + 4
     # Readers skip extra fields that they do not know, so the padding may stand in one.
     padding = -start % ALIGNMENT
@@ -338,6 +345,7 @@ def _exported_functions(library: Path) -> list[str]:
     except DAMAGED as e:
         got, expected = f"a damaged library: {e}", "a model as torch has compiled it"
         raise error("SL405", where=str(library), got=got, expected=expected, fix="make the package again") from None
+    # A loader looks up these functions alone.
     return sorted(name for name in names if name.startswith("AOTInductor"))
 
 

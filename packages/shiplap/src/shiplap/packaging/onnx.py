@@ -91,12 +91,13 @@ class FunctionForm:
         sizes = [
             (str(t.dtype), [s if i not in dims else "varies" for i, s in enumerate(t.shape)]) for t, dims in self.inputs
         ]
+        # Calls of one form share a function, and two forms never do.
         digest = hashlib.sha256(repr((self.values, sizes)).encode()).hexdigest()[:8]
         return f"{self.op.spec.stem}_{digest}"
 
     @property
     def any_size(self) -> FunctionForm:
-        """The same form with every dim of its tensors varying."""
+        """The form for tensors of these ranks and dtypes with any sizes, with the same values otherwise."""
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
@@ -181,6 +182,7 @@ class _Converter:
             if op is not None:
                 forms.append(_form_of_call(op, node))
                 calls.setdefault(node.target, deque()).append(forms[-1])
+        # Before the export, whose translation of a call needs the name of its function.
         self._add_forms(forms)
         table = {**self.operators.translations, **{op: _translation(queue, self.names) for op, queue in calls.items()}}
         try:
@@ -235,6 +237,7 @@ class _Converter:
             try:
                 self._make_functions(general)
             except ShiplapError:
+                # A failed attempt leaves no functions behind.
                 self.functions = before
                 return False
         self.names.update(dict.fromkeys([general.name, *(form.name for form in forms)], general.name))
@@ -244,6 +247,7 @@ class _Converter:
         """Make the ONNX function of ``form``, and those that its body calls. SL321 if the reference cannot be
         traced.
         """
+        # Zeros are valid numbers for any dtype; the values are not part of the trace.
         examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
         varying = tuple([dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for _, dims in form.inputs])
         finder = PathFinder(form.call_reference, examples, varying)
@@ -300,6 +304,7 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     the call.
     """
     spec = op.spec
+    # ONNX functions have no writes.
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")
     given: tuple[Any, Any] = node.args, node.kwargs
@@ -329,7 +334,7 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield those of ``values`` at whose places ``form`` has a tensor, in order."""
+    """Yield those of ``values``, also in lists, at whose places ``form`` has a tensor, in order."""
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
             yield value
@@ -343,7 +348,10 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:
-        """Return the ONNX node for the next call of the op."""
+        """Return the ONNX node for the next call of the op in the graph, made from the exporter's values of its
+        arguments.
+        """
+        # The exporter translates the calls in the order of the graph, in which the forms are queued.
         form = queue.popleft()
         op = form.op
         inputs = list(_flat_inputs(op.spec.complete(args, kwargs), form.values))

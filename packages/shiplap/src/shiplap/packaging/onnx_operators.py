@@ -65,12 +65,13 @@ NAME (value, holds) => (result)
 @torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
 def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
     """Return a copy of ``value``. In ONNX, reading the result fails with ``message`` where ``holds`` is false."""
+    # torch demands that a custom op returns no alias of its argument.
     return value.clone()
 
 
 @checked.register_fake
 def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return a tensor of the shape and dtype of ``value``."""
+    """Return an empty tensor of the shape and dtype of ``value``: the fake implementation of ``checked``."""
     return torch.empty_like(value)
 
 
@@ -121,6 +122,7 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         """Return the ONNX values for searchsorted: for each of ``wanted`` the position in the sorted ``keys``."""
         op = _operators()
 
+        # The binary search is written for one sorted list.
         if keys.shape is None or len(keys.shape) != 1:
             raise NotImplementedError("searchsorted with more than one axis of keys")
         name = "searchsorted_right" if right or side == "right" else "searchsorted_left"
@@ -200,7 +202,9 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate torch.any, whose result for no elements is false."""
+    """Translate torch.any over all dims, one or several, to a sum that is compared with 0, so that the result for no
+    elements is false.
+    """
     op = _operators()
 
     # torch's translation takes a maximum, which of no elements is not 0.
@@ -234,6 +238,7 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
     for value in [graph.initializers.pop(name) for name in list(graph.initializers)]:
         constant = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", value.const_value)])
         onnx_ir.convenience.replace_all_uses_with(value, constant.outputs[0], replace_graph_outputs=True)
+        # An empty graph has no node to insert before.
         if first is None:
             graph.append(constant)
         else:

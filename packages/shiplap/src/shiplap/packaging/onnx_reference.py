@@ -64,7 +64,7 @@ class _Module(torch.nn.Module):
     """A function as a module."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
-        """Keep the function ``call``."""
+        """Keep the function ``call``, which the module's ``forward`` calls."""
         super().__init__()
         self.call = call
 
@@ -96,6 +96,7 @@ class _Trace:
             try:
                 results = self.call(*tensors)
             except Exception as e:
+                # An error of the trace itself is no behaviour of the reference.
                 self.raised = e if _raised_outside_torch(e) else None
                 raise
             finally:
@@ -132,6 +133,7 @@ class PathFinder:
         if self.paths > MAX_PATHS:
             raise UntraceableReference(f"its data decide more than {MAX_PATHS} ways through it")
         end, asked = self._run(answers)
+        # From the last condition upwards, so that the paths behind a condition are joined before it.
         for number in reversed(range(len(answers), asked)):
             before = answers + (False,) * (number - len(answers))
             end = _join(number, before, end, self.find((*before, True)))
@@ -149,7 +151,7 @@ class PathFinder:
         """
 
         def stop(results: Any, asked: list[Any]) -> Any:
-            """End the trace, since its program is not wanted."""
+            """Raise ``_Finished``, which ends the trace of a path whose program is not wanted."""
             raise _Finished
 
         trace = _Trace(self.call, answers, stop)
@@ -158,8 +160,10 @@ class PathFinder:
         except Exception as e:
             if trace.raised is not None:
                 return Raised(_text_of(trace.raised)), trace.asked
+            # The wanted end is an exception as well, which torch may have wrapped.
             if not _is_finished(e):
                 raise
+        # The number was a guess, so the traced path need not be the real one.
         if trace.guessed:
             raise UntraceableReference("it reads a number of a tensor in Python; keep it a tensor, or use item()")
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
@@ -175,6 +179,7 @@ def _is_finished(e: BaseException | None) -> bool:
     while e is not None:
         if isinstance(e, _Finished):
             return True
+        # torch raises errors of its own around that of the function.
         e = e.__cause__ or e.__context__
     return False
 
@@ -182,6 +187,7 @@ def _is_finished(e: BaseException | None) -> bool:
 def _text_of(e: Exception) -> str:
     """Return the text of an error of the reference, at most 200 characters in one line, without numbers of the data."""
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+    # The number stood for one of the data.
     return " ".join(text.replace(str(UNKNOWN), "?").split())[:200]
 
 

@@ -74,6 +74,7 @@ def _glibc_minor(version: str) -> int:
     if match := re.match(r"GLIBC_2\.(\d+)", version):
         return int(match[1])
     if match := re.match(r"GLIBCXX_3\.4\.(\d+)", version):
+        # The first distribution whose C++ library has this version decides the C library.
         known = [minor for newest, minor in CXX if int(match[1]) <= newest]
         if not known:
             raise ValueError(version)

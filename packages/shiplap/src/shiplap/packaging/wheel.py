@@ -92,6 +92,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
     if not request.wheel.exists():
         fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
         raise error("SL310", where=str(request.wheel), got="No such file or directory", expected="a wheel", fix=fix)
+    # The tags are a part of the name, which the new wheel takes over.
     name = _NAME.fullmatch(request.wheel.name)
     if name is None:
         raise _not_a_wheel(request.wheel, f"the name {request.wheel.name}")
@@ -103,6 +104,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
             expected="a tag such as manylinux_2_28_x86_64",
             fix="pass --platform with a tag of lower-case letters, digits and underscores",
         )
+    # Before anything is unpacked or compiled.
     _check_extras(request)
     with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
         unpacked = Path(scratch)
@@ -157,6 +159,7 @@ def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
     try:
         with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
             files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            # Such a name could be written outside of the folder.
             strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
             # The sum of the declared sizes is checked before anything is extracted, against archives that expand
             # without end.
@@ -226,6 +229,7 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
     safe_io.write_text(folder / about, _with_tags(_read_metadata(target, folder / about), tag))
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
     rows = []
+    # In the same folder, since a rename cannot cross file systems.
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with writing(target, "the wheel"):
@@ -254,6 +258,7 @@ def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> b
 
 def _zip_entry(name: str) -> zipfile.ZipInfo:
     """Return the archive header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
+    # The same sources make the same wheel, byte by byte.
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
@@ -273,6 +278,7 @@ def _with_tags(about: str, tag: str) -> str:
     may be several joined by points.
     """
     python, abi, platform = (part.split(".") for part in tag.split("-"))
+    # A wheel with libraries is for one platform, so the old tags and purity are dropped.
     kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
     tags = [f"Tag: {py}-{a}-{p}" for py in python for a in abi for p in platform]
     return "\n".join([*kept, "Root-Is-Purelib: false", *tags]) + "\n"

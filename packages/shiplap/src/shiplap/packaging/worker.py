@@ -35,6 +35,7 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
         got = "no name of a module" if strange is not None else f"{len(modules)} modules"
         raise error("SL601", where=(strange or modules[0])[:200], got=got, expected="modules of the wheel")
     command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
+    # Files and not pipes carry order and answer, as an import may print.
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
@@ -76,6 +77,7 @@ def _fill_by_order(order: str) -> None:
     answer file. This is the worker's main function.
     """
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
+    # In front, so that the package of the wheel hides an installed one.
     sys.path.insert(0, unpacked)
     content: object
     try:

@@ -22,6 +22,7 @@ def number_check(
     Torch would detach such a tensor without a warning. None for an op without numbers. ``recorded`` says that the
     check runs inside the forward of an ``autograd.Function``, where gradients are off.
     """
+    # A number in a list, ``list[float]``, may be a tensor with a gradient as well.
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
     numbers += [(i, a) for i, a in enumerate(spec.args) if a.scalar in _NUMBERS]
     if not numbers:
@@ -61,8 +62,10 @@ def arrange_arguments(
                 raise _signature_mismatch(spec, schema, f"multiple values for argument {name!r}")
         elif by_name:
             values[name] = kwargs[name]
+        # Only noted: an argument that is given twice further on is reported first.
         elif arg.default is ... and not missing:
             missing = name
+        # A positional value beyond the last positional argument has no parameter to go to.
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
             raise _signature_mismatch(spec, schema, "too many positional arguments")
     if missing:

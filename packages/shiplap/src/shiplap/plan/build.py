@@ -49,6 +49,7 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
+    # Only now is it known which variables some calls leave unset, and they are declared before all else.
     unset = [UnsetStep(name, type) for name, type in builder.loose.items()]
     return (*unset, *builder.steps)
 
@@ -64,6 +65,7 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
         if written.many:
             steps.append(CheckStep(rules.members_are_distinct(spec.name, name)))
         for arg in spec.tensors:
+            # Each pair of mutated arguments is compared once.
             if arg.name not in spec.mutated[: index + 1]:
                 other = TensorPlace(spec.name, arg.name, arg.many)
                 steps += steps_around(
@@ -97,6 +99,7 @@ def try_expression(
     An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
     """
     term = declared_value(expr, names)
+    # Without a step of its own the term stands inside the check, which keeps the generated code short.
     if not can_fail(expr, names):
         return (), term
     return (EvaluateStep(variable, type, expr, term, rules.has_value(spec.name, expr, names)),), shared_variable(
@@ -124,7 +127,7 @@ class _PlanBuilder:
         self.sure = True  # whether every call takes the steps that are written now
 
     def check(self, rule: ArgumentRule) -> None:
-        """Append a step that refuses a call which breaks ``rule``."""
+        """Append a step that raises the error of ``rule`` for a call that breaks it."""
         self.steps.append(CheckStep(rule))
 
     @contextmanager
@@ -138,6 +141,7 @@ class _PlanBuilder:
         outer, bound, self.steps, self.sure = self.steps, set(self.bound), [], False
         yield
         self.steps = [*outer, *steps_around(arg, at, tuple(self.steps))]
+        # A variable set inside the block is unset in a call that skips the block.
         self.bound, self.sure = bound, True
 
     def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *checked: ArgumentRule) -> None:
@@ -168,6 +172,7 @@ class _PlanBuilder:
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
+            # First the kind, then the layout: the later checks read properties that only dense tensors have.
             self.check(rules.is_tensor(at, str(kind)))
             self.check(rules.is_dense(at))
             self.dtype(at, kind)
@@ -223,6 +228,7 @@ class _PlanBuilder:
             self.check(rules.fixed_size(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
+            # A size that a later argument gives is not known yet, so the check waits for all arguments.
             if all(self.names(n) in self.bound for n in expr.names):
                 self.computed(at, axis, expr)
             else:
@@ -273,6 +279,7 @@ class _PlanBuilder:
         if dim.text == "...":
             return
         here = f"spread_{at.arg}"
+        # The C++ form is empty: declarations with variadic dims have none.
         here_sizes = Expression(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
         self.steps.append(LetStep(here, VariableType.SHAPE, here_sizes))
         self.meet(
@@ -284,10 +291,14 @@ class _PlanBuilder:
         )
 
     def relations(self) -> None:
-        """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
+        """Append the checks of several arguments together: lists that give a size, dims computed by ``dims=``, checks
+        that were put off, and the preconditions ``requires=``.
+        """
         op = self.spec.name
+        # A traced op may have no tensor argument that gives the device.
         if self.spec.traced and "device" not in self.bound:
             self.place()
+        # Only a list of tensors gives these, and an empty list gives nothing.
         if missing := [v for v in self.needed() if v not in self.bound]:
             self.check(rules.lists_have_members(op, missing))
             self.bound.update(missing)
@@ -336,6 +347,7 @@ class _PlanBuilder:
         names = names.union(
             *(e.names for e in exprs), *(d.expr.names for d in dims if d.expr), spec.broadcasts.values()
         )
+        # ``dims=`` and bounds compute these, so that no argument has to give them.
         names -= {k for k, _ in (*spec.dims, *spec.bounds)}
         classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
         return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

@@ -67,7 +67,7 @@ class CallPlan:
 
     @cached_property
     def outputs(self) -> OutputPlan:
-        """The plan of the outputs and the workspace."""
+        """The plan (``OutputPlan``) of the outputs and the workspace: the steps that allocate and check them."""
         return OutputPlan(self.spec, self.names)
 
     @cached_property
@@ -102,10 +102,12 @@ class CallPlan:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg))
+                # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
         try:
+            # The generated checks report which of them fails.
             self.bind([values[a.name] if a.name in values else cast(Value, a.default) for a in self.spec.args])
         except ShiplapError as e:
             return e
@@ -136,8 +138,10 @@ class CallPlan:
         """
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
+        # Fake tensors have no addresses, so memory is compared in real calls alone.
         if not careful:
             writer.write(self.sharing)
+        # A variable that no argument has set must not become an entry with None.
         spec, unset = self.spec, possibly_unset(self.arguments)
         env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
         sizes = {name: self.names(name) for name in env}
@@ -156,6 +160,7 @@ class CallPlan:
         too.
         """
         head, body, writer = self._written(careful)
+        # By index: a default may be any object, which source text could not state.
         defaults = [a.default for a in self.spec.args]
         made = compile_function(
             f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}

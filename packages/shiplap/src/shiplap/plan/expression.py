@@ -38,7 +38,7 @@ Text = tuple[str | Expression, ...]
 
 
 def equal_expression(a: Expression, b: Expression) -> Expression:
-    """Return the expression ``a == b``, in Python and in C++."""
+    """Return the expression ``a == b``, with its form in Python and its form in C++."""
     return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
@@ -129,6 +129,7 @@ class TensorPlace:
         dim.
         """
         at = f"shape_{self.arg}[{axis}]"
+        # C++ has no negative indices.
         return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
@@ -154,6 +155,7 @@ class VariableNames:
         """Return the variable of a declared name: prefix ``a_`` for a scalar argument, ``w_`` for ``threads`` and
         ``itemsize``, else ``d_`` for a dim.
         """
+        # Prefixes keep the names of a declaration apart from those of the generated code.
         prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
         return prefix + name
 
@@ -162,6 +164,7 @@ class VariableNames:
         variadic dims.
         """
         variable = self(name)
+        # Tuples of sizes print as shapes in errors, lists as lists.
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"
         return Expression(variable, variable, text if listed else "")
@@ -171,6 +174,7 @@ def declared_value(expr: Expr, names: VariableNames) -> Expression:
     """Return a declared expression in Python and C++, with the variables of generated code for its names. The C++ form
     is empty where C++ cannot express it.
     """
+    # Parsed anew, since the visitor changes the tree in place.
     tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)
@@ -188,6 +192,7 @@ class _RenamedVariables(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Return the call with its arguments renamed and the function's name unchanged."""
+        # The function is not visited: an argument may be called ``min`` and keeps its own variable.
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
@@ -200,6 +205,7 @@ def values_text(expr: Expr, names: VariableNames) -> Text:
     the call.
     """
     text: list[str | Expression] = []
+    # Sorted, so that the text of an error is the same in every process.
     for name in sorted(expr.names):
         text += [f"{', ' if text else ''}{name} = ", names.term(name)]
     return tuple(text)
@@ -210,6 +216,7 @@ def can_fail(expr: Expr, names: VariableNames) -> bool:
 
     It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
     """
+    # Lists may be too short, and other values than integers may be of any size.
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
     return any(map(_node_can_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
@@ -222,12 +229,14 @@ def _node_can_fail(node: ast.AST) -> bool:
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
+        # The negative of the lowest integer does not fit into 64 bits.
         case ast.UnaryOp(operand=operand):
             return not isinstance(operand, ast.Constant)
         case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
         case ast.Call(func=ast.Name(id=name), args=args):
             return name not in ("broadcast", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+        # A sum or product of sizes may need more than 64 bits.
         case ast.BinOp() | ast.Subscript():
             return True
     return False

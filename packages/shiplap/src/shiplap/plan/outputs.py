@@ -34,6 +34,7 @@ def scratch_name(spec: OpSpec) -> str:
     from the op's arguments and outputs.
     """
     name = "workspace"
+    # An op may have an argument called workspace.
     while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
         name += "_"
     return name
@@ -62,6 +63,7 @@ class OutputPlan:
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
+            # The outputs are allocated at these sizes and cut afterwards.
             checks += [*steps, LetStep(self.names(dim), VariableType.SIZE, term)]
         return tuple(checks)
 
@@ -81,6 +83,7 @@ class OutputPlan:
             if dim.expr is not None:
                 name = f"e_{out.name}_{axis}"
                 steps, term = try_expression(self.spec, self.names, name, VariableType.SIZE, dim.expr)
+                # An expression that cannot fail still gets a variable, to which the check below refers.
                 checks += steps or (LetStep(name, VariableType.SIZE, term),)
                 checks.append(
                     CheckStep(rules.output_size_is_valid(self.places[out.name], dim.text, shared_variable(name)))
@@ -119,6 +122,7 @@ class OutputPlan:
                 LetStep(f"shape_{out.name}", VariableType.SHAPE, Expression(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 LetStep(f"rank_{out.name}", VariableType.SIZE, Expression("", f"{t.cpp}.dim()")),
                 CheckStep(rules.output_fits_shape(at, self.shape(out))),
+                # A kernel writes its outputs contiguously.
                 CheckStep(rules.is_contiguous(at, "SL212")),
             ]
         return tuple(steps)
@@ -141,6 +145,7 @@ class OutputPlan:
                 other = TensorPlace(spec.name, arg.name, arg.many)
                 steps += steps_around(arg, other, (CheckStep(rules.output_is_disjoint(target, other)),))
             steps += [CheckStep(rules.output_is_disjoint(target, other)) for other in written[:index]]
+            # A caller may pass outputs without a workspace.
             overlap_rules += [PresentStep(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
@@ -175,6 +180,7 @@ class OutputPlan:
 
         ``env`` has the data-dependent dims too.
         """
+        # Sizes may be symbols here: the fake implementation allocates by the same function.
         writer = PythonWriter(careful=True)
         writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
@@ -218,6 +224,7 @@ class OutputPlan:
         """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on a ``Binding``, after setting the
         variables of its arguments, sizes, dtypes and device.
         """
+        # Given outputs may be fakes with symbolic sizes.
         writer = PythonWriter(careful=True)
         writer.write(steps)
         outs = "".join(f"{p.tensor.python}, " for p in self.places.values())
@@ -259,11 +266,14 @@ def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
     """Whether the ranges from first to last byte of two tensors overlap. Tensors on different devices or without
     elements never do.
     """
+    # Equal addresses on two devices are different memory.
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
     return a.data_ptr() < b.data_ptr() + bytes_spanned(b) and b.data_ptr() < a.data_ptr() + bytes_spanned(a)
 
 
 def bytes_spanned(t: Tensor) -> int:
-    """Return the bytes from the start of the first to the end of the last element of a tensor that has elements."""
+    """Return the number of bytes from the start of the first to the end of the last element of a tensor that has
+    elements and no negative strides.
+    """
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

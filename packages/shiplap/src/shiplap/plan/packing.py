@@ -27,6 +27,7 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
     for arg in spec.tensors:
         at = TensorPlace(spec.name, arg.name)
         step = PackStep(at, arg.name in strided, align, arg.mutated)
+        # A kernel that takes any strides at any address never needs a copy.
         if align > 1 or not step.strided:
             steps += [step] if native else steps_around(arg, at, (step,))
     return tuple(steps)

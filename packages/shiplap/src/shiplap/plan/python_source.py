@@ -50,6 +50,7 @@ class PythonWriter:
         """Return the Python lines of one step, nested blocks included, without the indentation of the function."""
         match step:
             case UnsetStep(variable):
+                # The twin ``from_...`` is only read where the variable is set, but Python has to know the name.
                 return [f"{variable} = from_{variable} = None"]
             case LetStep(variable, _, term):
                 return [f"{variable} = {term.python}"] if term.python else []
@@ -125,8 +126,11 @@ def compile_function(
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
-        """Raise the error of the rule with this number, with the given texts."""
+        """Raise the error of the rule with this number, with the given texts, in place of the exception that is being
+        handled.
+        """
         rule = rules[number]
+        # ``from None``: the exception of a failed evaluation is quoted in ``got`` already.
         raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
@@ -134,6 +138,7 @@ def compile_function(
         raises the error of the rule.
         """
         if isinstance(holds, torch.SymBool):
+            # The texts are made only where the condition fails: printing symbols would add guards.
             check_condition(holds, lambda: str(refused(number, *texts())))
         elif not holds:
             refuse(number, *texts())

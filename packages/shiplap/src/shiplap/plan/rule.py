@@ -60,6 +60,7 @@ class ArgumentRule:
         texts print.
         """
         parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
+        # The texts are expressions of our own declarations, never of a caller.
         where, got, expected = eval(f"({parts})", rule_scope(self.constants), dict(values))
         return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
 

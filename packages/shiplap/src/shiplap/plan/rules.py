@@ -74,6 +74,7 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
     t = at.tensor.python
     return ArgumentRule(
         "SL209",
+        # The dispatcher passes C++ nothing but tensors and None, and a call with None goes to Python.
         Expression(f"isinstance({t}, Tensor)", TRUE.cpp),
         at.where,
         (Expression(f"'None' if {t} is None else type({t}).__name__", ""),),
@@ -106,6 +107,7 @@ def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) ->
     ``dtype_class``.
     """
     kind, numbers, single = at.dtype, dtypes.numbers(names), len(names) == 1
+    # One comparison of integers, or one look into a bit mask of dtype numbers.
     cpp = f"{kind.cpp} == {numbers[0]}" if single and numbers else f"among({kind.cpp}, {dtypes.mask(names)})"
     holds = Expression(f"{kind.python} {'is' if single else 'in'} ok_{at.arg}", cpp)
     known = frozenset(getattr(torch, name) for name in names)
@@ -148,6 +150,7 @@ def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
 def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
     """Return the rule (SL210) that no two elements of a tensor which is written to share memory."""
     t = at.tensor
+    # Nearly every tensor is contiguous, which is answered without counting elements.
     holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
     return ArgumentRule(
         "SL210", holds, at.where, ("shape ", at.shape, ", strides ", at.strides), ("distinct memory",), at.arg
@@ -228,6 +231,7 @@ def same_size(
     """
     size, holds = at.size(axis), equal_expression(at.size(axis), bound)
     if or_one:
+        # ``|`` and not ``or``: a symbolic comparison must not be turned into a bool.
         python = f"({size.python} == 1) | ({size.python} == {bound.python})"
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
@@ -300,9 +304,11 @@ def has_no_nul(op: str, argument: str) -> ArgumentRule:
 def is_choice(op: str, arg: Arg) -> ArgumentRule:
     """Return the rule (SL221) that an argument has one of its declared choices."""
     name, text = f"a_{arg.name}", arg.scalar == "str"
+    # JSON's escapes of texts are those of C++.
     literals = [json.dumps(c, ensure_ascii=False) if text else repr(c) for c in arg.choices]
     cpp = " || ".join(f"{name} == {literal}" for literal in literals)
     condition = Expression(f"{name} in {arg.choices!r}", f"({cpp})")
+    # The empty C++ form keeps such an op with Python.
     if arg.optional:
         condition = Expression(f"{name} is None or {name} in {arg.choices!r}", "")
     got: Text = ("'", shared_variable(name), "'") if text else (shared_variable(name),)
@@ -381,6 +387,7 @@ def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> Argum
         equal_expression(at.device, shared_variable("device")),
     )
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == {dtype.python} and {device.python}"
+    # C++ formats the text only where the check fails.
     filled = f'filled("{{}} on {{}}", {{{at.dtype.shown[1]}, {at.device.cpp}}})'
     constants = {dtype.python: getattr(torch, concrete)} if concrete else {}
     holds, got = Expression(python, f"{same.cpp} && {device.cpp}"), (Expression(f"kind_of_memory({t})", filled),)
@@ -470,6 +477,7 @@ def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
     """Return the rule (SL213) that the address of a given workspace is a multiple of 64 bytes, which kernels are
     promised.
     """
+    # PyTorch's allocator aligns to this and more, a caller's view need not.
     rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
     holds = Expression(f"{rest.python} == 0", f"{rest.cpp} == 0")
     got = ("an address that is ", rest, f" modulo {ALIGNMENT}")

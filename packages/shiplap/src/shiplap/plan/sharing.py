@@ -42,6 +42,7 @@ def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
     """
     if not torch_private.same_storage(a, b):
         return False
+    # Offsets of storages count elements of each tensor's own dtype.
     facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
     first, second = ([*t.shape, *t.stride()] for t in (a, b))
     known = [size_in_call(v) for v in (*facts, *first, *second)]
@@ -51,6 +52,7 @@ def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
     begin, other = begin * left, other * right
     one = rest[: a.dim()], rest[a.dim() : 2 * a.dim()], left
     two = rest[2 * a.dim() : 2 * a.dim() + b.dim()], rest[2 * a.dim() + b.dim() :], right
+    # A tensor without elements has no memory to share.
     if 0 in one[0] or 0 in two[0]:
         return False
     return (
@@ -63,17 +65,21 @@ def strided_ranges_meet(
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
-    """Whether two ranges of memory share a byte, given shape, strides and bytes of an element of each.
+    """Whether two strided tensors share a byte of memory, each given as shape, strides and bytes of an element. ``b``
+    begins ``distance`` bytes after ``a``, at least 0.
 
     ``b`` begins ``distance`` bytes after ``a``, at least 0.
     """
     first, second = _address_axes(*a), _address_axes(*b)
+    # The first range ends before the second begins.
     if distance > sum((size - 1) * stride for stride, size in first):
         return False
+    # Fewer axes may leave each address one place on the grid, where more axes do not.
     for left, right in ((first, second), (_merge_axes(first), _merge_axes(second))):
         known = _boxes_share_address(distance, left, right)
         if known is not None:
             return known
+    # Refusing such a call is safe; comparing its addresses one by one would take too long.
     if _count_addresses(first) + _count_addresses(second) > FEW_ADDRESSES:
         return True
     return bool(np.intersect1d(_address_offsets(first), _address_offsets(second) + distance).size)
@@ -85,6 +91,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
     """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
+    # The bytes of one element are an axis like the others.
     for stride, size in (*pairs, (1, itemsize)):
         if stride and size > 1:
             axes[stride] = axes.get(stride, 1) + size - 1
@@ -94,6 +101,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 def _merge_axes(axes: Axes) -> Axes:
     """Return axes that describe the same addresses as ``axes``, with those joined of which one continues another."""
     merged: Axes = []
+    # From the innermost axis outwards, which a contiguous part continues.
     for stride, size in reversed(axes):
         if merged and merged[-1][0] * merged[-1][1] == stride:
             merged[-1] = merged[-1][0], merged[-1][1] * size
@@ -114,6 +122,7 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
         distance %= stride
     for stride, begin in reversed(list(zip(strides, begins, strict=True))):
         last = max(left.get(stride, 1), begin + right.get(stride, 1)) - 1
+        # The smaller strides reach beyond this one, so that an address has several places.
         if reach >= stride:
             return None
         meeting = meeting and begin < left.get(stride, 1)
@@ -123,6 +132,7 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
 
 def _count_addresses(axes: Axes) -> int:
     """Return the number of addresses along ``axes``: the product of their sizes."""
+    # As a float: the product of large sizes overflows 64-bit integers.
     return int(np.prod([size for _, size in axes], dtype=np.float64))
 
 

@@ -48,6 +48,7 @@ def same_size_lists(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBoo
     holds: bool | torch.SymBool = True
     for x, y in zip(a, b, strict=True):
         same = x == y
+        # ``&`` keeps symbolic comparisons as one condition, where ``and`` would decide each.
         holds = same if holds is True else holds & same
     return holds
 
@@ -78,9 +79,11 @@ def has_own_memory(t: Tensor) -> bool:
     if t.is_contiguous():
         return True
     axes = list(zip(t.stride(), t.shape, strict=True))
+    # Counting elements needs numbers.
     if not all(isinstance(v, int) for axis in axes for v in axis) or t.numel() == 0:
         return True
     reach = 0
+    # From the smallest stride outwards: no dim may begin inside the ones before.
     for stride, size in sorted(axes):
         if size > 1 and stride <= reach:
             break  # dims may interleave without touching, as sizes (2, 3) with strides (3, 2) do: count
@@ -96,6 +99,7 @@ def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
     ``constants``.
     """
     return {
+        # The functions that declared expressions may call, such as cdiv.
         **FUNCTIONS,
         "Tensor": Tensor,
         "strided": torch.strided,

@@ -42,5 +42,6 @@ def open_new(path: Path) -> IO[bytes]:
     """Return a new file opened for writing, in place of any file of its name. A link of that name is removed, not
     followed.
     """
+    # "xb" below then fails if another process makes the name again.
     path.unlink(missing_ok=True)
     return path.open("xb")

@@ -69,6 +69,7 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
             that it does not have.
     """
     reset_compiler()
+    # Before the compilation, whose launches alone are counted.
     want = _tensors(fn(*args))
     triton_internals.launches.clear()  # of eager; proofs are not among them
     got = _tensors(torch.compile(fn, dynamic=dynamic, fullgraph=True)(*args))
@@ -77,7 +78,7 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the result of a function as a tuple of tensors."""
+    """Return the result of a function, one tensor or several, as a tuple of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
@@ -87,4 +88,5 @@ def _error(got: Tensor, want: Tensor) -> float:
     """
     if got.shape != want.shape:
         return float("inf")
+    # Not divided by 0 where all wanted values are 0.
     return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30)) if got.numel() else 0.0

@@ -43,6 +43,7 @@ def time_in_turn(
     repeats: dict[str, int] = {}
     for name, run in ready.items():
         run()  # the first call of a kernel loads it
+        # A sample takes about a millisecond, long against the clock.
         repeats[name] = max(1, min(200, int(SAMPLE / max(clock.sample(run, 2), 1e-9))))
     samples: list[dict[str, float]] = []
     ends = monotonic() + seconds

@@ -75,6 +75,7 @@ class ConfigSource(ABC):
         """
         options = SelectionOptions(seconds=seconds, remeasure=remeasure)
         with WorkerProcess() as isolation:
+            # The worker is a process of its own, which imports the source by name.
             bench = isolation.bench(f"{self.home}.candidates")
             return [
                 select(

@@ -26,6 +26,7 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
 
+    # highlight would colour numbers and paths in texts that have a style of their own.
     return PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
 
 

@@ -24,6 +24,7 @@ def facts(**more: object) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+    # The facts of the report itself come first in the header.
     return {k: str(v) for k, v in more.items() if v is not None} | known
 
 
@@ -49,6 +50,7 @@ def _usable_cores() -> int | None:
     """Return the number of processor cores that this process may use, or None if the operating system does not report
     it.
     """
+    # A container may allow fewer cores than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -21,7 +21,7 @@ class Line:
     parts: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        """Return the text of the line without styles."""
+        """Return the text of the line, without its styles."""
         return "".join(text for text, _ in self.parts)
 
 
@@ -45,6 +45,7 @@ def row(label: str, value: str, style: str = "") -> Iterator[Line]:
     Yield nothing where ``value`` is empty.
     """
     if value:
+        # Further lines begin below the value, behind the label.
         yield line(f"  {label:<9}", "dim", (value.replace("\n", "\n" + " " * 11), style or "default"))
 
 
@@ -65,6 +66,7 @@ def print_lines(lines: Iterable[Line | TextTable], console: Console | None = Non
             text = Text()
             for part, style in each.parts:
                 text.append(part, style or None)
+            # Not wrapped: paths and commands are there to be copied.
             console.print(text, soft_wrap=True)
 
 
@@ -91,6 +93,7 @@ def value_json(value: Any, facts: Mapping[str, str], **more: object) -> dict[str
 
 def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``value`` as JSON represents it, with lists in place of tuples."""
+    # By JSON itself, so that no other rule can differ from it.
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
 

@@ -44,12 +44,12 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def verdict(self) -> str:
-        """The verdict in one word."""
+        """The verdict of the result in one word, such as ``accepted``."""
 
     @property
     @abstractmethod
     def headline(self) -> str:
-        """The subject, the verdict and the reason in one line."""
+        """The subject of the result, its verdict and the reason, in one line."""
 
     @property
     @abstractmethod
@@ -58,6 +58,7 @@ class ResultWithVerdict(ABC):
 
     def __bool__(self) -> bool:
         """Raise SL504, since a verdict has more than two values and must be compared with a text."""
+        # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
             where=type(self).__name__,
@@ -67,7 +68,7 @@ class ResultWithVerdict(ABC):
         )
 
     def __repr__(self) -> str:
-        """Return the class name with the headline."""
+        """Return ``<CLASS HEADLINE>``."""
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:

@@ -32,6 +32,7 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
     """
     statement = {
         "_type": STATEMENT,
+        # Sorted, so that one result has one statement.
         "subject": [{"name": name, "digest": {"sha256": subjects[name]}} for name in sorted(subjects)],
         "predicateType": predicate_type,
         "predicate": predicate,

@@ -29,6 +29,7 @@ def shiplap(
     given = dict(options or {})
     # Inductor rejects an option that it does not know, so "rewrites" is taken out of the options first.
     chosen = given.pop("rewrites", None)
+    # A single rewrite may be given without a list.
     if isinstance(chosen, Rewrite):
         chosen = [chosen]
     scope = (

@@ -62,6 +62,7 @@ def record_calls(program: Program, level: Level) -> CapturedGraph | None:
     """
     from shiplap.torch_private.inductor_passes import record_captured
 
+    # Only Dynamo makes symbols, and only AOTAutograd a graph behind autograd.
     if program.dynamic or level != "pre-grad":
         return None
     fn, tensors = program.of_tensors()
@@ -84,6 +85,7 @@ def capture_together(programs: Sequence[Program], level: Level) -> list[Captured
     except Exception:  # whose fault it is shows when each is captured alone
         return None
     owners = _owning_programs(captured, starts, ends)
+    # Programs that share a node cannot be taken apart.
     return None if owners is None else [_split_off_program(captured, owners, i, starts[i]) for i in range(len(parts))]
 
 

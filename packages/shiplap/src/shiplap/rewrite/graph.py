@@ -66,6 +66,7 @@ def place_replacement(
     another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
     between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """
+    # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
     miss = _near_miss_at(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
@@ -112,14 +113,15 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Trace ``fn`` into a graph that can stand for the computation of ``outputs``.
+    """Return ``fn`` traced as a graph of flat results that can stand for ``outputs``, the nodes whose values change
+    with it, and the outputs whose layout no reader sees.
 
     Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
     whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return the graph of ``fn`` on the fake values of the inputs."""
+        """Return ``fn`` traced as a graph on the fake values of the inputs."""
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )
@@ -129,6 +131,7 @@ def _trace_replacement(
         [fake_value(r) if isinstance(r, Node) else r for r in _graph_results(made)],
         list[tuple[Node, Any]](),
     )
+    # Reported by the caller, with both numbers.
     if len(results) != len(outputs):
         return made, [], set()
     wanted: list[Tensor | None] = []
@@ -207,6 +210,7 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
         return "device", f"the replacement is on {new.device}, the graph has {old.device}"
     if tuple(new.shape) != tuple(old.shape):
         return "shape", f"the replacement is {format_sizes(new.shape)}, the graph has {format_sizes(old.shape)}"
+    # Last, since the layout is the one difference that can be repaired.
     if not same_strides(new, old):
         return (
             "layout",
@@ -375,6 +379,7 @@ def _insert_replacement(
                 placed.append(env[node])
     for new, old in zip(results, outputs, strict=True):
         if isinstance(new, Node):
+            # Debuggers and near misses find the user's line by the stack trace in the meta.
             fx.carry_over(env[new], old)
             old.replace_all_uses_with(env[new], delete_user_cb=lambda user: user not in writers)
     return placed
@@ -461,6 +466,7 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
     if (schema := getattr(target, "_schema", None)) is not None:
         return frozenset(target.tags) if schema.name.startswith(("aten::", "prims::")) else None
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    # A method is named by a text, and belongs to a tensor of torch.
     home = "torch." if isinstance(target, str) else str(getattr(target, "__module__", "") or "torch.")
     packet = getattr(torch.ops.aten, name, None) if name and f"{home}.".startswith("torch.") else None
     if packet is None:
@@ -536,4 +542,5 @@ def is_view_call(node: Node) -> bool:
 def _bytes_of_node(node: Node) -> int:
     """Return the size of the tensor of ``node`` in bytes, 0 where it stands for no tensor."""
     held = fake_tensor(node)
+    # A symbol counts as in the call that is compiled for.
     return 0 if held is None else math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize

@@ -108,6 +108,7 @@ class Guard:
             expr = Expr.parse(text, "guard")
         except ShiplapError:
             return ""
+        # Sizes are searched for named dims; other values come with a sample.
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
@@ -122,6 +123,7 @@ class Guard:
         # A guard that cannot be evaluated does not hold: x.shape[3] of a matrix, say.
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
+        # A size that only data decides cannot be guarded, so the guard does not hold.
         except symbolic_sizes.data_dependent():
             pass
         # The values of the parts say why the guard does not hold; the value of the whole is only False.

@@ -102,6 +102,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
         return None
     if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
         return None
+    # A copy or a view back: nobody behind it sees a difference.
     if same_strides(made, held):
         return moved
     further = readers_with_new_layout(reader, made)

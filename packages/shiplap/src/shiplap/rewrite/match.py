@@ -45,7 +45,7 @@ class Saving:
     bytes: int = 0
 
     def __add__(self, other: Saving) -> Saving:
-        """Return the sum of two savings."""
+        """Return the sum of two savings, of nodes and of bytes."""
         return Saving(self.nodes + other.nodes, self.bytes + other.bytes)
 
     def __str__(self) -> str:

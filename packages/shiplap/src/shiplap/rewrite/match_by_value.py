@@ -79,6 +79,7 @@ class GraphPart:
         raises.
         """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
+        # Tensors that are computed twice get the values of the side that they equal.
         held.update({other: held[side] for other, side in self.same.items()})
         for node in self.nodes:
             held[node] = _run_call(node, held)
@@ -146,6 +147,7 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
             continue
         if (number := _written_constant(node)) is not None:
             constants[node] = number
+        # Models compute a mask or a table anew in each layer; random sides must agree there.
         elif (side := first.setdefault(_computation_key(node), node)) is node:
             sides.append(node)
         else:
@@ -195,6 +197,7 @@ def candidate_starts(out: Node) -> list[Node]:
     shaped = [
         n for n in _nodes_above(out) - {out} if isinstance(fake_value(n), Tensor) and same_shape(fake_value(n), held)
     ]
+    # Nodes compare by their place in the graph, the last being the nearest.
     return sorted((n for n in shaped if fake_value(n).is_floating_point()), reverse=True)  # as in the graph
 
 
@@ -220,6 +223,7 @@ def is_understood(node: Node) -> bool:
     write.
     """
     name = torch_call_name(node)
+    # A cast to an integer changes values.
     if name in CAST_OPERATORS:
         return keeps_values(node)
     return (

@@ -83,7 +83,7 @@ class PartialMatch:
     passed: tuple[Node, ...] = ()
 
     def copy(self) -> PartialMatch:
-        """Return a copy that can be extended without changing this match."""
+        """Return a copy whose dicts and lists can be extended without changing this match."""
         return PartialMatch(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
 
     @property
@@ -98,7 +98,7 @@ class _PatternWalker:
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
-        """Keep the pattern that is compared."""
+        """Keep the pattern that is compared with graphs."""
         self.pattern = pattern
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
@@ -112,6 +112,7 @@ class _PatternWalker:
             return self.match_node(fit, want, actual.args[0], actual)
         if want in self.pattern.inputs:
             return [self._input(fit, want, actual, user)]
+        # The pattern reads this value twice, so the graph has to read one node twice.
         if want in fit.nodes:
             same = fit.nodes[want] is actual
             reason = f"{operator_name(user)} reads {_operand_name(actual)}, the pattern {fit.nodes[want].name} again"
@@ -143,6 +144,7 @@ class _PatternWalker:
         if len(theirs) < len(ours):
             reason = f"{_operand_name(actual)} is written to {len(theirs)} times, in the pattern {len(ours)} times"
             return [self._stop_at(fit, actual, "mutation", reason) for fit in fits]
+        # Later writes of the graph are no part of the pattern.
         for wanted, writer in zip(ours, theirs, strict=False):
             fits = _best_matches([more for fit in fits for more in self.match_node(fit, wanted, writer, actual)])
         return fits
@@ -178,6 +180,7 @@ class _PatternWalker:
         if wanted.keys() != given.keys():
             return [self._stop_at(fit, actual, "argument", _describe_argument_names(actual, wanted, given))]
         orders = [list(wanted)]
+        # Models write a + b and b + a.
         if canonical_name(want) in COMMUTATIVE_OPERATORS and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
         tried: list[PartialMatch] = []
@@ -206,6 +209,7 @@ class _PatternWalker:
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
                 return [self._differs(fit, user, name, given, _operand_name(want))]
             return self._match_pairs(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
+        # The bounds of a slice may be sizes that the graph computes.
         if isinstance(want, slice) and isinstance(given, slice):
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._match_pairs(fit, parts, user)
@@ -226,6 +230,7 @@ class _PatternWalker:
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
         actual = fake_value(given) if isinstance(given, Node) else given
+        # A symbol of the pattern stands for a size, and never for another number.
         if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
             return self._differs(fit, user, name, given, "a size")
         if isinstance(want, int):  # known already: which one of several results a getitem picks, say
@@ -317,6 +322,7 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
         tried = [way for n in places for way in match_output(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
+            # The obstacle that came farthest is the one to report.
             nearest = max(tried, key=lambda t: len(t.nodes), default=None)
             at = fit.nodes[pattern.outputs[0]]
             reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
@@ -363,6 +369,7 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
     """Return the obstacle if a node outside of the match reads a value that would no longer be computed, or None."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    # Views cost nothing, so they may stay for other readers.
     free = _views_of_inputs(pattern, fit)
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)

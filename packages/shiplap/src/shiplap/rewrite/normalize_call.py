@@ -109,6 +109,7 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
     else:
         named = [d for r in rest for d in as_list(r)]
         dims = [d for d in named if type(d) is int]
+        # A dim that the graph computes is not known.
         if len(dims) != len(named):
             return None
         if name == "permute":
@@ -185,6 +186,7 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
     if name in FACTORIES and isinstance(held := fake_value(node), Tensor):
         # A factory may name the dtype that it has anyway. What is computed on another device cannot be combined.
         named = {**{k: v for k, v in named.items() if k not in FACTORY_PLACES}, "dtype": held.dtype}
+    # An argument with its default is written by some models and left out by others.
     kept = {k: v for k, v in named.items() if not (k in defaults and _equals_default(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
 

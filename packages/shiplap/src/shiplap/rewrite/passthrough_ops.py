@@ -90,6 +90,7 @@ def keeps_values(node: Any) -> bool:
     # Only between floating dtypes: a cast to an integer cuts fractions off.
     if name in VALUE_KEEPING_OPERATORS:
         return made.is_floating_point() and given.is_floating_point() and same_shape(given, made)
+    # These keep values in order only where the shape stays.
     if name in ("view", "expand", "flatten"):
         return given.dtype == made.dtype and same_shape(given, made)
     return name == "dropout" and _is_idle_dropout(node)
@@ -164,6 +165,7 @@ def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
     if name not in ("mul", "multiply", "div", "divide", "truediv") or len(given := positional_then_named(node)) != 2:
         return None
     first, second = given
+    # bool is an int, and no factor.
     if isinstance(first, Node) and not isinstance(second, bool) and (number := as_constant(second)) is not None:
         if name in ("mul", "multiply"):
             return first, number

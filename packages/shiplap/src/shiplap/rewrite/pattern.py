@@ -66,7 +66,7 @@ class PatternRewrite(Rewrite):
         self._drawn = PatternSamples(pattern, self.signature, self.guards, samples, replacement)
 
     def __repr__(self) -> str:
-        """Return the name and the level."""
+        """Return ``<rewrite NAME at LEVEL>``."""
         return f"<rewrite {self.name} at {self.level}>"
 
     @property
@@ -98,6 +98,7 @@ class PatternRewrite(Rewrite):
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        # They would be readers that keep a value from being replaced.
         remove_dead_calls(graph)
         names = [canonical_name(call) for p in patterns for call in p.calls]
         graph_nodes.separate_written_views(graph, {name[1] for name in names if isinstance(name, tuple)}, self.level)
@@ -143,6 +144,7 @@ class PatternRewrite(Rewrite):
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
             return RewriteObstacle(fit.nodes[pattern.outputs[0]], *problem)
+        # Sizes before guards: a guard may name a dim that does not fit.
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
@@ -214,7 +216,7 @@ def make_replacement(
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return the computed results of the replacement."""
+        """Return those results of the replacement that the pattern computes, as a list."""
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]

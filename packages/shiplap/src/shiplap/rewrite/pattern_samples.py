@@ -261,6 +261,7 @@ class PatternSamples:
         found = [n for guard in self.guards for n in integers_in_text(guard.source)]
         found += [v for v in constants_used(self.replacement, most=NEAR_OBJECTS) if type(v) is int]
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
+        # Small numbers are among the usual sizes already.
         for number in dict.fromkeys(v for v in found if 3 < v <= NEAR_UPPER):
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
@@ -312,6 +313,7 @@ class PatternSamples:
         """
         from shiplap.torch_private.inductor_passes import active_autocasts
 
+        # Under autocast a pattern is traced with other casts.
         of = code_digest(fn), active_autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         graphs = []
@@ -414,6 +416,7 @@ def trace_pattern(
     made = PatternGraph(
         graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values()), casts
     )
+    # A pattern without a computation would match everywhere.
     if not made.picked:
         raise error(
             "SL804",
@@ -446,6 +449,7 @@ def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
 
 def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
     """Raise SL804 if ``missing`` names arguments that the pattern ``fn`` does not use."""
+    # An unused argument could be bound to nothing in the graph.
     if missing:
         raise error(
             "SL804",

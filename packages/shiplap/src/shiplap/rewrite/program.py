@@ -93,11 +93,15 @@ class Provable(Hashable, Protocol):
     level: Level
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """The digest of everything that decides the effect of :meth:`apply`."""
 
     @property
-    def code_is_fully_hashed(self) -> bool: ...
+    def code_is_fully_hashed(self) -> bool:
+        """Whether ``digest`` and the code of Shiplap decide all that a proof depends on."""
 
-    def apply(self, graph: Graph) -> Iterator[Outcome]: ...
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Change ``graph`` in place where the change applies, and yield a match or near miss for each place."""
 
-    def programs(self) -> Iterable[Program]: ...
+    def programs(self) -> Iterable[Program]:
+        """Return the programs on which the proof runs the change."""

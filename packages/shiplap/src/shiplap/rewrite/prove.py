@@ -86,6 +86,7 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
     digest = rewrite.digest
+    # A function that the rewrite calls may be another one by now, as in a notebook.
     if _findings.get(rewrite, ("",))[0] != digest:
         if known := _read_findings(rewrite, digest):
             _findings[rewrite] = digest, known
@@ -168,6 +169,7 @@ def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
         for program, captured in zip(batch, _capture_batch(rewrite, batch), strict=True):
             seen = list(_check_program(rewrite, program, captured))
             yield from seen
+            # One difference is enough, and each program takes time.
             if any(s.problem for s in seen):
                 return
 
@@ -197,7 +199,9 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
     """Apply the rewrite to one captured program, run it before and after, and yield the observations of all checks."""
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
-        """Return the observation of ``check`` on this program."""
+        """Return the observation of ``check`` on this program, with the difference ``problem``, empty where the check
+        passes.
+        """
         return _CheckObservation(check, problem, program.label)
 
     train, tensors = _compares_gradients(rewrite, program), program.of_tensors()[1]
@@ -330,6 +334,7 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
     one.
     """
     rng = torch.Generator().manual_seed(2)
+    # Integer results have no gradient.
     live = [o for o in outs if o.requires_grad]
     if not live:
         return [None] * len(leaves)

@@ -33,7 +33,7 @@ class _EnteredBlocks(threading.local):
     """The blocks of one scope that a thread has entered. Threads may share a scope."""
 
     def __init__(self) -> None:
-        """Start without blocks, once in each thread."""
+        """Start without entered blocks, once in each thread that uses the scope."""
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
@@ -67,6 +67,7 @@ class Rewrites:
         for given in rewrites:
             once.setdefault((given.name, type(given), given.digest), given)
         rewrites = tuple(once.values())
+        # Two rewrites of one name stay apart in the outcomes.
         self.labels = _make_labels(rewrites)
         self.rewrites = tuple(r if r.prove_on_first_match else require_proof(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
@@ -225,7 +226,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
-        """Apply the rewrites of all active scopes to ``graph``."""
+        """Apply the rewrites of all scopes in force to ``graph``, after sorting it and removing dead calls."""
         active = scopes()
         if not active:
             return
@@ -233,6 +234,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
         remove_dead_calls(graph)
         for scope in active:
             scope.run(level, graph)
+        # An error of a rewrite shows here, and not as a wrong result.
         graph.lint()
 
     return inductor_passes.InductorPass(run, lambda: [scope.identity(level) for scope in scopes()], before)

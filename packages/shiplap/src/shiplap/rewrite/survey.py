@@ -207,6 +207,7 @@ def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -
     """Return the SVG of the nodes called ``names``, at most ``most``, with those that they read and those that read
     them.
     """
+    # A picture of more nodes cannot be read.
     inside = set(names[:most])
     by_name = {c.name: c for c in calls}
     around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
@@ -385,7 +386,7 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any) -> Any:
-        """Return the result of ``fn``."""
+        """Return the result of ``fn``, unchanged."""
         return fn(*args)
 
     # A new code object: torch would otherwise find the code that it compiled for the variant before.
@@ -421,6 +422,7 @@ def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> fl
     for result, wanted in zip(got, expected, strict=False):
         if wanted.is_floating_point() and wanted.numel():
             g, e = result.double(), wanted.double()
+            # Infinities of one sign are equal, and their difference would be NaN.
             differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
             # A NaN on one side only counts as an infinite difference.
             off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))

@@ -20,6 +20,7 @@ def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator
         yield at
         for near in step(at):
             if near not in seen:
+                # Marked when it is pushed, so that nothing is pushed twice.
                 seen.add(near)
                 stack.append(near)
 

@@ -146,6 +146,7 @@ def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: 
                 links += 1
                 if links > LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                # The target of a link is walked name by name as well.
                 names = [*(n for n in target.split("/") if n not in ("", ".")), *names[1:]]
                 if target.startswith("/"):
                     here, at = _open_and_close(here, "/", _FOLDER), Path("/")
@@ -169,6 +170,7 @@ def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: o
     except OSError:
         return None  # no link, or no such name: opening it raises the error
     about = os.stat(name, dir_fd=here, follow_symlinks=False)
+    # A link that this user or root made leads where they meant it to.
     if about.st_uid not in (os.geteuid(), 0) and (rule.owned or rule.everybody or _open_to_all(above)):
         raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
     return target
@@ -227,6 +229,7 @@ def _check_ownership(
     with the status ``above``, else raise Distrusted.
     """
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
+    # Reading a FIFO or a device could wait for ever.
     if regular and not stat.S_ISREG(about.st_mode):
         raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at))
     shared = above is not None and _open_to_all(above)  # and sticky, or it had been refused
@@ -267,8 +270,10 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
         about = os.fstat(handle)
         if _open_to_all(above) and about.st_uid not in (os.geteuid(), 0) and not process_own:
             raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
+        # Emptied only after the check: O_TRUNC would empty the file of another user.
         if stat.S_ISREG(about.st_mode) and not append:
             os.ftruncate(handle, 0)
+        # Opened without blocking because of FIFOs; writes to a pipe shall wait.
         os.set_blocking(handle, True)
     except BaseException:
         os.close(handle)

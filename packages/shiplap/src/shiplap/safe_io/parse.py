@@ -66,6 +66,7 @@ def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
 def _check_brackets(content: bytes, depth: int) -> None:
     """Raise ValueError for JSON that is nested deeper than ``depth``, before a recursive parser reads it."""
     level = 0
+    # Brackets inside of texts do not nest.
     for bracket in _BRACKETS.finditer(_STRING.sub(b"", content)):
         level += 1 if bracket[0] in (b"[", b"{") else -1
         if level > depth:
@@ -74,6 +75,7 @@ def _check_brackets(content: bytes, depth: int) -> None:
 
 def _parse_int(digits: str) -> int:
     """Return the integer that ``digits`` denote, or raise ValueError where 64 bits do not hold it."""
+    # The length first: converting a long text takes quadratic time.
     if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
     return int(digits)
@@ -129,6 +131,7 @@ def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     text = content.decode()
+    # libyaml is faster, and not every build has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader), limits)
@@ -194,6 +197,7 @@ def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, i
         )
     elif isinstance(node, yaml.SequenceNode):
         weight += sum(_count_with_aliases(v, limits, known, inside) for v in node.value)
+    # Python refuses, or takes long, to convert so many digits.
     elif len(node.value) > 4000 and node.tag.endswith((":int", ":float", ":timestamp")):
         raise ValueError(f"line {line}: a number of {len(node.value)} digits")
     inside.discard(id(node))

@@ -28,6 +28,7 @@ def append_text(path: str | os.PathLike[str], text: str) -> None:
     ``open_for_writing``.
     """
     with os.fdopen(open_for_writing(path, append=True), "ab") as file:
+        # One write to a file opened for appending: lines of several processes do not mix.
         file.write(text.encode())
 
 

@@ -66,12 +66,14 @@ class CallFrame:
         length of the config's values.
         """
         layout = _frame_layout(tuple([-1 if t is None else t.dim() for t in tensors]))
+        # Zeroed, so that an unwritten error message is empty.
         self._buffer = ctypes.create_string_buffer(layout.size)
         base = self.context = ctypes.addressof(self._buffer)
         message = self._message = base + layout.pack.size
         workspace = (0, 0) if scratch is None else (scratch.data_ptr(), scratch.numel())
         fields: list[Any] = [
             ABI_VERSION,
+            # Read at each call, since a program may change it.
             max(1, torch.get_num_threads()),
             stream,
             *workspace,
@@ -103,6 +105,7 @@ class CallFrame:
             )
             self.tensors.append(base + place)
         layout.pack.pack_into(self._buffer, 0, *fields)
+        # In units of 64 bits, as ``point_to`` writes addresses.
         self._places = [place // 8 for place in layout.tensors]
 
     @cached_property
@@ -118,6 +121,7 @@ class CallFrame:
         strides and dtypes are the same.
         """
         wide, narrow = self._numbers
+        # The number of threads may have changed since the frame was made.
         narrow[_THREADS] = max(1, torch.get_num_threads())
         if scratch is not None:
             wide[_WORKSPACE], wide[_WORKSPACE + 1] = scratch.data_ptr(), scratch.numel()
@@ -129,6 +133,7 @@ class CallFrame:
     def message(self) -> str:
         """The error message that the kernel wrote, up to its NUL character or the end of the buffer."""
         raw = ctypes.string_at(self._message, ERROR_BYTES)
+        # A kernel may cut a character of several bytes at the end of the buffer.
         return raw.partition(b"\0")[0].decode(errors="replace")
 
 
@@ -145,6 +150,7 @@ def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
 
 def _canonical_strides(shape: Sequence[int]) -> Sequence[int]:
     """Return the strides, in elements, of a contiguous tensor of ``shape``. A size of 0 counts as 1."""
+    # Short for flat tensors, since this runs for each tensor of each call.
     if len(shape) == 1:
         return (1,)
     strides, step = [0] * len(shape), 1

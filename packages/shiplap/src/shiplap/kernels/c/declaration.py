@@ -89,14 +89,17 @@ class CAbiImplementation(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
-        """Keep what :func:`cabi` was given. The library is not opened."""
+        """Keep the library, symbol, strided arguments and alignment given to :func:`cabi`. The library is not
+        opened.
+        """
+        # A single name is not a list of letters.
         names = (strided,) if isinstance(strided, str) else strided
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align
         self.without_signature = without_signature
 
     @property
     def name(self) -> str:
-        """The C function's name."""
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -161,7 +164,7 @@ class CFunctionKernel(PackedKernel):
     """A kernel that can be a C function, called with the addresses of everything in one frame."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
-        """Bind the kernel to the declaration, with an empty config."""
+        """Bind the C function of ``form`` to the op declared as ``spec``, with an empty config."""
         super().__init__(spec, terms, form)
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
@@ -176,6 +179,7 @@ class CFunctionKernel(PackedKernel):
         call.
         """
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        # By address: types set on the library's own function object would be shared by all its users.
         address = ctypes.cast(function, ctypes.c_void_p).value
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
 
@@ -196,6 +200,7 @@ class CFunctionKernel(PackedKernel):
             frame = CallFrame(
                 tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
             )
+            # The kernel launches on the current device, which need not be that of the tensors.
             with torch.cuda.device(device):
                 status = function(frame.context, *frame.tensors, *rest)
         else:
@@ -216,6 +221,7 @@ class CKernel(CFunctionKernel):
         super().__init__(spec, terms, form)
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
+        # A stream, a data-dependent size or a number of threads may change from call to call.
         fixed = self.device == "cpu" and not spec.bounds and not threads
         self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
@@ -231,6 +237,7 @@ class CKernel(CFunctionKernel):
             return function(*args)
 
         try:
+            # The clock runs where the function would be called, with arguments that are alive.
             self._function = between
             self.run_call(call)
         finally:
@@ -292,12 +299,14 @@ class CKernel(CFunctionKernel):
             tensors += given_outs
             given = fresh_scratch(room, device) if room else None
             try:
+                # Threads take frames from one list: a pop is atomic, and a frame is never used by two.
                 frame = free.pop()
             except IndexError:
                 frame = CallFrame(tensors, device, given, 0, values, where)
             else:
                 frame.point_to(tensors, given)
             status = function(frame.context, *frame.tensors, *rest)
+            # The frame of a failed call is not used again, since the error reads its message.
             if status != SL_OK:
                 raise c_status_error(status, where, frame)
             free.append(frame)
@@ -333,5 +342,6 @@ def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extent
         if p.role == "length":
             return len(value)
         element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
+        # C has no arrays of length 0; the length is passed beside it.
         return (element * max(1, len(value)))(*value)
     return value.encode() if isinstance(value, str) else value

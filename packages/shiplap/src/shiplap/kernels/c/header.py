@@ -28,6 +28,7 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
+            # Generated functions are in the binding and need no header.
             symbol = form.symbol if form is not None and not form.generated else ""
             if symbol and specs.setdefault(symbol, op.spec) != op.spec:
                 raise error(
@@ -52,6 +53,7 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
     and ``configs`` the names of each kernel's config, which become indices into ``ctx->config``.
     """
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
+    # A C name cannot begin with a digit, a file's name can.
     guard = f"_{guard}" if guard[0].isdigit() else guard
     kernels = [
         {
@@ -69,6 +71,7 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
 
 def _comment_block(text: str) -> str:
     """Return ``text`` with comment marks separated, so that it can stand inside a C comment."""
+    # A text of a declaration must not end the comment that it stands in.
     return text.replace("*/", "* /").replace("/*", "/ *")
 
 

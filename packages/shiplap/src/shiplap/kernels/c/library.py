@@ -58,6 +58,7 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 def _open_library(path: Path) -> ctypes.CDLL:
     """Return the loaded library, opened once per path. Raises SL401 where the loader refuses it."""
     try:
+        # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
         raise error("SL401", where=str(path), got=str(e), expected="a library that the loader accepts") from None
@@ -79,6 +80,7 @@ def load_symbol(form: NativeForm) -> Any:
         raise error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol) from None
     where, stamp = f"{file.name}: {symbol}", getattr(library, f"{symbol}_signature", None)
     if stamp is not None:
+        # The default, int, would cut the address of the text.
         stamp.restype = ctypes.c_char_p
         stamped = stamp().decode()
         if stamped != form.signature:

@@ -56,7 +56,7 @@ class SourceImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The C function's name."""
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -87,6 +87,7 @@ class SourceImplementation(Implementation):
             request.libraries,
             request.architectures,
         )
+        # The path is not a file yet: a call looks here how to find or report the library.
         source_libraries[library.path] = library
         bound = CAbiImplementation(library.path, symbol, self.function.strided, self.function.align)
         return CKernel(spec, terms, bound)
@@ -127,9 +128,11 @@ def source(
             a source without a language, SL422 for an architecture that is none. At a call, SL420 while the library is
             not built. ``op.build()`` raises SL421 with the compiler's message, SL423 without a compiler.
     """
+    # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     where = f"sl.source(..., {symbol!r})"
+    # Checks the symbol and the alignment as for any C function.
     function = cabi("source", symbol, strided=strided, align=align)
     texts = [_read_source(base / path, where) for path in paths]
     if code:

@@ -59,6 +59,7 @@ class OpEntrance(NativeEntrance):
         for name, (declared, execute) in names.items():
             python.define(declared)
             python.implement(name, self._with_error_text(execute))
+            # Native code is below autograd when it calls this op.
             python.skip_autograd(name)
 
     def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:
@@ -90,6 +91,7 @@ class OpEntrance(NativeEntrance):
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
         first = self.first.get(device)
+        # Torch's table is written once in a process; later libraries are reached from the entries there.
         look = binding.shiplap_attach if first is None else binding.shiplap_find
         refused: bytes = look(index, os.fsencode(kernels))
         if not refused and first is None:
@@ -109,6 +111,7 @@ class OpEntrance(NativeEntrance):
         """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
+        # The record of an earlier error does not count: its text has to occur in this exception.
         if python is not None and _exception_text(python) in message:
             return python
         for binding in self.bindings:
@@ -148,6 +151,7 @@ class AttachedBinding(NativeBinding):
         for entry in self.parts.values():
             self.entrance.release(entry.device)
             for form in entry.forms:
+                # The kernels may have changed, so that another library may serve them.
                 form.resume()
         if self.recorder is not None:
             library, route = self.recorder
@@ -162,6 +166,7 @@ class AttachedBinding(NativeBinding):
             return
         if all(isinstance(part.op, Op) and part.op.native is not None for part in gradient.ops):
             self.recorder = record_in_cpp(self.op)
+            # The short path of a call is chosen anew, now that C++ records.
             if self.recorder is not None:
                 self.op.install_fast_path()
 
@@ -179,6 +184,7 @@ def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tu
     return {
         e.device: (
             choice_rows(op, e.device),
+            # Python gives the notice, or in strict mode the error, of a call that a frozen table lacks.
             bool(tuned_choices.frozen) and tuned_choices.has_tunable_kernels(op, e.device),
         )
         for e in entries
@@ -206,6 +212,7 @@ def attach_plan(plan: LibraryPlan) -> None:
         if op.native is None:
             own = {i: e for i, e in plan.entries.items() if e.op is op}
             _attach_op(op, own, plan.place / LIBRARY, binding)
+    # Only now are the ops of gradients in this library native, too.
     start_recording()
 
 
@@ -228,6 +235,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
         entry.form.connect(binding)
         _send_choices(binding, index, *tables[entry.device])  # before the first call
         refused = entrance.lead_calls_to(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
+        # A reason settles the form, so that later calls do not count towards another build.
         for form in entry.forms:
             form.settle(refused)
         if not refused:
@@ -256,6 +264,7 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
                 function.restype = ctypes.c_char_p
             binding.shiplap_code.restype = ctypes.c_void_p
             binding.shiplap_choose.restype = binding.shiplap_lead.restype = binding.shiplap_poison.restype = None
+        # A library of this name that something else has compiled.
         except AttributeError as e:
             expected, fix = "a library that Shiplap compiled", f"remove {plan.place}, and build the binding again"
             raise error("SL405", where=str(path), got=str(e), expected=expected, fix=fix) from None

@@ -57,8 +57,10 @@ def count_python_call(spec: OpSpec, form: NativeForm) -> None:
     """Count a call that Python served. At the first call and from the 32nd on, attach the native binding if there is
     one, start its build, or give a notice.
     """
+    # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
         return
+    # Not locked: a lost count only delays the notice.
     form.calls += 1
     if 1 < form.calls < HOT_CALLS or not _lock.acquire(blocking=False):  # another thread is at it
         return
@@ -100,6 +102,7 @@ def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
         return BINDING_OFF
     if form.calls > HOT_CALLS and form.place in _running_builds:
         return _collect_build(spec, form)
+    # The op may have been declared again since the kernel was bound.
     op = registry.find_declared_op(spec.name)
     if op is None or not form_is_native(op, form):
         return f"Python picks the kernels of {spec.name}" if op is not None and form.calls >= HOT_CALLS else ""
@@ -188,6 +191,7 @@ def build(op: Op) -> Path:
         if any(can_record(each.op) for each in plan.entries.values()):
             build_recorder(op)
         attach_plan(plan)
+        # Last, so that the library of this op is the most recently used one.
         evict_artefacts(plan.place.parent)
         return plan.place / LIBRARY
 
@@ -225,6 +229,7 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     if plan is not None and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
     try:
+        # Raises where the op cannot be bound, which is the reason that is shown.
         plan = make_plan(op)
         there = is_library_present(plan.place, op.spec.name)
     except (ShiplapError, OSError) as e:

@@ -49,6 +49,7 @@ def is_sealed_folder(folder: Path) -> bool:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
             text = seal_text(folder.name, library)
         keyed = _read_seal(folder / KEYED_SEAL)
+        # compare_digest takes the same time wherever two seals differ.
         return _read_seal(folder / SEAL) == text.encode() and hmac.compare_digest(keyed, keyed_seal(text).encode())
     except OSError:
         return False
@@ -79,6 +80,7 @@ def user_key() -> tuple[bytes, str]:
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
         try:
+            # A relative path would be another folder in each working folder.
             if not os.path.isabs(home):
                 raise OSError(errno.ENOENT, "no home folder", home)
             _keys[home] = _kept_key(Path(home, "shiplap")), ""
@@ -108,6 +110,7 @@ def _kept_key(folder: Path) -> bytes:
     handle = _open_regular_file(path, os.O_RDONLY)
     with os.fdopen(handle, "rb") as file:
         about, key = os.fstat(handle), file.read(KEY_BYTES + 1)
+    # A secret that others can read would let them seal a library.
     if about.st_uid != os.geteuid() or about.st_mode & 0o077 or len(key) != KEY_BYTES:
         raise OSError(errno.EPERM, "it is no secret of this user: remove it", str(path))
     return key
@@ -125,6 +128,7 @@ def _open_regular_file(path: Path, flags: int) -> int:
     """Return a descriptor of ``path``, opened with ``flags``, if it is a regular file and no link. Raises OSError for
     others.
     """
+    # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -149,6 +153,7 @@ def build_once(
     """
     try:
         with _hold_build_lock(root, digest, wait):
+            # Another builder may have finished while this one waited for the lock.
             if is_sealed_folder(root / digest):
                 return ""
             for left in root.glob(f".{digest}-*"):  # of a builder that was killed: we hold its lock
@@ -173,10 +178,12 @@ def build_detached(root: Path, digest: str, source: str, command: list[str]) -> 
         order.seek(0)
         with _fork_lock:
             return subprocess.Popen(
+                # -I: neither the working folder nor PYTHONPATH can replace a module of the builder.
                 [sys.executable, "-I", __file__],
                 stdin=order,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                # An interrupt at the terminal of this process must not end the build.
                 start_new_session=True,
             )
 
@@ -192,6 +199,7 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
         _open_locks.add(lock)
     try:
         _acquire_build_lock(lock, path, wait)
+        # The number of an earlier holder may be longer than that of this process.
         lock.truncate()
         lock.write(f"{os.getpid()}\n".encode())
         yield
@@ -204,7 +212,7 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
 
 
 def _close_locks_after_fork() -> None:
-    """Close the lock files in a forked child, which holds none of them.
+    """Close the inherited lock files of builds in a forked child, since the child holds none of the locks.
 
     An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
     """
@@ -235,6 +243,7 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
                 holder = os.read(lock.fileno(), 32).decode(errors="replace").strip() or "unknown"
                 why = f"process {holder} has been building it for more than {wait:g} s"
                 raise OSError(errno.ETIMEDOUT, why, str(path)) from None
+            # flock has no timeout of its own.
             time.sleep(0.02)
         except OSError:  # no locks on this file system: two may build, one rename wins
             return
@@ -249,6 +258,7 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
+    # The source comes before the flags, so that libraries to link follow what needs them.
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *rest]
     try:
         status, output = _run_compiler(call)
@@ -262,6 +272,7 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
     if status:
         return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
     with (scratch / LIBRARY).open("rb") as library:
+        # Sealed before the rename: a folder under its final name is always complete.
         seal = seal_text(digest, library)
     (scratch / SEAL).write_text(seal)
     (scratch / KEYED_SEAL).write_text(keyed_seal(seal))
@@ -283,7 +294,12 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
     with tempfile.TemporaryFile() as output:
         with _fork_lock:  # subprocess has a pipe of its own, until the program runs
             child = subprocess.Popen(
-                call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
+                # LC_ALL=C: the signs of a killed compiler are searched for in English.
+                call,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "LC_ALL": "C"},
             )
         try:
             status = child.wait()
@@ -299,6 +315,7 @@ def _publish_folder(scratch: Path, folder: Path) -> str:
     """Rename ``scratch`` to ``folder``, and remove a broken folder in that place. Return the problem, or an empty text,
     also where another builder's sealed folder is there.
     """
+    # A broken folder in the place is removed once, then the rename is tried again.
     for _ in range(2):
         try:
             scratch.rename(folder)
@@ -325,6 +342,7 @@ def _builder_main(pipe: IO[bytes]) -> None:
     output. This is the main function of a builder process.
     """
     root, digest, source, command, key = json.load(pipe)
+    # The key comes with the order, since under a process of this one it may not be kept on disk.
     _keys[os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")] = bytes.fromhex(key), ""
     problem = build_once(Path(root), digest, source, command)
     with contextlib.suppress(BrokenPipeError):

@@ -40,6 +40,7 @@ def op_build_digest(native: NativeOp) -> str:
     """Return the digest of one op's generated code, independent of the other ops in its library. A packaged library is
     recognised by it.
     """
+    # As if the op was alone in a library, so that a program may import a part of a package.
     return library_name_digest(native_source([native]), FLAGS)
 
 

@@ -68,6 +68,7 @@ def make_plan(op: Op) -> LibraryPlan:
     if not forms:
         raise _no_native_form_error(op, "the CPU or on CUDA")
     reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
+    # A device that generated C++ can serve is enough for a library.
     if all(reasons):
         raise error(
             "SL404",
@@ -123,6 +124,7 @@ def extra_compiler_flags() -> list[str]:
     """Return the compiler flags that ``CXX`` names behind the compiler. A library's digest covers them like Shiplap's
     own flags.
     """
+    # Such as -march=native, with which a library of the same source is another one.
     return requested_compiler()[1]
 
 
@@ -137,6 +139,7 @@ def requested_compiler() -> tuple[list[str], list[str]]:
         words = shlex.split(wanted)
     except ValueError:
         words = []
+    # Two for a launcher in front of the compiler, such as ccache.
     programs = [word for word in words[:2] if not word.startswith("-")]
     return programs, words[len(programs) :]
 
@@ -193,6 +196,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
+    # The op may have been declared again, or another kernel bound.
     if kept is None or kept != made:
         kept = _made_plans[form] = made
     return kept
@@ -211,11 +215,13 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
         tuple([name_of_edition(name, op.edition) for name in names]),
         device,
         kernel.workspace,
+        # One packing of the arguments serves all kernels among which C++ picks.
         form.strided.intersection(*(other.strided for other in forms)),
         kernel.dtypes,
         has_out_variant(op.spec),
         kernel.space,
         op.rule,
+        # The strictest alignment is a multiple of the others, which are powers of two.
         max(other.align for other in forms),
         op.edition,
         form.source(),
@@ -239,6 +245,7 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
             continue
         try:
             file, native, forms = _form_library_file(form), _native_source(op, device, form), _forms_on(op, device)
+            # Loading the symbol checks the signature that the library was built with.
             there = form.generated or all(load_symbol(other) for other in forms)
             if not native.unfit and there:
                 entries.append(NativeKernelEntry(op, device, form, native, file, tuple(forms)))
@@ -264,6 +271,7 @@ def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKer
     while True:
         more = {e.kernels for e in entries if e.op.spec.name in ops}
         ops |= {e.op.spec.name for e in entries if e.kernels in more}
+        # Each round may reach further ops through a shared library, until none is new.
         if more == files:
             return [e for e in entries if e.op.spec.name in ops]
         files = more

@@ -53,6 +53,7 @@ def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_
         os.close(_open_checked_library(place, rule))
     except safe_io.Distrusted as e:
         raise _untrusted_cache_error(op, e) from None
+    # Missing or damaged: it is built again.
     except OSError:
         return False
     return True
@@ -76,6 +77,7 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
         raise error(
             "SL405", where=str(path), got=safe_io.unsafe_reason(e), expected="a library as it was built"
         ) from None
+    # By descriptor: the checked file is opened, whatever lies under the path by now.
     name = f"/proc/self/fd/{handle}"
     try:
         library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
@@ -107,6 +109,7 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
             seal = seal_text(place.name, file)
         if safe_io.read_file(place / SEAL, 4096, rule) != seal.encode():
             raise OSError(0, "its seal does not fit", str(place))
+        # A package has no keyed seal: it was built by somebody else.
         if rule == safe_io.CODE:
             _check_keyed_seal(place, seal)
     except BaseException:
@@ -200,6 +203,7 @@ def stale_work_folders() -> Iterator[Path]:
         if path.name.startswith(WORK_FOLDERS):
             about = path.lstat()
             old = time.time() - about.st_mtime > STALE_AFTER_S
+            # Others may make folders of such names in the shared temporary folder.
             if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                 yield path
 
@@ -237,6 +241,7 @@ def _listed_folders(root: Path) -> list[Path]:
     """Return the paths in ``root``, sorted, or an empty list for a folder that cannot be read."""
     try:
         return sorted(root.iterdir())
+    # There is no cache before the first build.
     except OSError:
         return []
 

@@ -19,6 +19,7 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
     kernels, width = [k.name for k in native], max(len(config_values(k.space)) for k in native)
     several = len(kernels) > 1
     count = len(lookup_key(op.spec, op.rule))
+    # An op without a key, such as one without sizes, has no choices by size.
     if not count:
         return []
     table = []
@@ -38,6 +39,7 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
     """Return the rows of tuned choices, as of :func:`choice_rows`, that a library without Python can run."""
     count = len(lookup_key(op.spec, op.rule))
+    # The number behind the key is 1 where Python runs the choice.
     return tuple(tuple(row) for row in choice_rows(op, device) if not row[count])
 
 
@@ -64,5 +66,6 @@ def _native_choice_key(op: Op, key: Key) -> list[int] | None:
     if len(numbers) != len(values) or not all(-(1 << 63) <= n < 1 << 63 for n in numbers):
         return None
     numbers += [number(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
+    # C++ tells absent arguments from contiguous ones by these.
     numbers += [int(code == "c") for a, code in zip(op.spec.tensors, codes, strict=True) if a.optional]
     return numbers

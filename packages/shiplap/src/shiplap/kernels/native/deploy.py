@@ -84,6 +84,7 @@ def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
+    # On demand: a process that has the declarations must not get a second definition.
     return _make_deployed(list(dict.fromkeys(ops)), where, on_demand=True)
 
 
@@ -99,6 +100,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
     kernels, suffix = _deployed_names(entries, where), ".1" if on_demand else ""
+    # alone=True: the library refuses what it would otherwise hand to Python.
     source = native_source([_packed_native(e) for e in entries], alone=True)
     source += render_source(
         "deploy.cpp.jinja",
@@ -109,6 +111,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
     name, flags = DEPLOYED_LIBRARY_NAME, tuple[str, ...]()
     if on_demand:
         parts = [source.encode(), *(path.read_bytes() for path in kernels.values())]
+        # The loader knows libraries by name: other content needs another name.
         known = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
         name = f"libshiplap_ops-{known}.so.1"
         flags = (f"-Wl,-soname,{name}",)
@@ -126,6 +129,7 @@ def _packed_native(entry: NativeKernelEntry) -> NativeOp:
     """Return the data for generating the code of an entry, together with all cubins and choices that this process has
     for it.
     """
+    # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()
     rows = packed_rows(entry.op, entry.device)
     if entry.form.generated:  # a config without a cubin would be an error where the default runs

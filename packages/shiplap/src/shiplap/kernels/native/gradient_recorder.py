@@ -66,6 +66,7 @@ def can_record(op: Op) -> bool:
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
         return False
+    # C++ saves tensors and plain values, and no objects.
     simple = all(a.tensor is not None or (a.cls is None and a.scalar in SIMPLE_KINDS) for a in spec.args)
     return simple and not (spec.mutated or spec.traced or spec.returns) and bool(spec.outputs)
 
@@ -79,6 +80,7 @@ def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
     python = Registrations(op.spec.namespace, op.edition)
+    # A new op each time: nodes of earlier graphs keep calling the gradient that they were made with.
     gradient = f"{op.spec.stem}__gradient{next(_numbers)}"
     python.define(gradient_schema(op.spec, gradient))
     assert op.gradient is not None
@@ -116,6 +118,7 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
     values = [a.name for a in spec.scalars]
     saves = [name for name in dict.fromkeys(gradient.saves) if name not in values]
     kinds = [0 if a.tensor is None else 2 if _is_detached(spec, a.name) else 1 for a in spec.args]
+    # In the order in which ``Reader`` in shiplap/autograd.h reads them.
     words = [len(kinds), *kinds, len(spec.results), *(name not in spec.detached for name in spec.results)]
     words += [len(saves), *(number for name in saves for number in places[name]), len(gradient.ops)]
     tensors = [a.name for a in spec.tensors]
@@ -186,6 +189,7 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
         return None
     library.shiplap_problem.restype = ctypes.c_char_p
     library.shiplap_route.restype = library.shiplap_formula.restype = ctypes.c_void_p
+    # Without argtypes ctypes would pass an address as a 32-bit int.
     library.shiplap_record.restype, library.shiplap_record.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
     return library
 
@@ -195,11 +199,12 @@ def _announce_hot_recording(op: Op) -> None:
     to build the library.
     """
     recorded, calls = op.record_plain_call, count(1)
+    # Wrapped already.
     if recorded is None or getattr(recorded, "__module__", None) == __name__:
         return
 
     def counted(*args: Any) -> Any:
-        """Record one call as before, and give the notice at the 32nd one."""
+        """Record one call in Python as before, and give the notice at the 32nd such call."""
         if next(calls) == HOT_RECORDINGS and op.record_plain_call is counted:
             op.record_plain_call = recorded
             name = op.spec.name
@@ -220,6 +225,7 @@ def _recorder_folder(op: Op) -> Path:
     """Return the cache folder of the library that records gradients, which need not exist. Its digest covers the
     release of torch.
     """
+    # Compiled against torch's own headers, so that each release needs its own library.
     release = f"torch {torch.__version__} {torch.version.git_version}"
     return cache_folder(op.spec.name) / library_name_digest(SOURCE, (*FLAGS, *extra_compiler_flags()), release)
 

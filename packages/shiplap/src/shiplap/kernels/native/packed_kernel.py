@@ -40,7 +40,7 @@ class PackedKernel(Kernel):
     native: NativeForm
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
-        """Bind the native function ``form`` to the declaration."""
+        """Bind the native function ``form`` to the op declared as ``spec``."""
         super().__init__(spec, terms)
         self.native, self.parameters, self.where = form, c_prototype(spec), f"{spec.name}, kernel {form.symbol}"
 
@@ -54,7 +54,7 @@ class PackedKernel(Kernel):
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether it is settled that native code will not take over, with a reason."""
+        """Whether it is settled, with a reason, that no native code will serve the calls of this kernel."""
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:
@@ -79,6 +79,7 @@ class PackedKernel(Kernel):
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
                 at = TensorPlace(self.spec.name, output.name, role="output")
+                # An input would be copied; what the caller passes as output must be written itself.
                 is_aligned(at, self.native.align, output=True).check_call({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
@@ -115,6 +116,7 @@ class PackedKernel(Kernel):
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
         self.invoke_function(call, [*inputs, *outs], extents, scratch)
+        # A mutated argument that was packed gets its values back.
         for target, copy in copies:
             target.copy_(copy)
         if self.native.counting:
@@ -134,6 +136,7 @@ class PackedKernel(Kernel):
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value
+            # A kernel that reports more than its bound has written beyond the output.
             check_bound(self.spec, self.where, dim, extent.value, env)
         narrowed = []
         for out, full in zip(self.spec.outputs, outs, strict=True):

@@ -63,6 +63,7 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
     for place in folders:
         try:
             numbers = _entry_numbers(place, entries)
+            # NAMED: whoever owns the package may own its libraries, as they own its modules.
             if not is_library_present(place, op.spec.name, safe_io.NAMED):
                 raise ValueError("its seal does not fit: a file is missing, cut short or changed")
         except (OSError, ValueError, ShiplapError) as e:
@@ -106,6 +107,7 @@ def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[in
         return None
     for entry in entries:
         number = mine.get(entry.device)
+        # One op of a library may have been edited since; the others can still be used.
         if number is None or rows[number].needs != op_build_digest(entry.native):
             what = f"its code for {entry.device}" if number is not None else f"it has no code for {entry.device}, and"
             raise ValueError(f"{what} was made for another declaration of {entry.op.spec.name} or another shiplap")

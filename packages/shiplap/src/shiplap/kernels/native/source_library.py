@@ -51,6 +51,7 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
         text = queue.pop()
         folders = ([text.path.parent] if text.path is not None else []) + list(include_dirs)
         for name in INCLUDES.findall(text.content):
+            # The including file's own folder comes first, as for the compiler.
             path = next((p.resolve() for folder in folders if (p := folder / name).is_file()), None)
             if path is not None and path not in seen:
                 seen.add(path)
@@ -108,6 +109,7 @@ class SourceLibrary:
     @cached_property
     def digest(self) -> str:
         """The digest that names the library: of all texts, the header, the compiler's flags and the machine type."""
+        # By name and content, not by path: the same sources elsewhere are the same library.
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
         options = (*self.flags, *self.libraries, *self.architectures)
         return library_name_digest("\0".join([self.header, *texts]), options, "source")
@@ -143,6 +145,7 @@ class SourceLibrary:
         try:
             return self.locate()
         except ShiplapError as e:
+            # Any other error says that a compiled library cannot be used.
             if e.id != "SL420":
                 raise
         root = cache_folder(self.op)
@@ -155,6 +158,7 @@ class SourceLibrary:
 
     def _unit(self) -> str:
         """Return the C source of the unit that defines the signature functions, by which the library is accepted."""
+        # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
     def _files(self) -> dict[str, str]:
@@ -164,6 +168,7 @@ class SourceLibrary:
         files = {HEADER: self.header}
         for text in self.texts:
             if text.path is None:
+                # #line: messages of the compiler name the place that the author knows.
                 files[f"code{SUFFIX[text.language]}"] = f'#line 1 "{text.name}"\n{text.content}'
         return files
 
@@ -184,6 +189,7 @@ class SourceLibrary:
             standard = STANDARD["c++"] if any(t.language == "c++" for t in self.texts) else ()
             command = [*self._host_compiler(), *HOST_FLAGS, *standard, "-include", f"{SOURCE_FOLDER}/{HEADER}"]
             return [*command, *include, *self.flags, *sources, *link]
+        # nvcc hands these on to the host's compiler.
         host = [word for flag in HOST_FLAGS[1:] if flag != "-shared" for word in ("-Xcompiler", flag)]
         command = [str(self._find_nvcc()), "-O3", "-shared", *host, *STANDARD["cuda"], *self._architecture_flags()]
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
@@ -192,6 +198,7 @@ class SourceLibrary:
         """Return nvcc's flags for the requested architectures, else for the GPUs of this machine, else for all major
         ones.
         """
+        # A wheel is built for GPUs that the building machine need not have.
         names = list(self.architectures)
         if not names and torch.cuda.is_available():
             found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}

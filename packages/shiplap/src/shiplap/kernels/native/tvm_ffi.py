@@ -55,6 +55,7 @@ def export(op: Op) -> Any:
         >>> add(x, y, out)                 # doctest: +SKIP
     """
     module = _load_tvm_module(op).load_module(str(build_tvm_library(op)))
+    # The library has no torch to ask for the number of threads.
     module.get_function("set_num_threads")(torch.get_num_threads())
     return module.get_function(op.spec.opname)
 
@@ -67,6 +68,7 @@ def build_tvm_library(op: Op) -> Path:
     described, form = build_plan.bound_native_kernel(op, "cpu")
     kernels = locate_library(form.library)
     load_symbol(form)  # which says what does not fit
+    # The rpath finds the library of tvm-ffi where it is installed now.
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
     command = [*build_plan.compiler_command(op.spec.name), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), build_plan.library_cache_folder(op)

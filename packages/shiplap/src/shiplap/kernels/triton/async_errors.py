@@ -32,7 +32,7 @@ class LateErrors:
     """
 
     def __init__(self) -> None:
-        """Start without messages and without words of devices."""
+        """Start without messages, and without an error word for any device."""
         self._messages: dict[int, tuple[str, str]] = {}
         self._codes: dict[tuple[str, str], int] = {}
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
@@ -48,6 +48,7 @@ class LateErrors:
         """Return a number for a new message: from its hash, or the next one that is free."""
         digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
         code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
+        # Two messages with one hash: the next free number is taken.
         while self._messages.setdefault(code, (op, message)) != (op, message):
             code = code % 0x7FFFFF + 1
         self._codes[op, message] = code
@@ -62,6 +63,7 @@ class LateErrors:
         error of an earlier launch.
         """
         memory, value = self._words.get(device) or self._new(device)
+        # A plain read of host memory: the device is not waited for.
         if value.value:
             self.poll(device)
         return memory.data_ptr()
@@ -81,6 +83,7 @@ class LateErrors:
         """Return a tensor of one int64 of 0 in pinned host memory, to which kernels of ``device`` can write by its
         address.
         """
+        # Pinned memory is mapped into the device's addresses and never moves.
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
@@ -88,6 +91,7 @@ class LateErrors:
         _, value = self._words.get(device) or self._new(device)
         told = value.value
         if told:
+            # Cleared first, so that the error is raised once.
             value.value = 0
             op, message = self.message(told >> ROW_BITS)
             raise error("SL211", where=op, got=message.format(row=told & ((1 << ROW_BITS) - 1)))

@@ -51,7 +51,7 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, in order."""
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
         return self._steps
 
     @property
@@ -109,13 +109,14 @@ class TritonLaunches(Implementation, ProgramSource):
             word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
             codes: parameters that get the code of a message of late errors.
         """
+        # Raises SL619 at the declaration, where the author sees the line.
         plain_function(kernel)
         given = dict(arguments or {}), dict(constants or {}), dict(scratch or {})
         return self.also(DeclaredLaunch(kernel, grid, *given, when, word, dict(codes or {})))
 
     @property
     def name(self) -> str:
-        """The name of the first kernel."""
+        """The name of the first Triton kernel, by which the program is called in reports and choices."""
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -164,7 +165,7 @@ class LateLaunches(Implementation, ProgramSource):
     late = True
 
     def __init__(self, module: str, program: str) -> None:
-        """Keep the names of the module and of the program in it. Nothing is imported."""
+        """Keep the names of the module and of the program in it. The module is not imported."""
         self.module, self.program = module, program
 
     @cached_property
@@ -181,7 +182,7 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, after importing the module."""
+        """The launches, fills and sorts of the program as their author wrote them, after importing its module."""
         return self.made.steps
 
     @property
@@ -196,7 +197,7 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def name(self) -> str:
-        """The program's name in its module."""
+        """The name of the program in its module, by which it is called in reports and choices."""
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -213,6 +214,7 @@ class LateLaunches(Implementation, ProgramSource):
 @cache
 def _files_beside(module: str) -> str:
     """Return a digest of the Python files in the folder of ``module``, which is not imported."""
+    # The package is looked up, since a look-up of the module itself would import the package around it.
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None
     files = sorted(path for folder in folders or () for path in Path(folder).glob("*.py"))

@@ -55,6 +55,7 @@ class DeviceTable:
         sizes than before, or where there are too many.
         """
         seen = _TrackedSizes(env)
+        # Kept beyond this call, so it must be no inference tensor and no fake.
         with outside_modes():
             table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
@@ -80,13 +81,14 @@ class _TrackedSizes(Mapping[str, EnvValue]):
         self.env, self.names = env, set[str]()
 
     def __getitem__(self, name: str) -> EnvValue:
-        """Return the size or scalar ``name``, and record that it was read."""
+        """Return the size or scalar ``name``, a list as a tuple, and record in ``names`` that it was read."""
         value = self.env[name]
         self.names.add(name)
         return _plain_table_key(value)
 
     def __iter__(self) -> Iterator[str]:
         """Return an iterator over all names, and record that all were read."""
+        # A loop over the names may depend on all of them.
         self.names.update(self.env)
         return iter(self.env)
 
@@ -96,5 +98,5 @@ class _TrackedSizes(Mapping[str, EnvValue]):
 
 
 def _plain_table_key(value: EnvValue) -> EnvValue:
-    """Return a value as part of a key: a list becomes a tuple, which can be hashed."""
+    """Return a size or scalar as part of a key: a list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value

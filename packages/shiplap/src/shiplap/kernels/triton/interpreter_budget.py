@@ -42,12 +42,14 @@ def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]
     """
     programs = prod(grid)
     paces = _seconds_per_program.setdefault(kernel, [])
+    # The fastest launch counts, since the first ones prepare the kernel.
     expected = programs * min(paces) if len(paces) >= WARMUP_LAUNCHES else 0.0
     if _second_limits and expected > _second_limits[-1]:
         raise LaunchTooLong(
             f"Triton's interpreter would run {programs:,} programs for about {expected:.0f} s:"
             " audit on a GPU for such sizes"
         )
+    # Processor time, which other processes do not lengthen.
     began = time.thread_time()
     yield
     paces.append((time.thread_time() - began) / programs)

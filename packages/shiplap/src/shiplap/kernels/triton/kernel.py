@@ -80,6 +80,7 @@ class LaunchedKernel(CFunctionKernel):
         Triton's interpreter runs the kernels.
         """
         names = terms.space.names if terms.space is not None else ()
+        # A C name, unique among the ops of one library.
         symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
         super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
         self.function, self.interpreted = source.function, source.interpreted
@@ -114,6 +115,7 @@ class LaunchedKernel(CFunctionKernel):
             return
         numbers = self._numbers(call, *tensors)
         if self.native.given.errors is not None:
+            # Raises the error of an earlier launch before this one.
             numbers[WORD] = self.native.given.errors.word(call.device)
         numbers[WORKSPACE] = scratch.data_ptr() if scratch is not None else 0
         if is_current_device(call.device):
@@ -225,6 +227,7 @@ class LaunchedKernel(CFunctionKernel):
                 declared.kernel[grid](*values, **options)
             return
         compiled = _make_launcher(declared.kernel)[grid](*values, **options)
+        # Only a compiled kernel says what it needs.
         if self.native.counting and (why := why_form_unfit(compiled.metadata)):
             self.native.settle(f"Triton kernel {declared.name} needs {why}")
 
@@ -268,6 +271,7 @@ class LaunchedKernel(CFunctionKernel):
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
         numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
+        # In order: a later value may use the ones before it.
         for name, expr in self.native.program.values:
             numbers[name] = int(expr(numbers))
         return numbers
@@ -283,6 +287,7 @@ class LaunchedKernel(CFunctionKernel):
 
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
+        # Nothing is run, so outputs need no memory.
         numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
         keys = [
             (number, specialization_key(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)
@@ -319,6 +324,7 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
     config in use and with those of ``others``.
     """
     targets, more = tuple(architectures), set(others)
+    # The config that a call runs with now is packed as well as the default.
     chosen = tuned_choices.resolved_choices(op).get(("cuda", *op.rule.key(call)))
     for kernel in launched_kernels(op):
         mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
@@ -351,6 +357,7 @@ def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbe
     assert p.expr is not None
     dtype: torch.dtype = getattr(torch, p.source)
     rest = scratch[int(p.expr(own)) :]
+    # A view as another dtype needs a whole number of its elements.
     return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 

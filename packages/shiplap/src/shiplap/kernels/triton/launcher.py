@@ -75,11 +75,12 @@ class Launcher:
         Meta tensors are accepted.
         """
         use_torch_assembler()
+        # Otherwise the key depends on what was launched before, and Triton compiles the kernel again.
         settle_cache_key(self.kernel)
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise TypeError, since a launch needs a grid."""
+        """Raise TypeError, since a kernel is launched with a grid: ``launcher[grid](...)``."""
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
@@ -91,6 +92,7 @@ class Launcher:
             return
         if source is not self.hash or len(self.compiled_by_key) >= LIMIT:
             self.compiled_by_key, self.hash = {}, source
+        # A kernel that is still being compiled by another thread has no function yet.
         if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED_ATTRIBUTES):
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
@@ -98,6 +100,7 @@ class Launcher:
         """Return the function behind ``[grid]``, and keep it: generated for the kernel's signature, or Triton's own
         launch, with a notice.
         """
+        # Before the first compilation, so that Triton uses the assembler that Inductor uses.
         use_torch_assembler()
         settle_cache_key(self.kernel)
         reason, runtime = _unsupported_reason(self.kernel), None
@@ -157,6 +160,7 @@ def _unsupported_reason(kernel: Any) -> str:
         return f"a {type(kernel.params[0]).__name__} without {', '.join(missing)}"
     names = list(kernel.signature.parameters)
     kinds = {p.kind for p in kernel.signature.parameters.values()} - {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    # The generated function uses these names itself.
     taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _GENERATED_CODE_BUILTINS]
     if kinds or taken or len(names) != len(kernel.params):
         return f"a signature with {', '.join(taken) or 'other than plain parameters'}"
@@ -195,6 +199,7 @@ def _triton_runtime() -> TritonRuntime:
     active: Any = driver.active
     if active.get_current_target().backend != "cuda":
         raise ImportError(f"the backend {active.get_current_target().backend}, which specialises on more")
+    # Looked up now, so that a Triton without them is noticed before a launch.
     for name in ("debug", "launch_enter_hook", "launch_exit_hook"):
         getattr(knobs.runtime, name)
     plain = (triton.language.dtype,)
@@ -257,6 +262,7 @@ def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[
     entries. ``ordinary`` is the source of Triton's own launch.
     """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
+    # Their value is passed on and is no part of the key.
     fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer_annotation(p)]
     lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _unspecialised_parameters(free, ordinary), ""
     for name, about in parameters.items():
@@ -290,6 +296,7 @@ def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
     return [
         "    try:",
         f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
+        # ``struct`` raises where a value needs more than 32 bits.
         f"        _fits({', '.join(names)})",
         f"        {', '.join(f'_v_{n}' for n in names)}, _free = {', '.join(names)}, None",
         "    except _Unfit:",
@@ -326,6 +333,7 @@ def _constant_key_source(a: str, ordinary: str) -> list[str]:
     """
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",
+        # Equal floats may differ: NaN is unequal to itself, and -0.0 equals 0.0.
         f"    if _k_{a} is float: _l_{a} = {a}.hex()",
         f"    elif _k_{a} not in _PLAIN: return {ordinary}",
     ]

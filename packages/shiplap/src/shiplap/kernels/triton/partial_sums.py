@@ -40,6 +40,7 @@ def _partial_sums_kernel() -> Launcher:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < total
         acc = tl.zeros((BLOCK,), dtype=tl.float32)
+        # One after the other, so that the sum does not depend on the launch.
         for split in range(count):
             acc += tl.load(partial_sums + tl.cast(split, tl.int64) * total + at, mask=inside, other=0.0)
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)

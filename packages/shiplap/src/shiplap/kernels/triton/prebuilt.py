@@ -59,6 +59,7 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
         lines = list(_kernel_source_parts(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
+    # Not sorted: the order of the parameters is that of a launch.
     lines += [f"{name}: {kind}" for name, kind in form.signature.items()]
     lines += [f"{place}={_stable_value_text(value)}" for place, value in sorted(form.constants.items())]
     lines += [f"{place} {value}" for place, value in sorted(form.attributes.items())]
@@ -72,6 +73,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
     """
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
+    # Kernels may call each other.
     if id(function) in seen:
         return
     seen.add(id(function))
@@ -124,6 +126,7 @@ def _stable_value_text(value: object) -> str:
         return repr(value)
     if isinstance(value, torch.dtype) or type(value).__name__ in ("dtype", "constexpr"):  # of torch, and of Triton
         return str(value)
+    # Its text is in the digest apart, as far as it belongs to the package.
     return value.__qualname__ if isinstance(value, (FunctionType, type)) else type(value).__qualname__
 
 
@@ -144,6 +147,7 @@ def find_prebuilt_form(
         path = folder / FOLDER / f"{row.identity}.cubin"
         try:
             image = safe_io.read_file(path, LIMIT, safe_io.NAMED)
+            # A damaged cubin would fail in the driver, or compute something else.
             if hashlib.sha256(image).hexdigest() != row.sha256:
                 raise ValueError("its checksum does not fit: it was changed or cut short")
         except (OSError, ValueError) as e:
@@ -184,6 +188,7 @@ def _parse_index_row(content: object) -> PrebuiltRow:
         row = msgspec.convert(content, PrebuiltRow)
     except msgspec.ValidationError as e:
         raise ValueError(str(e)) from None
+    # The identity becomes part of a path.
     if not row.identity.isalnum() or row.threads <= 0 or row.shared < 0:
         raise ValueError(f"no identity, threads or shared memory: {row.identity[:40]!r}")
     return row
@@ -215,6 +220,7 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
         )
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         safe_io.write_bytes(folder / FOLDER / f"{known}.cubin", cubin.image)
+    # Sorted, so that the same package has the same bytes.
     listed = [rows[known] for known in sorted(rows)]
     if listed:
         about = {"format": FORMAT, "cubins": [vars(row) for row in listed]}

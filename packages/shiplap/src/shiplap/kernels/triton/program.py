@@ -79,6 +79,7 @@ def plain_function(kernel: Any) -> Callable[..., object]:
 
     Raise SL619 for other objects.
     """
+    # By name, without importing Triton.
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
     function = kernel.fn if wraps else None
     if not inspect.isfunction(function):
@@ -110,6 +111,7 @@ def read_program(
     named, known, names = tuple(configs), set(_integer_names(spec)), []
     for name, text in (values or {}).items():
         where = f"{spec.name}, values[{name!r}]"
+        # An expression could not tell which of two things a name means.
         if name in known or not name.isidentifier() or parse_fact(name) is not None:
             raise error("SL618", where=where, got=f"the name {name!r}", expected="a name that nothing else has")
         names.append((name, _known_expr(where, "it", text, known, _tensor_arguments(spec))))
@@ -130,7 +132,7 @@ def _read_step(
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
-        """Return the parsed expression ``text`` of the step's part ``what``."""
+        """Return the dim expression in ``text``. ``what`` names its place in the step, for errors."""
         return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
@@ -207,6 +209,7 @@ class _LaunchReader:
         what cannot be launched natively.
         """
         self._refuse_strangers()
+        # A launch has a fixed list of addresses, and outputs must exist before it.
         if self.spec.dynamic or any(a.many for a in self.spec.tensors):
             what = "a list of tensors" if not self.spec.dynamic else "an output whose size depends on data"
             raise self._unfit(what, "tensors and outputs of known sizes")
@@ -266,6 +269,7 @@ class _LaunchReader:
             self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}")
         if isinstance(given, float):
             return KernelParameter(name, _is_real_type(type), value=given, type=type)
+        # Before the integers, of which bool is one.
         if isinstance(given, bool):
             return KernelParameter(name, "boolean", value=int(given), type=type)
         if given in self.tensors:
@@ -320,6 +324,7 @@ class _LaunchReader:
         if name in self.scalars or name in self.numbers or ((fact := parse_fact(name)) and fact[1] in self.tensors):
             return name
         default = self.signature[name].default
+        # Other defaults, such as None, are no values that C++ can pass.
         return default if isinstance(default, (int, float)) else None
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
@@ -330,7 +335,7 @@ class _LaunchReader:
         return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
-        """Return the text of the annotation of the parameter ``name``."""
+        """Return the annotation of the kernel's parameter ``name`` as text."""
         about = self.about.get(name)
         if about is not None:
             return str(about.annotation)
@@ -338,7 +343,7 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
-        """Raise SL618 about this kernel."""
+        """Raise SL618, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:

@@ -74,7 +74,8 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 class _ReplaySource(Protocol):
     @property
-    def signature(self) -> dict[str, str]: ...
+    def signature(self) -> dict[str, str]:
+        """The Triton types of the kernel's parameters by name, ``constexpr`` for constants."""
 
 
 class CompiledTritonKernel(Protocol):
@@ -83,10 +84,12 @@ class CompiledTritonKernel(Protocol):
     metadata: Any
 
     @property
-    def function(self) -> int: ...
+    def function(self) -> int:
+        """The address of the kernel's function on the device."""
 
     @property
-    def src(self) -> _ReplaySource: ...
+    def src(self) -> _ReplaySource:
+        """The source from which Triton compiled the kernel, of which the signature is read."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class LaunchRecording:
         try:
             self.words += self._launch(compiled, [*grid, 1, 1][:3], given)
             self.launches += 1
+            # The function on the device goes away with the compiled kernel.
             self.kept.append(compiled)
         except (TypeError, ValueError) as e:
             self.unfit = str(e)
@@ -149,6 +153,7 @@ class LaunchRecording:
         """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
+        # Global scratch memory is allocated here, so it is no reason against a replay.
         if needed := why_form_unfit(facts._replace(global_scratch_size=0)):
             raise ValueError(f"it needs {needed}")
         types = compiled.src.signature.values()
@@ -164,6 +169,7 @@ class LaunchRecording:
         """
         if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
+        # Its address may be freed before the next call.
         if isinstance(value, Tensor | BroughtTensor):
             for tensor, at in self.parts:
                 if tensor is value:
@@ -219,7 +225,7 @@ class _RecordingOwner:
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
-        """Free the recording in C++."""
+        """Free the recording that C++ holds."""
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 
@@ -302,6 +308,7 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
             and number % REPLAYS_BETWEEN_CHECKS == HOT_REPLAYS
             and replay_library(op, start=True) is not None
         ):
+            # They hold functions that launch from Python.
             tuned_choices.forget_derived_choices()  # the next call of each kind is recorded again
         return plain(args)
 
@@ -312,6 +319,7 @@ def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
     """Return the loaded replay library, or None if it is not in the cache. With ``start``, its build is started, if
     none is running.
     """
+    # No thread waits: another one that holds the lock will find the library.
     if _replay_state.binding is not None or _replay_state.why or not _lock.acquire(blocking=False):
         return _replay_state.binding
     try:

@@ -45,7 +45,7 @@ class ProgramSource(ABC):
     @property
     @abstractmethod
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them, in order."""
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
 
     @property
     @abstractmethod
@@ -72,6 +72,7 @@ class LaunchedForm(NativeForm):
         is compiled yet.
         """
         self.spec, self.given, self.configs = spec, program, configs
+        # Reading the launches would import the module.
         any_strides = frozenset[str]() if program.late else strided_launch_tensors(spec, self.launches)
         super().__init__(Path(), symbol, any_strides, 1, prototype_signature(spec, configs))
         self.cubins: dict[tuple[int, int, Key], Cubin] = {}
@@ -91,7 +92,7 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def declared(self) -> tuple[DeclaredLaunch, ...]:
-        """The launches as their author wrote them, in order."""
+        """The launches of the program as their author wrote them, in order."""
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
@@ -123,7 +124,7 @@ class LaunchedForm(NativeForm):
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Whether a compiled kernel of this process has the values ``config``."""
+        """Whether this process has compiled a kernel of the program for the config values ``config``."""
         return any(key[: len(config)] == config for _, _, key in self.cubins)
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:
@@ -177,10 +178,12 @@ class LaunchedForm(NativeForm):
             except BaseException as e:  # nothing may pass through C
                 text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
             raw = text.encode(errors="replace")[: size - 1] + b"\0"
+            # C++ owns the buffer of the message.
             ctypes.memmove(message, raw, len(raw))
             return int(bool(text))
 
         callback = _COMPILER(missing)
+        # C++ keeps only the address, so Python must keep the object.
         _c_callbacks.append(callback)
         if self.given.errors is not None:
             binding[f"{self.symbol}_late"](_make_error_teller(self.given.errors))

@@ -64,6 +64,7 @@ class LaunchNumbers(dict[str, Any]):
             return 0
         if kind == "numel":
             return value.numel()
+        # A variadic tensor may have fewer axes than the expression names.
         if axis >= value.dim():
             return 0
         return value.shape[axis] if kind == "size" else kernel_strides(value)[axis]
@@ -127,6 +128,7 @@ def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
     aligned = p.specialises and p.aligns and tensor.data_ptr() % 16 == 0
+    # The same packing as in the generated C++, which computes the key of a call.
     return (code << 16 | bits << 8 | lanes) << 1 | int(aligned)
 
 
@@ -134,6 +136,7 @@ def _integer_key_entry(p: KernelParameter, value: int) -> int:
     """Return the properties of an integer on which Triton specialises, as one number: its width, whether it is 1,
     whether it is divisible by 16.
     """
+    # An annotated type fixes the width.
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
     if p.specialises and value == 1:
         return 1 + width
@@ -141,7 +144,7 @@ def _integer_key_entry(p: KernelParameter, value: int) -> int:
 
 
 def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
-    """Return the value of an expression as an int."""
+    """Return the value of ``expr`` for ``numbers`` as an int."""
     assert expr is not None
     return int(expr(numbers))
 
@@ -196,6 +199,7 @@ def _read_key_entry(
             return "constexpr", next(entries), False
         case "tensor":
             entry = next(entries)
+            # Triton compiles an absent tensor as the constant None.
             if entry < 0:
                 return "constexpr", None, False
             return f"*{_packed_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None

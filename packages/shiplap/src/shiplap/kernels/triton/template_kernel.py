@@ -117,6 +117,7 @@ class TemplateKernel(Kernel):
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
         places = [self.spec.args.index(a) for a in self.reads]
+        # A copy was made for the launch, whose address the next call does not have.
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
         plain, op = (
@@ -163,6 +164,7 @@ class TemplateKernel(Kernel):
         if is_current_device(call.device):
             self._launch(self._run, call, out, kept)
             return
+        # Triton launches on the current device.
         with torch.cuda.device(call.device):
             self._launch(self._run, call, out, kept)
 
@@ -220,6 +222,7 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
+            # supports= may be slow, and equal calls have one answer.
             kernel = _clear_when_full(self._firsts)[key] = self._first(call)
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
@@ -248,6 +251,7 @@ class TemplateKernel(Kernel):
         """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
         text.
         """
+        # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():
             return lambda values: "Triton is not installed"
         if 0 in declared_output_shape(self.spec.outputs[0], call.env):
@@ -372,6 +376,7 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
 
     def rerun(args: Args) -> Tensor:
         """Return a fresh output for ``args``, which differ from the first call's in their addresses alone."""
+        # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
             with torch.cuda.device(device):
                 return rerun(args)
@@ -403,6 +408,7 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
     digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
     file = f"<template {rendered.name} {digest}>"
+    # No time of change: linecache never drops such an entry.
     linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
     scope: dict[str, object] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
     if "libdevice" in rendered.text:
@@ -421,14 +427,15 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
-        """Return ``size`` bytes on the GPU."""
+        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors."""
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
-        """Launch with PyTorch's allocator set in the current context."""
+        """Launch the kernel with ``args`` after setting PyTorch's allocator as Triton's in this context."""
         triton.set_allocator(memory)
         return launch(*args)
 
+    # Triton keeps its allocator in a context variable.
     return lambda *args: copy_context().run(inside, args)
 
 
@@ -458,5 +465,6 @@ def _env_for_template(env: Env) -> dict[str, EnvValue]:
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
     """Return the dict ``memory``, emptied where it has reached 4096 entries."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
+        # All at once: what is still used is rendered again.
         memory.clear()
     return memory

@@ -50,7 +50,10 @@ class RunTemplate(Protocol):
     the launch.
     """
 
-    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None: ...
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
+        """Launch the template for ``call`` into ``out``, or into ``split_k`` partial sums, and record the launch in
+        ``kept`` if given.
+        """
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
@@ -88,6 +91,7 @@ def compile_template_run(
         "adjacent": adjacent_along,
         "inner": innermost_axis,
         "reach": _largest_offset,
+        # Read in each call, since allow_tf32 may change.
         "matmul": torch.backends.cuda.matmul,
         **{f"table{i}": t for i, t in enumerate(tables)},
     }
@@ -107,6 +111,7 @@ def _template_run_lines(
         "    if not out.numel(): return",
         "    args, env = call.args, call.env",
     ]
+    # Offsets of the output count too, which is contiguous.
     reaches = ["out.numel()"]
     for i, arg in enumerate(reads):
         lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
@@ -158,6 +163,7 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
             expressions.append(f"env[{arg.name!r}]")
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
+    # A size that the text does not mention would only make more renderings.
     aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
     return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
 

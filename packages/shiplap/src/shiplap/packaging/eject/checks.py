@@ -31,6 +31,7 @@ class PlainWriter(PythonWriter):
 
     def check(self, rule: ArgumentRule) -> list[str]:
         """Return the lines that check one rule by ``support.expect``, with the texts of the error in place."""
+        # The constants of a check are written into the new module as literals.
         self.constants |= rule.constants
         what, where, got, expected, fix = self._texts(rule)
         return [
@@ -80,6 +81,7 @@ class CallPrinter:
         """
         self.spec, self.plan, self.stem, self.copy = spec, plan, stem, copy
         named = {*self._output_names(), *asked} - spec.dynamic.keys() - {"threads", "itemsize"}
+        # Scalars are parameters of the function already.
         scalars = {a.name for a in spec.scalars}
         known = [plan.names(n) for n in sorted(named) if n not in scalars]
         self.sizes = (*(["device"] if spec.tensors else []), *known, *(f"dtype_{c}" for c in spec.dtype_classes))
@@ -127,6 +129,7 @@ class CallPrinter:
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}
+        # Unused names would be flagged by linters of the ejected package.
         left = [name if name in words else "_" for name in self.sizes]
         kept = f"{', '.join(left)}{',' * (len(left) == 1)} = " if {*left} - {"_"} else ""
         checks = [f"{kept}_check_{self.stem}({given})"]
@@ -160,6 +163,7 @@ class CallPrinter:
 
     def lines(self, steps: Block | Sequence[Step]) -> list[str]:
         """Return the Python lines of plan steps, and copy the functions that they call into the new module."""
+        # One function serves real and fake calls, so sizes may be symbols.
         writer = PlainWriter(careful=True)
         writer.write(steps)
         fixed = {f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete}
@@ -186,6 +190,7 @@ def _replace_words(line: str, words: Mapping[str, str]) -> str:
     """
     parts = _STRING.split(line)
     pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
+    # Even parts lie between string literals, whose words must stay.
     parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]
     return "".join(parts)
 
@@ -202,7 +207,7 @@ class _Renamed(ast.NodeTransformer):
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the expression that replaces a name."""
+        """Return the expression that replaces the name of this node."""
         return ast.parse(self.variable(node.id), mode="eval").body
 
 

@@ -64,6 +64,7 @@ class _ModuleSource:
         """Return the text of a statement, with its decorators and the comments in it, without markers of quoted
         documentation.
         """
+        # The line of a ``def`` is behind its decorators.
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
         lines = [line for line in self.lines[first - 1 : node.end_lineno] if MARKER not in line]
         return textwrap.dedent("\n".join(lines))
@@ -100,6 +101,7 @@ def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
     seen: set[str] = set()
     for statement in _top_statements(body):
         bound = _bound_names(statement)
+        # Two statements bind it, so neither alone makes its value.
         yield from seen.intersection(bound)
         seen.update(bound)
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -111,6 +113,7 @@ def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
                 case ast.AugAssign(target=ast.Name(id=name)):
                     yield name
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+                    # A method such as append or update may have changed it.
                     if isinstance(vars(module).get(name), (list, dict, set)):
                         yield name
                 case ast.Name(id=name, ctx=ast.Store()) if not bound:
@@ -140,6 +143,7 @@ class SourceCopy:
         plain = inspect.unwrap(function)
         if not isinstance(plain, FunctionType):
             raise CannotCopy(f"{function!r} is no function of Python")
+        # A copy at the top of a module cannot read the variables of another function.
         if plain.__closure__:
             free = ", ".join(plain.__code__.co_freevars)
             raise CannotCopy(f"the function {plain.__qualname__} reads {free} of the function around it")
@@ -147,10 +151,12 @@ class SourceCopy:
             if self._names[name] is plain:
                 return name
             raise CannotCopy(f"two things are called {name}")
+        # Before its body is followed, so that a recursive function ends here.
         self._names[name] = plain
         source, node = self._definition(plain)
         self._use(source, _global_names(plain.__code__), plain.__globals__)
         self._use(source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__)
+        # After what it uses, which must be defined first.
         self.blocks.append(_plain_definition(source, node, name))
         return name
 
@@ -203,6 +209,7 @@ class SourceCopy:
         source, line = self._source_of(function), function.__code__.co_firstlineno
         named = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == function.__name__]
         for node in named:
+            # co_firstlineno is the line of the first decorator, where there is one.
             if line in (node.lineno, *(d.lineno for d in node.decorator_list)):
                 return source, node
         raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
@@ -227,6 +234,7 @@ class SourceCopy:
         if isinstance(value, Op):
             self.ops[name] = value
         elif isinstance(value, ModuleType):
+            # The module itself is not copied, only what is used of it.
             if _is_beside(value, source.module):
                 raise CannotCopy(f"{name} is the module {value.__name__} beside it: import the function by its name")
             self._import(value.__name__, name)
@@ -256,6 +264,7 @@ class SourceCopy:
         if isinstance(own, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)):
             own = _WithoutAnnotations().visit(own)
         self._use(source, list(_free_names(ast.unparse(own))), world)
+        # The author's text is kept where it needs no change.
         plain = ast.unparse(own) if _mentions_own_package(statement, world) else source.text(statement)
         self.blocks.append(plain)
 
@@ -273,6 +282,7 @@ class SourceCopy:
         if module is not None and _is_beside(module, source.module):
             bound = self._bind(asked, self._source(module), vars(module)) if asked != name else None
             if bound is None:
+                # Bound again, with the meaning that it has in the other module.
                 del self._names[name]
                 self._bind(name, self._source(module), vars(module))
             else:
@@ -310,6 +320,7 @@ def _is_beside(module: ModuleType, other: ModuleType) -> bool:
     if first == second:
         return True
     files = [getattr(m, "__file__", None) for m in (module, other)]
+    # Scripts in one folder import each other by plain names.
     if any(f is None for f in files) or "." in module.__name__ + other.__name__:
         return False
     return Path(str(files[0])).parent == Path(str(files[1])).parent
@@ -339,6 +350,7 @@ def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool
 def _global_names(code: CodeType) -> list[str]:
     """Return the global names that ``code`` and the functions in it load, in order, each once."""
     found = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    # Functions inside of it load globals, too.
     found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]
     return list(dict.fromkeys(found))
 
@@ -357,6 +369,7 @@ def _free_names(text: str) -> Iterator[str]:
         tables += table.get_children()
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
+            # At the top of a module symtable calls its own names local.
             if symbol.is_referenced() and (symbol.is_global() or top):
                 seen[symbol.get_name()] = None
     yield from sorted(seen)
@@ -395,6 +408,7 @@ def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -
     first = node.body[0].lineno
     if first == node.lineno:
         return "\n".join([head, *(f"    {line}" for each in node.body for line in ast.unparse(each).splitlines())])
+    # Comments above the first statement belong to the body, and no node has them.
     while first - 2 >= node.lineno and source.lines[first - 2].strip().startswith("#"):
         first -= 1
     lines = [line for line in source.lines[first - 1 : node.end_lineno] if MARKER not in line]
@@ -407,6 +421,7 @@ def _literal(name: str, value: object) -> str:
     """
     if isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, type(None))):
         try:
+            # A container may hold what has no literal.
             if ast.literal_eval(repr(value)) == value:
                 return repr(value)
         except (SyntaxError, ValueError):  # it holds what is no constant

@@ -55,6 +55,7 @@ class EjectedPackage:
         not set, raise SL602 and write nothing.
         """
         paths = {**self.files, **self.copies}
+        # All are looked at before the first is written.
         there = [name for name in sorted(paths) if (folder / name).exists()]
         if there and not force:
             raise error(
@@ -126,6 +127,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
             refused[op.spec.name] = str(e)
         except ShiplapError as e:
             refused[op.spec.name] = f"{e.id} {e.what}: {e.got}"
+        # Copied code may call further ops.
         queue += [other for other in copy.ops.values() if other.spec.name not in seen]
     if refused:
         raise error(
@@ -151,6 +153,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
 
 def _variable_of(op: Op) -> str:
     """Return the name of the module variable that holds an op, or an empty text."""
+    # Copied code calls the op by this name.
     module = sys.modules.get(op.reference.__module__)
     return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
 
@@ -185,6 +188,7 @@ def _generated_names(op: Op) -> set[str]:
     spec = op.spec
     found = {*RESERVED, "torch", "math", "kind", "device_type", *(f"{p}_{a.name}" for p in "ct" for a in spec.tensors)}
     found |= set() if spec.traced else {"device"}
+    # Parameters of the functions that register_autograd takes.
     found |= {"ctx", "output"} if op.gradient is not None else set()
     found |= {"made"} if spec.returned else set()
     found |= {"result"} if spec.mutated else set()
@@ -201,8 +205,10 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
             if index:
                 return f"its kernel {kernel.name} is a C function that is tried after one of Python"
             return "" if kernel.supports is None else f"its kernel {kernel.name} is a C function with supports="
+        # Choosing a config for a call needs the table of choices.
         if kernel.space is not None and kernel.space.static is None:
             return f"the default config of its kernel {kernel.name} depends on sizes"
+        # It takes every call, so the kernels behind it never run.
         if kernel.supports is None and not kernel.dtypes:
             return ""
     return ""
@@ -265,7 +271,7 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
 
 
 def _tests_text(package: str) -> str:
-    """Return the text of the tests of an ejected package."""
+    """Return the Python source of the tests of an ejected package called ``package``."""
     return render_source("ejected_tests.py.jinja", package="shiplap.packaging").replace("@package@", package)
 
 

@@ -52,7 +52,7 @@ class NativeKernel:
 
     @property
     def symbol(self) -> str:
-        """The C function's name."""
+        """The name of the C function that implements the op."""
         return self.code.symbol
 
 
@@ -89,7 +89,9 @@ def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePa
         part.copies[f"csrc/{name}"] = INCLUDE / name
     ops = list(dict.fromkeys(k.op for k in kernels))
     on_cpu = [k for k in kernels if k.device == "cpu"]
+    # Also where no kernel is on the CPU, since it defines the schemas.
     _add_library(part, "ops", on_cpu, ops)
+    # Apart, so that the package works on a machine without CUDA.
     if on_cuda := [k for k in kernels if k.device == "cuda"]:
         _add_library(part, "ops_cuda", on_cuda, [])
     target = next(flag for flag in FLAGS if flag.startswith("-DTORCH"))
@@ -108,6 +110,7 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
     described = []
     for kernel in kernels:
         values = describe_op(kernel.code, kernel.op.spec.stem)
+        # The ejected op registers its gradients itself, so there is no Python to ask about them.
         deferrals = [d for d in values["deferrals"] if GRADIENTS_ENABLED not in d.condition]
         printed = {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("checks", "allocated", "packed")}
         printed |= {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("workspace", "within")}
@@ -155,6 +158,7 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
     sources = []
     for text in library.texts:
         name = text.name if text.path is not None else f"code{SUFFIX[text.language]}"
+        # The file would be written outside of the package.
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise CannotCopy(f"its source includes {name}, which lies outside of its folder")
         part.files[f"{folder}/{name}"] = text.content

@@ -25,6 +25,7 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
 def literal(value: Any) -> str:
     """Return a Python expression for a plain value, such as the default of an argument."""
+    # NaN and infinity have a repr that is no expression of Python.
     if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
     if isinstance(value, torch.device):
@@ -153,6 +154,7 @@ class PrintedOp:
         """Print the function ``name``, which implements the op for ``device`` by ``body`` behind the checks, and its
         registration.
         """
+        # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
         self._function(
             name,
@@ -175,7 +177,9 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _wrote(self) -> list[str]:
-        """Return the lines that mark mutated arguments as written."""
+        """Return the lines that call ``support.written`` for each argument that the op writes to, so that autograd
+        counts the write.
+        """
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
@@ -191,7 +195,7 @@ class PrintedOp:
         return self._checked(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked(self, results: str) -> list[str]:
-        """Return the lines that return ``results``, an expression, after a check of the sizes that depend on data."""
+        """Return the lines that return the expression ``results`` after a check of data-dependent sizes."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
@@ -227,6 +231,7 @@ class PrintedOp:
             condition = self._condition(kernel)
             lines = self._launch(kernel, f"_{self.stem}_{device}" + (f"_{index}" if index else ""))
             body += [f"if {condition}:", *(f"    {line}" for line in lines)] if condition else lines
+            # It takes all calls: kernels behind it and the reference are never reached.
             if not condition:
                 break
         else:
@@ -328,6 +333,7 @@ class PrintedOp:
             inside += made
         wrote = [f"support.written({n}, t_{n})" for n in self.spec.mutated]
         outs = ", ".join(f"t_{o.name}" for o in self.spec.outputs) or "None"
+        # Triton launches on the current device.
         guard = f"with torch.cuda.device_of({first}):"
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
@@ -357,9 +363,7 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of one parameter of a launch as Python. ``fixed`` has the compile-time values, ``values``
-        the program's named integers.
-        """
+        """Return the value of a launch's parameter as Python. ``fixed`` and ``values`` have constants and integers."""
         match p.kind:
             case "constant":
                 return literal(p.value)
@@ -377,15 +381,11 @@ class PrintedOp:
         raise CannotCopy(f"its Triton kernel takes {p.name} in a way that has no plain form")
 
     def _number(self, expr: Expr, fixed: Mapping[str, str], values: Mapping[str, Expr]) -> str:
-        """Return an integer expression as Python, over sizes, scalars, facts of tensors, and the launch's constants
-        ``fixed``.
-        """
+        """Return an integer expression over sizes, scalars, facts of tensors and ``fixed`` constants as Python."""
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
-            """Return the Python expression for the name of a constant, a fact of a tensor, a named integer, a scalar or
-            a size.
-            """
+            """Return the Python expression for a constant, a fact of a tensor, a named integer, a scalar or a size."""
             if name in fixed:
                 return fixed[name]
             if (fact := parse_fact(name)) is not None and name not in scalars:
@@ -427,9 +427,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Print the op that returns its mutated arguments: it calls the op that writes, and returns the arguments
-        beside the other results.
-        """
+        """Print the op that calls the one that writes, and returns its mutated arguments beside the other results."""
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
         parts = [r.alias or ("made" if count == 1 else f"made[{next(made)}]") for r in self.spec.returns]
@@ -561,13 +559,12 @@ class PrintedOp:
             for i, a in enumerate(positional)
         ]
         lines += ["answers = (", *(f"    {a}," for a in answers), ")"]
+        # torch asks for as many gradients as the call passed arguments.
         lines.append("return answers[: len(ctx.needs_input_grad)]")
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops as which the gradient is declared, and collect their results by argument
-        in ``gradients``.
-        """
+        """Return the lines that call the ops of a declared gradient, and collect their results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op

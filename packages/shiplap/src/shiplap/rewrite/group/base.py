@@ -116,6 +116,7 @@ class GroupRewrite(Rewrite):
         """Merge the calls of one key, group by group, and yield the match or near miss of each group."""
         alone = True
         while len(calls) >= self.least:
+            # Not all calls of a key are independent, so there may be several groups.
             group = independent_calls(graph, calls, self.most)
             if len(group.members) >= self.least:
                 alone = False
@@ -128,6 +129,7 @@ class GroupRewrite(Rewrite):
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
         """Merge ``members`` in the graph if the model of costs allows it, and return the match, else the near miss."""
+        # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
         # A proof merges whatever it costs: it compares results and not times.
@@ -176,6 +178,7 @@ def tensor_signature(held: Any) -> tuple[Any, ...] | None:
     """Return the properties that the tensors of merged calls must share: dtype, device, and sizes, with symbols by
     name. None for a value that is no tensor.
     """
+    # Symbols by name: a comparison of symbols would add a guard.
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 

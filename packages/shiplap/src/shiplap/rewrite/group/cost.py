@@ -131,6 +131,7 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
     A stack needs one kernel if it is short, or if its inputs have fixed sizes (a "foreach" kernel). Else each operand
     has a kernel of its own, unless the kernel that computes the operand writes it there.
     """
+    # One generated loop stacks everything.
     if machine.horizontal:
         return 1
     # A generated kernel that concatenates computes pointwise operands in place, so that only the others are copied.

@@ -45,6 +45,7 @@ def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> Indepen
         started = started or node is calls[0]
         if not started:
             continue  # nothing ahead of the first call is computed from one
+        # One union of integers per node, whatever the number of calls.
         reach = _unite_masks(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:

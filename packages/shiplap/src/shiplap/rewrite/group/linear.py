@@ -37,6 +37,7 @@ def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
+    # Only nodes have fake tensors, so the checks above imply it.
     assert isinstance(x, Node), "a tensor of the graph"
     assert isinstance(weight, Node), "a tensor of the graph"
     return (x, weight, bias) if same and (bias is None or fake_tensor(bias) is not None) else None
@@ -144,6 +145,7 @@ def _batched_linears(
     share memory.
     """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
+    # bmm takes three dims, so that leading dims of the rows become one.
     out = torch.bmm(stacked.flatten(1, -2), torch.stack(weights).mT)
     outs = list(out.view(*stacked.shape[:-1], out.shape[-1]).unbind(0))
     if biases:
@@ -184,6 +186,7 @@ class WideLinears(GroupRewrite):
         other calls.
         """
         linear = linear_operands(node)
+        # The input itself is in the key: only layers of one input have one product.
         return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:

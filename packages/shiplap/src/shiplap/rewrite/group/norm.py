@@ -91,6 +91,7 @@ def _norm_stacked_rows(
         out = out * torch.stack(scales).view(across)
     if shifts:
         out = out + torch.stack(shifts).view(across)
+    # Rounded here, after scale and shift, as torch rounds once.
     outs = out.to(stacked.dtype).unbind(0)
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 

@@ -90,6 +90,7 @@ class JoinedCalls(GroupRewrite):
         noticed.
         """
         samples = Samples(self.op, 0)
+        # Absent arguments change which arguments are joined.
         for case in (*samples.plain(), *samples.optionals()):
             # Each call gets values of its own, so that exchanged results would be noticed.
             draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(CALLS_IN_PROOF - 1))]
@@ -141,6 +142,7 @@ def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callabl
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
         # Any joined argument gives the sizes, since all of them have the same dim.
         sizes = next([t.shape[at] for t in own] for own, _, at in parts if own is not None and at is not None)
+        # The results of single calls are contiguous, and parts of a joined one need not be.
         return [part.contiguous() for part in op.overload(*args).split(sizes, out)]
 
     return call

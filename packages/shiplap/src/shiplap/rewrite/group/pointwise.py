@@ -142,6 +142,7 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
         """Return the chain's results for the members, computed once on stacked operands."""
+        # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
         made: dict[Node, Tensor] = {}
         for step in chain:

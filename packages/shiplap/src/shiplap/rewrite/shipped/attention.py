@@ -212,7 +212,9 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
-        """Keep the product with the values and the calls between it and the softmax."""
+        """Keep the product ``out`` of the weights and the values ``v``, with the calls ``nodes`` between it and the
+        softmax.
+        """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
@@ -398,6 +400,7 @@ class _FusedCall:
             v = einsum.arrange_dims(v, self.spelled.orders[1])
         if softcap.has_tanh_cap(self.scores):
             return self._in_blocks(q, k, v, given)
+        # The fused call takes keys with the tokens in front of the width.
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):

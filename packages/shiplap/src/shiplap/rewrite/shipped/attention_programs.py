@@ -117,7 +117,7 @@ def attention_programs() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return random tensors of these shapes."""
+        """Return normally distributed tensors of these shapes and this dtype."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)

@@ -184,6 +184,7 @@ class FoldedNorm(Rewrite):
             return self._miss(conv, "user", f"{name_and_operator(conv)} is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
             return self._miss(norm.out, "cost", reason)
+        # The written-out form has a gradient, which the folded one would lose.
         if not self.gradient and torch.is_grad_enabled() and fake_value(norm.out).requires_grad:
             return self._miss(norm.out, "argument", "a gradient is asked for, and the folded convolution has none")
         return place_replacement(

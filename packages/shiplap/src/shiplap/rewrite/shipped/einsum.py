@@ -53,6 +53,7 @@ def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
     terms = left.split(",")
     if "..." in left and len(terms) == 2:
         terms, out = _replace_ellipsis(terms, out, flat)
+    # A letter twice in one term is a diagonal.
     if len(terms) != 2 or "." in "".join((*terms, out)) or any(len(set(t)) != len(t) for t in (*terms, out)):
         return None
     if not all(isinstance(n, Node) and isinstance(fake_value(n), Tensor) for n in flat):

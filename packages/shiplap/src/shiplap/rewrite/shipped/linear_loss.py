@@ -73,7 +73,9 @@ class LinearLoss(Rewrite):
     anchors = LOSSES
 
     def __init__(self, name: str, loss: Callable[..., Tensor], *, always: bool = False) -> None:
-        """Set the name, the function that computes the loss, and whether small losses are replaced, too."""
+        """Set the rewrite's name, the function that computes the loss of a layer, and whether small losses are
+        replaced, too.
+        """
         self.name, self.loss, self.always = name, loss, always
 
     @property
@@ -83,7 +85,7 @@ class LinearLoss(Rewrite):
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds layers and losses, of the function, and of the option."""
+        """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
         return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
 
     def programs(self) -> Iterator[Program]:
@@ -130,6 +132,7 @@ class LinearLoss(Rewrite):
             """Return the loss of a linear layer by the rewrite's function, after doing to ``hidden`` what the graph
             does to rows of logits.
             """
+            # They were found from the loss upwards.
             for move in reversed(found.moves):
                 hidden = move(hidden)
             if found.scale != 1:
@@ -149,6 +152,7 @@ def _find_layer(node: Node) -> _LossOfLayer:
     held, wanted = (fake_value(n) if isinstance(n, Node) else None for n in (logits, target))
     if not (isinstance(held, Tensor) and isinstance(wanted, Tensor) and held.dim() > 1):
         raise RewriteObstacle(node, "shape", "the loss is of one row")
+    # The function of a family takes no weights of classes.
     if given.get("weight") is not None:
         raise RewriteObstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
     if {"size_average", "reduce"} & given.keys():

@@ -191,6 +191,7 @@ def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
     if len(given) != 2:
         return node, 0.0
     nodes.append(node)
+    # eps may stand on either side of the sum.
     return (given[0], given[1]) if as_constant(given[0]) is None else (given[1], given[0])
 
 

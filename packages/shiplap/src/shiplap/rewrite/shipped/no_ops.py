@@ -30,7 +30,7 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
-        """The digest of the code that finds and removes idle calls."""
+        """The digest of the code that finds and removes casts and dropouts that change nothing."""
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
@@ -54,6 +54,7 @@ def _run_idle_calls(x: Tensor) -> Tensor:
 
 def _is_cast_to_own_dtype(node: Node) -> bool:
     """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
+    # A further argument may ask for a copy, or for another device.
     if canonical_name(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
     (asked,) = (*node.args[1:], *node.kwargs.values())

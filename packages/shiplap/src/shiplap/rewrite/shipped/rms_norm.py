@@ -152,6 +152,7 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
     if other is not None and (first := _find_earlier_weight(other, squares.x)) is not None:
         nodes += [product, *first[1]]
         return product, first[0]
+    # Named apart, since a layer norm is no spelling that could be corrected.
     if _is_centred(squares.x):
         what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
         return RewriteObstacle(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")

@@ -136,6 +136,7 @@ class Rotary(Rewrite):
             if isinstance(piece, GraphPart):
                 strange.append(piece)
             elif piece is not None:
+                # Its calls are no further rotations.
                 gone.update(piece[0].nodes)
                 yield self._at(graph, *piece)
         for piece in strange:  # what belongs to a match, or to a part that was reported, is no miss of its own
@@ -207,6 +208,7 @@ def _may_end_rotation(out: Node) -> bool:
     # Pairs need an even width.
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
+    # A quick look, since comparing parts by value runs them.
     names = operator_names_above(out)
     return bool(names & (JOINING_OPERATORS | SPLITTING_OPERATORS)) and bool(names & MULTIPLY_OPERATORS)
 

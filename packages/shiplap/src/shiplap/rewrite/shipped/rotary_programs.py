@@ -51,7 +51,7 @@ def rotary_programs() -> Iterator[Program]:
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
-        """Return random tensors of these shapes."""
+        """Return normally distributed tensors of these shapes and this dtype."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     x, cos, sin = drawn((2, 5, 3, 8), (2, 5, 8), (2, 5, 8))

@@ -145,6 +145,7 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
     if scaled := tensor_and_factor(node):
         return [(scaled[0], [ScoreStep("scale", None, scaled[1])])]
     given = positional_then_named(node)
+    # Before sums: the shift is a difference, too.
     if (plain := sinks.base_of_shift(node)) is not None:
         return [(plain, [None])]
     if (pair := sinks.scores_and_sink(node)) is not None:
@@ -288,6 +289,7 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
         # A cast to a narrower dtype rounds, so it is not stripped.
         if held.dtype == dtype or (is_32_bit_or_wider(dtype) and held.is_floating_point()):
             reached = at, scale
+            # A multiple that others read stays in the graph.
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
     return reached

@@ -158,4 +158,5 @@ def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tens
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     bias = sink.new_zeros(()) if bias is None else bias
     parts = (bias.expand(*lead, rows, columns), sink.expand(*lead, rows, width).to(bias.dtype))
+    # Keys of zeros score 0, so that the bias alone is the score of the column.
     return F.pad(k, (0, 0, 0, width)), F.pad(v, (0, 0, 0, width)), torch.cat(parts, -1)

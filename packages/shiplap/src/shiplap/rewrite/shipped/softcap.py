@@ -73,7 +73,9 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention,
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any], rows: slice
 ) -> Tensor:
-    """Return attention for the query rows ``rows`` alone."""
+    """Return the result of capped attention for the query rows ``rows`` alone. ``given`` are the tensors of the steps
+    in ``scores``.
+    """
     made = q[..., rows, :] @ k
     if scores.scale != 1:
         made = made * scores.scale
@@ -89,7 +91,7 @@ def _rows_of_operand(given: Any, rows: slice) -> Any:
 
 
 def _apply_step(step: ScoreStep, scores: Tensor, given: Any) -> Tensor:
-    """Return ``scores`` after one step, whose tensor is ``given``."""
+    """Return the attention scores after one step, such as a factor, a bias or a mask, whose tensor is ``given``."""
     if step.kind == "scale":
         return scores * step.number
     if step.kind == "cap":

@@ -139,6 +139,7 @@ def _paths_to_products(
     ``first``, ``start`` itself may be one.
     """
     seen, queue = {start}, deque([[start]])
+    # Breadth first, so that the shortest path comes first.
     while queue and len(seen) < MOST_VISITED_CALLS:
         path = queue.popleft()
         at = path[-1]
