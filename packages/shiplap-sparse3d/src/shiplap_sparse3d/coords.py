@@ -63,8 +63,8 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``coords`` and ``feats`` unchanged, or in a graph, where either number of rows depends on data, with one
     common number of rows.
 
-    Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
-    is 0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
+    When scenes are put together, the number of rows is a sum that depends on data, and later modules ask whether it is
+    0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
     """
     if not torch.compiler.is_compiling():
         return coords, feats
@@ -99,14 +99,18 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``) in the order of their numbers
+    ``v = (kx*Ky + ky)*Kz + kz``.
+    """
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
 
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
+    """Return the output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` cells on each axis, at
+    least 0.
+    """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
@@ -190,7 +194,8 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
     """Raise SL211 for a row of ``coords`` with a scene outside of ``[-1, batch_size)``. On the CPU one column is read.
 
-    A graph asserts it as it runs. The kernels of GPUs look themselves, unless ``on_gpu``, which waits for one.
+    A graph asserts this as it runs. The kernels of GPUs check it themselves, unless ``on_gpu``, which waits for the
+    GPU.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -231,7 +236,7 @@ def set_graph_checks(on: bool) -> bool:
     """Set whether graphs and packages that are made from now on check the values of coordinates each time they run, and
     return the previous setting.
 
-    Eager calls always do. A check reads the coordinates once. Returns what was set before.
+    Eager calls always check them. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on
@@ -255,7 +260,9 @@ class GridLookup:
         self.rows = torch.cat([rows.int(), rows.new_full((1,), -1, dtype=torch.int32)])
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [...]``: the row that equals each of the queries ``[..., 4]``, or -1 if there is none."""
+        """Return ``int32 [...]``: the number of the voxel that equals each of ``queries [..., 4]`` (scene, x, y, z), or
+        -1 if there is none.
+        """
         known = inside_grid(queries, self.shape) & (queries[..., 0] < _max_scenes(self.shape))
         wanted = torch.where(known, keys_of(queries, self.shape), NO_KEY)
         at = torch.searchsorted(self.keys, wanted)
@@ -288,7 +295,9 @@ class RowLookup:
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [q]``: the row that equals each query, the first of equal ones, or -1 if there is none."""
+        """Return ``int32 [q]``: the number of the row that equals each of ``queries [q, columns]``, the first of equal
+        rows, or -1 if there is none.
+        """
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
             return missing

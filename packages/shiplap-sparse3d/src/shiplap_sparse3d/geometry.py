@@ -46,7 +46,7 @@ def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
 
 
 def in_passing_graph() -> bool:
-    """Return whether a graph without gradients is traced, which may run in inference mode. Dynamo tells no more."""
+    """Return whether Dynamo is tracing a graph without gradients, which may run in inference mode."""
     return is_compiling() and not torch.is_grad_enabled()
 
 
@@ -98,7 +98,7 @@ class GeometryOrigin:
 
 
 class TableRecipe(NamedTuple):
-    """Which tables were asked of some voxels, and of those that lead on from them: not the tables themselves.
+    """List of the tables that were built on some voxels, and on those that lead on from them, without the tables.
 
     Attributes:
         subm: of submanifold convolutions: kernel, dilation, and whether the way back was wanted.
@@ -179,7 +179,7 @@ class Geometry:
         return made
 
     @property
-    def _kept(self) -> Tables:
+    def _store(self) -> Tables:
         """Return the store for tables that are built now: the common one, or one that is ignored outside of the mode.
 
         Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left: a graph
@@ -193,8 +193,8 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
-        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._kept
+        """Return the plan (neighbour tables) of a submanifold convolution. It is kept. ``back``: see :meth:`step`."""
+        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None and self._by_offsets:
@@ -285,11 +285,11 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that ``window`` leads to, and the plan onto them. Both are built at most once.
+        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are kept.
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
-        back, kept = torch.is_grad_enabled() if back is None else back, self._kept
+        back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
         if there is None:
             self._check_scenes("Geometry.step")
@@ -440,7 +440,7 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU is waited for."""
+        """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
         rows = chosen_rows(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
@@ -482,7 +482,7 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """Return which tables these voxels have, to :meth:`build` them for others; none for padded voxels."""
+        """Return which tables were built on these voxels, for :meth:`build` on others; none for padded voxels."""
         if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
@@ -492,7 +492,7 @@ class Geometry:
         return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: TableRecipe) -> None:
-        """Build the tables of ``recipe`` that do not exist yet, for which a network would wait in its layers."""
+        """Build those tables of ``recipe`` that do not exist yet, so that a network need not wait in its layers."""
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:
@@ -551,7 +551,8 @@ class Geometry:
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return these voxels and tables with a ``parent``. Kept ones have none: both would keep each other alive."""
+        """Return a geometry of these voxels, with shared tables, whose origin is ``parent``."""
+        # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
         child._is_reached = self._is_reached

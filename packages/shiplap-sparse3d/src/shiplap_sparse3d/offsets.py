@@ -29,11 +29,12 @@ _STEP = ("d >= 1", "len(stride) == d", "min(stride) >= 1", "stride[0] == 1")
 _INT32 = torch.iinfo(torch.int32)
 
 
-def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
+def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
     """Return ``int64 [rows * taps, d]``: ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, all
     taps of a row together. Padding (-1) stays -1.
     """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
+    # Padding that moved could equal the coordinates of a voxel.
     return torch.where((rows[:, :1] == -1)[:, None], -1, moved).flatten(0, 1)
 
 
@@ -50,12 +51,13 @@ def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
 def offset_table(
     coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
 ) -> Int32[Tensor, "m k"]:
-    """Return the row of ``coords`` at ``outputs * stride + offsets``, or -1. ``outputs`` may have equal rows.
+    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets`` for each output and
+    each offset, or -1. ``outputs`` may have equal rows.
 
     Raises SL211 for duplicate rows of ``coords``.
     """
     # Whole rows are compared, so that no number of columns or range of values is too large.
-    wanted = _targets(outputs, offsets, stride)
+    wanted = _tap_targets(outputs, offsets, stride)
     if wanted.shape[0] == 0:
         return offsets.new_empty(outputs.shape[0], offsets.shape[0])
     _, number, count = torch.unique(torch.cat([coords.long(), wanted]), dim=0, return_inverse=True, return_counts=True)
@@ -73,7 +75,7 @@ def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
-    columns = [find(_targets(outputs, tap[None], stride)) for tap in offsets]
+    columns = [find(_tap_targets(outputs, tap[None], stride)) for tap in offsets]
     return torch.stack(columns, 1) if columns else offsets.new_empty(outputs.shape[0], 0)
 
 
@@ -90,7 +92,8 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: ``coords = output * stride + offset`` for a tap.
+    """Return the distinct outputs that an input reaches, ascending: the integer rows with ``coords = output * stride +
+    offset`` for one of ``offsets``.
 
     ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
     """
@@ -139,7 +142,8 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel in tap order: the last axis counts fastest.
+    """Return the offsets of a kernel's taps around its output, one tuple a tap, in the order of the weight: the last
+    axis counts fastest. Raises SL208 for another ``region``.
 
     Args:
         kernel: taps per axis.
@@ -168,8 +172,8 @@ def unbounded(axes: int) -> tuple[list[int], list[int]]:
 def connect_by_offsets(
     coords: Tensor, outputs: Tensor, offsets: Tensor, stride: Sequence[int], *, transposed: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a tap for each of
-    ``offsets``.
+    """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a
+    tap for each of ``offsets``.
 
     ``offsets`` is ``int32 [k, d]``, with a column for the scene like ``stride``. Inputs lie at ``output * stride +
     offset``, or if ``transposed`` outputs at ``input * stride + offset``.
@@ -191,7 +195,7 @@ def distinct_cells(coords: Tensor) -> Tensor:
 
 @built_outside_modes
 def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
-    """Return ``int32 [m, 1]``: the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    """Return ``int32 [m, 1]``: the number of the row of ``coords`` that equals each row of ``wanted``, or -1."""
     columns = coords.shape[1]
     return offset_table(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
 

@@ -105,9 +105,9 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
-    """Return the voxels in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
+    """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
 
-    Each is an int, or one for each axis. A padded tensor keeps its rows.
+    ``low`` and ``high`` are an int, or one for each axis. A padded tensor keeps its rows.
     """
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
@@ -117,9 +117,11 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 
 
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
-    """Return ``int32 [n, k]``: the row of the voxel under each tap of a submanifold kernel, or -1.
+    """Return ``int32 [n, k]``: the row of the voxel under each tap of a kernel centred on each voxel, or -1 where there
+    is none.
 
     Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
     """
+    # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table
     return table

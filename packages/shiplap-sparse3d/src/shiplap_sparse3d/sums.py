@@ -26,7 +26,9 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """The sums and checkpoints of a sparse tensor. Any other function of torch raises SL209 with the right spelling."""
+    """Base of sparse tensors that take part in sums and checkpoints. Any other function of torch raises SL209 with
+    a call that works.
+    """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
@@ -56,14 +58,14 @@ class SummableTensor:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
-            if is_compiling() or not _for_us_alone(func, types):
+            if is_compiling() or not _is_only_handler(func, types):
                 return NotImplemented
             raise _refused_function_error(func, types[0], args)
         first, second = args
         return first.plus(second) if isinstance(first, SummableTensor) else second.plus(first)
 
 
-def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
+def _is_only_handler(func: Callable[..., Any], types: Sequence[type]) -> bool:
     """Return whether no other type may handle the call of ``func``: Python tries the other operand of an operator, and
     torch the other types.
     """

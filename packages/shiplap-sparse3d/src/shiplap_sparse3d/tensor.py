@@ -198,7 +198,7 @@ class SparseTensor(Arithmetic):
             )
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
-        return self._on(feats, coords, self.batch_size, padded=True)
+        return self._with_voxels(feats, coords, self.batch_size, padded=True)
 
     @property
     def is_voxel(self) -> Tensor:
@@ -233,7 +233,8 @@ class SparseTensor(Arithmetic):
             )
 
     def __getitem__(self, chosen: int | slice | Tensor | SparseTensor) -> SparseTensor:
-        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again. ``x[mask]``: the voxels of a bool mask.
+        """Return scenes or voxels: ``x[b]`` and ``x[start:stop]`` are those scenes, counted from 0 again, and
+        ``x[mask]`` has the voxels of a bool mask. Raises SL209, SL204, SL202 or SL208 for anything else.
 
         A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on the same voxels, as ``x[x > 0]`` of one
         channel. How many rows stay is up to the data, so a GPU has to be waited for. A padded tensor keeps all of its
@@ -245,9 +246,9 @@ class SparseTensor(Arithmetic):
         if not isinstance(chosen, (int, slice, Tensor)) or isinstance(chosen, bool):
             fix = "pass a bool mask of the voxels, an int or a slice of scenes"
             raise error("SL209", where="SparseTensor[...]", got=repr(chosen), expected="a mask or scenes", fix=fix)
-        return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
+        return self._select_by_mask(chosen) if isinstance(chosen, Tensor) else self._select_scenes(chosen)
 
-    def _of_mask(self, mask: Tensor) -> SparseTensor:
+    def _select_by_mask(self, mask: Tensor) -> SparseTensor:
         """Return the voxels where ``mask`` is true. Raises SL204 unless it is ``bool``, and SL202 unless ``[n]`` or
         ``[n, 1]``.
         """
@@ -257,9 +258,9 @@ class SparseTensor(Arithmetic):
             raise error("SL204", where=where, got=mask.dtype, expected="torch.bool", fix=fix)
         if mask.dim() not in (1, 2) or mask.shape[0] != n or (mask.dim() == 2 and mask.shape[1] != 1):
             raise error("SL202", where=where, got=f"a mask {tuple(mask.shape)}", expected=f"[{n}] or [{n}, 1]")
-        return self._keeping(mask.flatten(), self.coords, self.batch_size)
+        return self._keep_rows(mask.flatten(), self.coords, self.batch_size)
 
-    def _keeping(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
+    def _keep_rows(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
         """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` in place of the old coordinates."""
         feats, padded = self.feats, self.geometry.padded
         if padded:
@@ -267,15 +268,15 @@ class SparseTensor(Arithmetic):
         else:
             rows = chosen_rows(inside)
             coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
-        return self._on(feats, coords, batch_size, padded=padded)
+        return self._with_voxels(feats, coords, batch_size, padded=padded)
 
-    def _on(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
+    def _with_voxels(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
         """Return ``feats`` as a sparse tensor on the voxels ``coords`` of this grid, which may be unbounded."""
         coords, feats = as_many_rows(coords, feats)
         shape = self.spatial_shape if self.geometry.bounded else None
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
-    def _of_scenes(self, scenes: int | slice) -> SparseTensor:
+    def _select_scenes(self, scenes: int | slice) -> SparseTensor:
         """Return the voxels of the chosen scenes, counted from 0 again. Raises SL208 for a scene that does not
         exist.
         """
@@ -288,16 +289,16 @@ class SparseTensor(Arithmetic):
         coords = self.coords
         inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
         moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
-        return self._keeping(inside, moved, len(chosen))
+        return self._keep_rows(inside, moved, len(chosen))
 
     def __iter__(self) -> Iterator[SparseTensor]:
-        """Its scenes, one by one."""
+        """Return an iterator over the scenes, each a sparse tensor."""
         return (self[scene] for scene in range(self.batch_size))
 
     # --- what is asked of the features, as of a tensor ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Rows: as many as there are voxels, and padding."""
+        """Return the number of rows, voxels and padding together."""
         return self.feats.shape[0]
 
     @property
@@ -372,7 +373,7 @@ class SparseTensor(Arithmetic):
     def pin_memory(self) -> SparseTensor:
         """Return a copy in pinned memory, without tables, as data loaders call it."""
         feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
-        return self._on(feats, coords, self.batch_size, padded=self.geometry.padded)
+        return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
         """Set whether gradients of the features are recorded, in place, and return this tensor."""
@@ -488,7 +489,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)
-    return first._on(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
+    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def voxelize(
@@ -575,7 +576,9 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
-    """Raise SL211 for the first point whose cell is outside of the grid."""
+    """Raise SL211 for the first of ``points`` whose cell, in ``cells``, is outside of the grid ``shape`` (None: at
+    least 0 and below 2^31).
+    """
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 

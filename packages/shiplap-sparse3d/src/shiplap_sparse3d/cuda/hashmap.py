@@ -47,7 +47,9 @@ def _load_keys(keys, row, n):
 
 @triton.jit
 def slot_of(table, key, capacity):
-    """Return the slot of each key (of any shape), or -1 for keys that are not in the table."""
+    """Return the slot of the hash map ``table`` that holds each key (of any shape), int64, or -1 for keys that are not
+    there.
+    """
     slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
@@ -65,8 +67,8 @@ def slot_of(table, key, capacity):
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
     """Insert ``keys`` into the slots of the hash map ``table``, and report rows for which the table is full.
 
-    While a slot is free no key passes it. If the last one is taken meanwhile, the key in hand is in the table already,
-    at most another round away.
+    No key passes a free slot. If the last free slot is taken meanwhile, the key in hand is in the table already, at
+    most another round away.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
@@ -99,7 +101,7 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
-    """Write the value of each key to ``out [n]``, -1 where the table does not hold the key."""
+    """Write the value of each key of the hash map to ``out [n]``, or -1 for keys that it does not hold."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)
@@ -179,7 +181,7 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
-    Rows outside the grid and duplicates are reported in the word at the address ``word``.
+    Rows outside the grid and duplicates are reported as late errors (SL211) in the word at the address ``word``.
     """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
@@ -199,12 +201,14 @@ def _launch_insert(
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
+        # As after an insertion, in which the values of empty slots become -1.
         table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
     # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
     _keys[_row_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
+    # As an unsigned number -1 is the largest, so every value is lower.
     slots.fill_(-1)
     if capacity:
         _values[_row_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)

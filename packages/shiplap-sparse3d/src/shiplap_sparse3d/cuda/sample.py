@@ -51,7 +51,9 @@ def query_kernel(
     CORNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the row of each query's voxel (one corner), or rows and weights of the voxels around it (eight)."""
+    """Write the row of the voxel that holds each query to ``indices`` (``CORNERS`` 1), or rows and weights of the eight
+    voxels around it (8). A missing voxel is -1 with weight 0.
+    """
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
     inside = query < count
@@ -94,7 +96,9 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write ``out [queries, channels]``: the weighted sum over the corners, and report invalid indices."""
+    """Write ``out [queries, channels]``: for each query, the sum over its corners of a feature row times a weight.
+    Invalid indices are reported as late errors (SL211).
+    """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -151,7 +155,7 @@ def grad_kernel(
 @triton.jit(do_not_specialize=["count", "rows", "corners", "code"])
 def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.constexpr):
     """Write the sort key of each entry of ``indices``: its row, or ``rows`` if it has none (-1). Invalid entries are
-    reported.
+    reported as late errors (SL211).
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)
@@ -183,6 +187,7 @@ def find_queries(
         rows,
         queries.contiguous(),
         indices,
+        # A pointer is needed in any case, and for one corner nothing is written to it.
         indices if weights is None else weights,
         count,
         queries.shape[1],

@@ -76,6 +76,7 @@ def _square_maximum(raster: Tensor, radius: int) -> Tensor:
     cell.
     """
     for _ in range(2):
+        # The transpose lets the second round go along the other axis, and undoes itself.
         raster = _maximum_along_rows(raster, radius).T
     return raster
 
@@ -85,6 +86,7 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
     computed from windows that double in length.
     """
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
+    # Cells beyond the border never are the maximum.
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
     while 2 * wide <= window:
         # Windows double: the number of passes is logarithmic in the radius.
@@ -94,7 +96,9 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
 
 
 def _square_mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
-    """Return the weighted mean over the square of ``radius`` cells around each cell, or 0 where all weights are 0."""
+    """Return a matrix with the weighted mean of ``values`` over the square from ``-radius`` to ``radius`` cells around
+    each cell, or 0 where all weights are 0.
+    """
     total, weight = (_square_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 

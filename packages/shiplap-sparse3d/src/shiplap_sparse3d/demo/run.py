@@ -54,6 +54,7 @@ def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
     ``progress`` is called at the beginning and the end of each stage.
     """
     start = time.perf_counter()
+    # The counts of graphs and recompiles are those of this run alone.
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
@@ -140,6 +141,8 @@ def _write_files(files: dict[Path, bytes]) -> None:
 
 @dataclass(frozen=True)
 class _HeldOutScores:
+    """Scores on the held-out area, the speed of the prediction, and the prediction of all points."""
+
     iou: float
     baseline: float
     points_per_s: float

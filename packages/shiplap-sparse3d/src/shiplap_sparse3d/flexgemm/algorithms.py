@@ -13,7 +13,7 @@ __all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm",
 
 
 class Algorithm:
-    """The algorithms of a convolution. Tiles are the tuned choice of each call."""
+    """Names of the algorithms of a convolution. The tile sizes of each are tuned for each call."""
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"
@@ -85,6 +85,7 @@ class PlanCache:
         """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:
+            # Otherwise each backward pass would build the tables of the way back again.
             self._use_plan(self._built.complete())
         if algorithm == Algorithm.EXPLICIT_GEMM:
             return explicit_gemm(feats, weight, bias, flat_table(self._built))

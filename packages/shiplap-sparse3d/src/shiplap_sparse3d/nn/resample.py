@@ -43,7 +43,7 @@ class Resampling(SparseModule):
         self._refuse_arguments(others)
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
-    def _finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+    def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
         """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span, or to those in
         ``coordinates``.
         """
@@ -79,14 +79,15 @@ class SparseUpsample3d(Resampling):
         """Return ``x`` on a grid finer by ``factor``: each voxel's features on all finer cells that it spans, or on
         those in ``coordinates``.
         """
-        step = self._finer(x, coordinates)
+        step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
         feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
         return SparseTensor(feats, geometry=step.geometry)
 
 
 class SparsePixelShuffle3d(Resampling):
-    """Channels to the cells of a finer grid: ``torch.nn.PixelShuffle`` at those cells.
+    """Pixel shuffle: the channels of each voxel become cells of a finer grid, as ``torch.nn.PixelShuffle`` at those
+    cells.
 
     Channel ``c * k + v`` goes to channel ``c`` of cell ``v`` of the ``k = prod(factor)`` cells that a voxel spans, the
     last axis fastest.
@@ -105,8 +106,9 @@ class SparsePixelShuffle3d(Resampling):
         if x.feats.shape[1] % taps:
             got, expected = f"{x.feats.shape[1]} channels", f"a multiple of {taps}"
             raise error("SL202", where=type(self).__name__, got=got, expected=expected)
-        step = self._finer(x, coordinates)
+        step = self._step_to_finer(x, coordinates)
         table = step.plan.unsorted().table
+        # Each finer cell lies in one block, so it has one hit at most.
         hit, tap = (table >= 0).int().max(1)
         values = (
             x.feats.reshape(x.feats.shape[0], x.feats.shape[1] // taps, taps).transpose(1, 2).flatten(0, 1)
@@ -117,7 +119,8 @@ class SparsePixelShuffle3d(Resampling):
 
 
 class SparsePixelUnshuffle3d(Resampling):
-    """The cells of a coarser grid's cell to its channels: ``torch.nn.PixelUnshuffle`` over the cells that hold a voxel.
+    """Pixel unshuffle: the cells of each coarser cell become its channels, as ``torch.nn.PixelUnshuffle`` over the
+    cells that hold a voxel.
 
     Cells without a voxel give zeros. It is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its input.
 

@@ -107,13 +107,14 @@ class SparseConvolution(SparseModule):
         self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
         taps = math.prod(self.kernel_size)
         self.algo = indices.choose_algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
+        # A kernel of one cell needs no neighbours, so the layer is a matrix product.
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         self.act_type = activation_of(type(self).__name__, act_type)
         self.act_alpha, self.act_beta = act_alpha, act_beta
-        self._refuse()
-        self._allocate(bias, device=device, dtype=dtype)
+        self._check_arguments()
+        self._create_parameters(bias, device=device, dtype=dtype)
 
-    def _refuse(self) -> None:
+    def _check_arguments(self) -> None:
         """Raise SL208 unless ``groups`` divides both numbers of channels, and unless a kernel of one cell with stride 1
         has no padding.
         """
@@ -125,7 +126,7 @@ class SparseConvolution(SparseModule):
             got = f"kernel_size={self.kernel_size}, padding={self.padding}"
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
-    def _allocate(self, bias: bool, **factory: Any) -> None:
+    def _create_parameters(self, bias: bool, **factory: Any) -> None:
         """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
         order of spconv's checkpoints. ``factory`` has their device and dtype.
         """
@@ -155,7 +156,9 @@ class SparseConvolution(SparseModule):
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
+        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        ``record_voxel_count``.
+        """
         return getattr(self, indices.COUNT, None)
 
     @property
@@ -238,6 +241,8 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
+    """Base of the strided convolutions, and by ``TRANSPOSED`` of the transposed ones, with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
     TRANSPOSED: ClassVar[bool] = False
 
@@ -282,10 +287,14 @@ class _Strided(SparseConvolution):
 
 
 class _Transposed(_Strided):
+    """Base of the transposed convolutions with ``NDIM`` axes."""
+
     TRANSPOSED = True
 
 
 class _Inverse(SparseConvolution):
+    """Base of the inverse convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -319,6 +328,8 @@ class _Inverse(SparseConvolution):
 
 
 class _SubM(SparseConvolution):
+    """Base of the submanifold convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -360,66 +371,144 @@ class _SubM(SparseConvolution):
 
 
 class SparseConv1d(_Strided):
+    """Strided convolution on voxels with one axis: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConv2d(_Strided):
+    """Strided convolution on voxels with two axes: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConv3d(_Strided):
+    """Strided convolution on voxels with three axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConv4d(_Strided):
+    """Strided convolution on voxels with four axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseConvTranspose1d(_Transposed):
+    """Transposed convolution on voxels with one axis: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConvTranspose2d(_Transposed):
+    """Transposed convolution on voxels with two axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConvTranspose3d(_Transposed):
+    """Transposed convolution on voxels with three axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConvTranspose4d(_Transposed):
+    """Transposed convolution on voxels with four axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseInverseConv1d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with one axis: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 1
 
 
 class SparseInverseConv2d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with two axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 2
 
 
 class SparseInverseConv3d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with three axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 3
 
 
 class SparseInverseConv4d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with four axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 4
 
 
 class SubMConv1d(_SubM):
+    """Submanifold convolution on voxels with one axis: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SubMConv2d(_SubM):
+    """Submanifold convolution on voxels with two axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SubMConv3d(_SubM):
+    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n,
+    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
+    are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
+    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n,
+    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
+    are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 

@@ -61,10 +61,11 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number.
+    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number, and return
+    whether the forward pass of a reentrant checkpoint is running. ``where`` is the layer's name.
 
     Layers check before they read, and not when a tensor is made: models replace the features first and assign the
-    voxels afterwards. Returns whether this is the forward pass of a reentrant checkpoint.
+    voxels afterwards.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
@@ -77,7 +78,9 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast_features(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
+    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is unchanged in float64 and while
+    autocast is off.
+    """
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor
@@ -211,7 +214,7 @@ class SparseConvTensor(SummableTensor):
     @indices.setter
     def indices(self, val: Tensor) -> None:
         """Replace the voxels in place. Records of convolutions stay."""
-        self._put(val)
+        self._set_indices(val)
 
     @property
     def ndim(self) -> int:
@@ -274,7 +277,7 @@ class SparseConvTensor(SummableTensor):
         """Return a tensor with the features ``feature`` on the same voxels, whose ``indices`` are passed as they are.
         ``checkpointed`` says whether a reentrant checkpoint is running.
 
-        None: in a graph, which holds no quantised tensors.
+        ``checkpointed`` is None in a graph, which holds no quantised tensors.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
@@ -317,11 +320,11 @@ class SparseConvTensor(SummableTensor):
         """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``,
         and return it.
         """
-        self._put(indices)
+        self._set_indices(indices)
         self.indice_dict = {}
         return self
 
-    def _put(self, indices: Tensor) -> None:
+    def _set_indices(self, indices: Tensor) -> None:
         """Replace the voxels in place. In a compiled graph there must be at least one."""
         self._indices = indices
         assume_rows(indices.shape[0])

@@ -45,7 +45,7 @@ class SparseModule(nn.Module):
         self._sparse_unique_name = ""
 
 
-def _on_features(forward: Any, input: Any) -> Any:
+def _apply_to_features(forward: Any, input: Any) -> Any:
     """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor, and otherwise
     ``forward(input)``.
     """
@@ -55,39 +55,39 @@ def _on_features(forward: Any, input: Any) -> Any:
 
 
 class SparseBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the active voxels of the batch."""
+    """Batch norm of the features over all voxels of the batch, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the batch norm applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm over the active voxels of all processes."""
+    """Batch norm of the features over the voxels of all processes, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the synchronised batch norm applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseReLU(nn.ReLU):
-    """ReLU of the features."""
+    """ReLU of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the ReLU applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseIdentity(nn.Identity):
-    """The features as they are."""
+    """Identity of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, unchanged in its values."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
@@ -145,7 +145,8 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 class SparseSequential(SparseModule):
-    """Modules one after the other: sparse modules get the tensor, any other module its features.
+    """Container that calls its modules one after the other: sparse modules get the sparse tensor, and any other module
+    its features.
 
     Args:
         *args: modules, or one ``OrderedDict`` of them.
@@ -193,7 +194,7 @@ class SparseSequential(SparseModule):
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         if not compiling and tracer is None:
-            return self._eager(input, inside_checkpoint())
+            return self._run_eagerly(input, inside_checkpoint())
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
                 continue
@@ -206,7 +207,7 @@ class SparseSequential(SparseModule):
                 input = tracer.create_proxy("call_function", _run_dense_module, (layer, input), {})
         return input
 
-    def _eager(self, input: Any, checkpointed: bool) -> Any:
+    def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
         """Return ``input`` after all modules in turn, outside of compilation: a batch norm can then be joined with the
         ReLU behind it. ``checkpointed`` says whether a reentrant checkpoint is running.
         """
@@ -256,7 +257,7 @@ def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -
 
 
 class ToDense(SparseModule):
-    """``[batch, c, *spatial]``, zeros where no voxel is active."""
+    """Layer that returns the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:

@@ -63,6 +63,8 @@ class Field:
 
 @dataclass(frozen=True)
 class _FieldWindow:
+    """Window of a layer in cells of its own grid, one number for each axis."""
+
     kernel: Triple
     stride: Triple
     padding: Triple
@@ -240,7 +242,8 @@ def rows_of(value: Any) -> Tensor:
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Run the block with ``net`` in evaluation mode; afterwards each module has its former mode.
+    """Run the block of a context manager with ``net`` in evaluation mode. Afterwards each module has its former mode
+    again.
 
     A network in evaluation mode is left alone: setting the modes of 70 modules took a tenth of the host's time for a
     small tile.
@@ -272,6 +275,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     """
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
+    # Gradients make the graph in which the paths through the network are followed.
     feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
     voxels = SparseTensor(feats, _sample_voxels().to(device), (_GRID,) * 3)
     record = _PassRecord([_GridLevel(voxels.geometry, (1, 1, 1))])
@@ -288,6 +292,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     # Only paths that carry a gradient are in the graph of autograd.
     widest = None if record.lost or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
     before, after = widest or _sum_intervals(record.intervals)
+    # A shift of the grid has to be a multiple of the stride of every level.
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
     return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
 
@@ -305,7 +310,7 @@ def _sample_voxels() -> Tensor:
 def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
     """Return a forward hook that adds the receptive field of each layer which it is called for to ``record``."""
 
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Add one call of ``module`` on sparse tensors to ``record``. Raises SL820 for a pooling over all voxels, whose
         receptive field has no bound.
         """
@@ -317,7 +322,7 @@ def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...]
         if hasattr(output, "geometry"):
             record.note_layer(module, x, output)
 
-    return note
+    return record_call
 
 
 def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
@@ -345,6 +350,7 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Tri
             waiting += missing
             continue
         waiting.pop()
+        # Paths begin at the input alone, and not at parameters.
         hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
         for parent in inputs:
             hull = _interval_hull(hull, known[parent])

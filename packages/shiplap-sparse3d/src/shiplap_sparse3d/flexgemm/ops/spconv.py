@@ -154,7 +154,7 @@ class WindowCache(PlanCache):
         return flat_table(self._built.t)
 
     def __getitem__(self, name: str) -> Any:
-        """Return ``cache["neighbor_map"]``, as FlexGEMM's caches do."""
+        """Return the attribute ``name``, since FlexGEMM's caches are indexed, as in ``cache["neighbor_map"]``."""
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
@@ -164,6 +164,7 @@ class WindowCache(PlanCache):
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
         plan, kernel = self.plan(algorithm, parts), self.window.kernel
+        # The lists hold a bit for each tap in words of 32 bits.
         if table.shape[1] > 32:
             return SpConvConfig(table, None, [], [], [], None, None, None, parts, algorithm, plan, kernel)
         code, order, inputs, outputs, ends = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
@@ -313,6 +314,7 @@ def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
     """Return whether ``shape`` has five sizes and only its last one, and not the second, is ``channels``: the form of
     FlexGEMM 2.0.
     """
+    # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
     return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 
@@ -347,7 +349,7 @@ def _check_triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SubMConv3dFunction:
-    """The steps of a submanifold convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a submanifold convolution."""
 
     @staticmethod
     def apply(
@@ -366,7 +368,9 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution: its plan, grid and window."""
+        """Return the cache of a submanifold convolution: its plan, grid and window. ``shape`` is (B, C, W, H, D), and
+        ``needs_grad`` is not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
 
@@ -405,7 +409,7 @@ class SubMConv3dFunction:
 
 
 class SparseConv3dFunction:
-    """The steps of a strided convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a strided convolution."""
 
     @staticmethod
     def apply(
@@ -455,7 +459,9 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution onto given outputs: its plan, grid, window and outputs."""
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its plan, grid, window and outputs.
+        ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
 
@@ -523,13 +529,13 @@ def _gradients(
 
 
 class SerializationMode:
-    """The orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
+    """Names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """The algorithms for output voxels. There is only one here."""
+    """Names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
