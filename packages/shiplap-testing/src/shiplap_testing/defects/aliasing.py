@@ -154,12 +154,14 @@ aliasing(
 
 
 def _caching(cache):
-    """Return a function that gives the op ``doubled`` a CPU kernel, which returns 2 * x. With ``cache`` the kernel is
-    wrong: it returns the same buffer in each call.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which returns 2 * x. Wrong with ``cache``:
+    the result is the same buffer in each call.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with buffers of its own."""
+        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache``: the result is the
+        same buffer in each call.
+        """
         buffers = {}
 
         @op.kernel("cpu")

@@ -112,8 +112,8 @@ gradient(
 
 
 def _ties(even):
-    """Return a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima of a row gets the whole
-    gradient instead of an equal share.
+    """Return a function that registers a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima
+    of a row gets the whole gradient instead of an equal share.
     """
 
     def ties(grad, saved, needs):

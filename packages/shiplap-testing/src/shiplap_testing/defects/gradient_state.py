@@ -13,14 +13,13 @@ gradient = partial(add, "gradient")
 
 
 def _masking(remember):
-    """Return a function that gives the op ``relu`` a kernel and a gradient. The kernel passes the mask of positive
-    elements to a function ``write``. The gradient gets the mask from a function ``read``. Both come from
-    ``remember()``.
+    """Return a function that registers a CPU kernel and a gradient with the op ``relu``. The kernel passes the mask of
+    positive elements to ``write``, and the gradient gets it from ``read``. Both functions come from ``remember()``.
     """
 
     def bind(op):
-        """Give ``op`` the kernel ``forward`` and the gradient ``_``, which share the pair of functions from
-        ``remember()``.
+        """Register with ``op`` (``relu``) the kernel ``forward``, which passes a mask to ``write``, and the gradient
+        ``_``, which gets it from ``read``. Both functions come from ``remember()``.
         """
         write, read = remember()
 
@@ -144,12 +143,14 @@ gradient(
 
 
 def _stashed(detached):
-    """Return a function that gives the op ``product`` a kernel and a gradient. Wrong if ``detached``: the kernel keeps
-    the inputs by the address of the output instead of having autograd save them.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong if ``detached``: the
+    kernel keeps the inputs by the address of the output instead of having autograd save them.
     """
 
     def bind(op):
-        """Give ``op`` the kernel ``forward`` and the gradient ``_``, which share a stash of inputs by address."""
+        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``: they
+        pass the inputs in a dict by the address of the output, so that autograd saves none.
+        """
         stash = {}
 
         @op.kernel("cpu")
@@ -193,12 +194,14 @@ gradient(
 
 
 def _accumulating(keep):
-    """Return a function that gives the op ``doubled`` a gradient. Wrong with ``keep``: gradients of one shape and dtype
-    are added up in a buffer that is never cleared.
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong with ``keep``:
+    earlier gradients of the same shape and dtype are added, from a buffer that is never cleared.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``, with buffers by shape and dtype."""
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep``: earlier gradients of
+        the same shape and dtype are added, from a buffer that is never cleared.
+        """
         buffers = {}
 
         @op.backward(saves=[])
@@ -232,12 +235,14 @@ gradient(
 
 
 def _shared_answer(copy):
-    """Return a function that gives the op ``doubled`` a gradient. Wrong unless ``copy``: all gradients of one shape and
-    dtype are returned in the same buffer.
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong unless
+    ``copy``: all gradients of one shape and dtype are returned in the same buffer.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``, with buffers by shape and dtype."""
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy``: all gradients of one
+        shape and dtype are returned in the same buffer.
+        """
         buffers = {}
 
         @op.backward(saves=[])
@@ -275,12 +280,14 @@ gradient(
 
 
 def _rescaling(in_place):
-    """Return a function that gives the op ``product`` a gradient, which scales the saved y by 1.5 on the way. Wrong
-    with ``in_place``: the tensor of the caller is scaled.
+    """Return a function that registers a gradient with the op ``product``, which scales the saved y by 1.5 on the way.
+    Wrong with ``in_place``: the tensor of the caller is scaled.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``."""
+        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``:
+        the tensor of the caller is scaled.
+        """
 
         @op.backward
         def _(grad, saved, needs):

@@ -53,8 +53,8 @@ def joined(ns):
 
 
 def _list_gradient(step):
-    """Return a gradient of ``joined``, whose gradients for the list ``more`` are taken in steps of ``step``: 1 is
-    right, and -1 is wrong, since it reverses their order.
+    """Return a function that registers a gradient of ``joined``, whose gradients for the list ``more`` are taken in
+    steps of ``step``: 1 is right, and -1 is wrong, since it reverses their order.
     """
 
     def gradients(grad, saved, needs):
@@ -76,7 +76,9 @@ gradient(
 
 
 def _entropy(logs):
-    """Return a gradient of ``entropy``, which computes the logarithms of the softmax of each row by ``logs(x)``."""
+    """Return a function that registers a gradient of ``entropy``, which computes the logarithms of the softmax of each
+    row by ``logs(x)``.
+    """
 
     def entropies(grad, saved, needs):
         """Return the gradient of the entropy of each row. Wrong where ``logs`` returns minus infinity, since zero times
@@ -129,8 +131,8 @@ def linear(ns):
 
 
 def _weight_gradient(rows):
-    """Return a gradient of ``linear``, whose gradient for w covers the first ``rows`` rows of x. None, all rows, is
-    right.
+    """Return a function that registers a gradient of ``linear``, whose gradient for w covers the first ``rows`` rows of
+    x. None, all rows, is right.
     """
 
     def gradients(grad, saved, needs):

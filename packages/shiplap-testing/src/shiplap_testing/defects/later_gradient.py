@@ -33,8 +33,8 @@ def embedded(ns):
 
 
 def _put(accumulate):
-    """Return a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a row that is used several
-    times, only one is kept.
+    """Return a function that registers a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a
+    row that is used several times, only one is kept.
     """
 
     def put(grad, saved, needs):
@@ -57,8 +57,8 @@ gradient(
 
 
 def _sharing(even):
-    """Return a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets the whole gradient where
-    both are equal.
+    """Return a function that registers a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets
+    the whole gradient where both are equal.
     """
 
     def shared(grad, saved, needs):
@@ -82,8 +82,8 @@ gradient(
 
 
 def _cut(ends):
-    """Return a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless ``ends``: the gradient is
-    zero at the ends themselves.
+    """Return a function that registers a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless
+    ``ends``: the gradient is zero at the ends themselves.
     """
 
     def cut_gradient(grad, saved, needs):
@@ -106,8 +106,8 @@ gradient(
 
 
 def _chunks(rest):
-    """Return a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient for b leaves the rows
-    after the last whole chunk of 64 out.
+    """Return a function that registers a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient
+    for b leaves the rows after the last whole chunk of 64 out.
     """
 
     def product_gradient(grad, saved, needs):
@@ -131,7 +131,9 @@ gradient(
 
 
 def _squeezed(squeeze):
-    """Return a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one row has no first dim."""
+    """Return a function that registers a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one
+    row has no first dim.
+    """
 
     def g(grad, saved, needs):
         """Return the gradient of the softmax of each row. Wrong if ``squeeze`` and there is one row: the gradient is
@@ -159,8 +161,8 @@ gradient(
 
 
 def _soft(wrong):
-    """Return a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its inner sum is detached, so
-    that the second derivative lacks a term.
+    """Return a function that registers a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its
+    inner sum is detached, so that the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
@@ -213,7 +215,9 @@ def rooted(ns):
 
 
 def _root(guarded):
-    """Return a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not positive."""
+    """Return a function that registers a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not
+    positive.
+    """
 
     def g(grad, saved, needs):
         """Return the gradient of the guarded square root. Wrong unless ``guarded``: zero is divided by zero where x is
@@ -235,8 +239,8 @@ gradient(
 
 
 def _written(copy):
-    """Return a function that gives the op ``product`` a kernel and a gradient. Wrong unless ``copy``: the gradient for
-    x is computed in the memory of the incoming gradient.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong unless ``copy``: the
+    gradient for x is computed in the memory of the incoming gradient.
     """
 
     def fill(x, y, *, out):
@@ -269,8 +273,8 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming gradient is replaced by
-    its mean.
+    """Return a function that registers a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming
+    gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
@@ -306,8 +310,8 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start of its storage, not from
-    its offset.
+    """Return a function that registers a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start
+    of its storage, not from its offset.
     """
 
     def fill(x, bias):
@@ -327,8 +331,8 @@ layout(
 
 
 def _first_contiguous(both):
-    """Return a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless ``both``: the path is
-    chosen by a alone, and reads b as if it were contiguous.
+    """Return a function that registers a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless
+    ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
     """
 
     def fill(a, b):
@@ -367,8 +371,8 @@ def pooled(ns):
 
 
 def _pooled(right):
-    """Return a kernel of ``pooled`` with a path for channels-last images. Wrong unless ``right``: that path assumes
-    that the images follow each other without gaps.
+    """Return a function that registers a kernel of ``pooled`` with a path for channels-last images. Wrong unless
+    ``right``: that path assumes that the images follow each other without gaps.
     """
 
     def fill(x):
@@ -402,8 +406,8 @@ layout(
 
 
 def _same_memory(right):
-    """Return a kernel of ``added`` that returns 2 * x if both arguments begin at one address. Wrong unless ``right``:
-    their strides are not compared.
+    """Return a function that registers a kernel of ``added`` that returns 2 * x if both arguments begin at one address.
+    Wrong unless ``right``: their strides are not compared.
     """
 
     def fill(x, y):
@@ -425,7 +429,7 @@ aliasing(
 
 
 def _cubed(right):
-    """Return a function that gives the op ``cubed`` a kernel and a gradient. Wrong unless ``right``: under
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Wrong unless ``right``: under
     ``create_graph`` the gradient is detached from x.
     """
 

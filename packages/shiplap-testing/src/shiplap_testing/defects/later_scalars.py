@@ -60,8 +60,8 @@ def reduced(ns):
 
 
 def _reduced(rooted):
-    """Return a kernel of ``reduced``. Wrong unless ``rooted``: the norm is returned as the sum of squares, without the
-    root.
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``rooted``: the norm is returned as the
+    sum of squares, without the root.
     """
 
     def fill(x, how):

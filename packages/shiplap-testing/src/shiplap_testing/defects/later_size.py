@@ -17,8 +17,8 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong unless ``rescaled``: the sum
-    of earlier chunks is not rescaled when a later chunk has a larger maximum.
+    """Return a function that registers a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong
+    unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
     """
 
     def online(x):
@@ -60,8 +60,8 @@ def mm32(ns):
 
 
 def _stepped(rest):
-    """Return a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on. ``rest`` is the condition in C of
-    the loop over the remaining elements: ``0``, which leaves them out, is wrong.
+    """Return a function that registers a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on.
+    ``rest`` is the condition in C of the loop over the remaining elements: ``0``, which leaves them out, is wrong.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -102,8 +102,8 @@ def sum32(ns):
 
 
 def _static(limit):
-    """Return a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers. ``limit`` is the end of the
-    row in C: one that stops at 1024 columns is wrong.
+    """Return a function that registers a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers.
+    ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -144,8 +144,8 @@ def doubled32(ns):
 
 
 def _counter(kind):
-    """Return a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an ``unsigned char`` is wrong
-    from row 256 on.
+    """Return a function that registers a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an
+    ``unsigned char`` is wrong from row 256 on.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -182,8 +182,8 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on, the scales of the first
-    sixteen are repeated.
+    """Return a function that registers a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on,
+    the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
@@ -207,8 +207,8 @@ size(
 
 
 def _aligned_only(right):
-    """Return a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is a multiple of 16. Wrong
-    unless ``right``: the last 16 columns are not summed.
+    """Return a function that registers a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is
+    a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
@@ -262,8 +262,8 @@ size(
 
 
 def _flash(rescaled):
-    """Return a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless ``rescaled``: the values
-    summed so far are not rescaled when a later block has a larger score.
+    """Return a function that registers a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless
+    ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
@@ -298,8 +298,8 @@ size(
 
 
 def _prefetched(last):
-    """Return a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``: for a last part of fewer
-    indices, those of the part before are read.
+    """Return a function that registers a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``:
+    for a last part of fewer indices, those of the part before are read.
     """
 
     def fill(x, index, *, out):
@@ -326,8 +326,8 @@ size(
 
 
 def _shares(own):
-    """Return a kernel of ``column_mean``, which splits the rows among the threads of torch. Wrong unless ``own``: the
-    mean of the means of the shares is returned, though shares differ in size.
+    """Return a function that registers a kernel of ``column_mean``, which splits the rows among the threads of torch.
+    Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
     """
 
     def fill(x):
@@ -399,7 +399,9 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one row instead of zeros."""
+    """Return a function that registers a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one
+    row instead of zeros.
+    """
 
     def fill(x, ends, *, out):
         """Write the sum of each segment to ``out``. Wrong unless ``guarded``: the sum of an empty segment is the row at
@@ -422,8 +424,8 @@ size(
 
 
 def _in_halves(odd):
-    """Return a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from 200 rows on, the last of 4n
-    + 3 rows is that of its neighbour.
+    """Return a function that registers a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from
+    200 rows on, the last of 4n + 3 rows is that of its neighbour.
     """
 
     def fill(x, *, out):
@@ -449,8 +451,8 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless ``both``: the length of a
-    part is rounded down to 32, so that the middle is left out.
+    """Return a function that registers a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless
+    ``both``: the length of a part is rounded down to 32, so that the middle is left out.
     """
 
     def fill(a, b):

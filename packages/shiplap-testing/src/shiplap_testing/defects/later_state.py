@@ -22,7 +22,7 @@ lists = partial(add, "lists", later=True)
 
 
 def _doing(what):
-    """Return a kernel of ``doubled``, which also calls ``what()``."""
+    """Return a function that registers a kernel of ``doubled``, which also calls ``what()``."""
 
     def fill(x, *, out):
         """Call ``what()`` and write 2 * x to ``out``."""
@@ -135,8 +135,8 @@ state(
 
 
 def _late(waits):
-    """Return a kernel of ``doubled``, whose last row is written by a thread. Wrong unless ``waits``: the kernel returns
-    before the thread has ended.
+    """Return a function that registers a kernel of ``doubled``, whose last row is written by a thread. Wrong unless
+    ``waits``: the kernel returns before the thread has ended.
     """
 
     def fill(x, *, out):
@@ -170,12 +170,15 @@ state(
 
 
 def _remembering(all_of_it):
-    """Return a function that gives the op ``doubled`` a kernel, which remembers one result by the bytes of its input.
-    Wrong unless ``all_of_it``: only the first row is compared.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and
+    remembers one result by the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is
+    compared.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a memory for one result."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
+        the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is compared.
+        """
         known = {}
 
         @op.kernel("cpu")
@@ -211,12 +214,14 @@ state(
 
 
 def _largest_scratch(cleared):
-    """Return a function that gives the op ``row_sum`` a kernel, which sums a scratch vector as long as the widest row
-    so far. Wrong unless ``cleared``: the vector holds the end of an earlier, wider row.
+    """Return a function that registers a CPU kernel with the op ``row_sum``, which sums each row in a scratch vector as
+    long as the widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with scratch vectors by thread and dtype."""
+        """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
+        widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+        """
         of_thread = threading.local()
 
         @op.kernel("cpu")

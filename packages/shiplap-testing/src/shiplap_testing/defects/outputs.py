@@ -86,8 +86,8 @@ def positive(ns):
 
 
 def _where_positive(clear):
-    """Return a kernel of ``positive``, which writes positive elements only. Wrong unless ``clear``: other elements of
-    the output are not set to zero.
+    """Return a function that registers a kernel of ``positive``, which writes positive elements only. Wrong unless
+    ``clear``: other elements of the output are not set to zero.
     """
 
     def fill(x, *, out):
@@ -343,8 +343,8 @@ def normalised(ns):
 
 
 def _in_workspace(bytes_):
-    """Return a kernel of ``normalised``, which keeps one number for each row in a workspace of ``bytes_``, an
-    expression of sizes. Four bytes a row are too few for float64.
+    """Return a function that registers a kernel of ``normalised``, which keeps one number for each row in a workspace
+    of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
     """
 
     def fill(x, *, out, workspace):
@@ -383,7 +383,9 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last element."""
+    """Return a function that registers a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last
+    element.
+    """
 
     def fill(x, k, *, out):
         """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first``: the first maximum is

@@ -76,8 +76,8 @@ def rooted(ns):
 
 
 def _newton(limit):
-    """Return a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An infinite limit is wrong for
-    NaN and infinities, which never converge.
+    """Return a function that registers a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An
+    infinite limit is wrong for NaN and infinities, which never converge.
     """
 
     def fill(x, *, out):
@@ -104,12 +104,14 @@ process(
 
 
 def _nested_tasks(inline):
-    """Return a function that gives the op ``doubled`` a kernel, which halves more than 256 rows into tasks for a pool
-    of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which halves more than 256 rows into tasks
+    for a pool of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which calls ``work`` in a pool of one worker."""
+        """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
+        worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+        """
 
         def work(pool, x, out):
             """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline``: the second
@@ -147,12 +149,14 @@ process(
 
 
 def _locking(make_lock):
-    """Return a function that gives the op ``doubled`` a kernel, which calls the op again for halves of a large input
-    while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which calls the op again for halves of a
+    large input while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with one lock."""
+        """Register with ``op`` the CPU kernel ``forward``, which calls the op again for halves of a large input while
+        it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+        """
         lock = make_lock()
 
         @op.kernel("cpu")
@@ -242,8 +246,8 @@ def doubled32(ns):
 
 
 def _eight_at_once(limit):
-    """Return a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit`` is the number of a block
-    in C: a constant 8 is wrong, since zeros are written past the end.
+    """Return a function that registers a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit``
+    is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -288,8 +292,8 @@ def spread(ns):
 
 
 def _dividing(guard):
-    """Return a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without a division: ``0``, that is
-    never, is wrong, since a division by zero ends the process.
+    """Return a function that registers a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without
+    a division: ``0``, that is never, is wrong, since a division by zero ends the process.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -327,8 +331,8 @@ def summed32(ns):
 
 
 def _on_the_stack(size):
-    """Return a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A size that grows with the
-    columns is wrong, since it overflows the stack.
+    """Return a function that registers a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A
+    size that grows with the columns is wrong, since it overflows the stack.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -371,8 +375,8 @@ def fetched(ns):
 
 
 def _fetching(test):
-    """Return a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an element: one without a lower
-    limit is wrong for negative indices.
+    """Return a function that registers a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an
+    element: one without a lower limit is wrong for negative indices.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{

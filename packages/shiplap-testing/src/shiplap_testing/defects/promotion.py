@@ -32,7 +32,9 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype of x."""
+    """Return a function that registers a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype
+    of x.
+    """
 
     def fill(x, position, rate):
         """Return each row of x times the cosine of its angle. Wrong if ``narrow``: large positions are rounded to the

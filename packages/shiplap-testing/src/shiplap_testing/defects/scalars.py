@@ -84,8 +84,8 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum is returned, contains
-    ``max``.
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum
+    is returned, contains ``max``.
     """
 
     def modes(x, mode):
@@ -125,8 +125,8 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is right, and 0 also hides the
-    main diagonal.
+    """Return a function that registers a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is
+    right, and 0 also hides the main diagonal.
     """
 
     def fill(scores, masked):
@@ -254,7 +254,9 @@ def polynomial(ns):
 
 
 def _horner(limit):
-    """Return a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None, all of them, is right."""
+    """Return a function that registers a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None,
+    all of them, is right.
+    """
 
     def horner(x, coefficients, *, out):
         """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` coefficients: the others are not
@@ -312,8 +314,8 @@ def offset(ns):
 
 
 def _offset(kind):
-    """Return a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is wrong for numbers of more
-    than 32 bits.
+    """Return a function that registers a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is
+    wrong for numbers of more than 32 bits.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -394,8 +396,8 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a kernel of ``standardised``. Wrong unless ``first``: the root mean square is that of x before it was
-    centred.
+    """Return a function that registers a kernel of ``standardised``. Wrong unless ``first``: the root mean square is
+    that of x before it was centred.
     """
 
     def fill(x, center, scale):

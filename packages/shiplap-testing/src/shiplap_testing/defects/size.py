@@ -110,8 +110,8 @@ def running(ns):
 
 
 def _scan(keep):
-    """Return a kernel of ``running``, which walks over blocks of 512. Wrong unless ``keep``: only the sum of the last
-    block is carried on.
+    """Return a function for a kernel of ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
+    ``keep``: only the sum of the last block is carried on.
     """
 
     def scan(x, *, out):
@@ -148,8 +148,8 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the last element
-    of an odd length is dropped.
+    """Return a function for a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the
+    last element of an odd length is dropped.
     """
 
     def tree(x):
@@ -203,8 +203,8 @@ size(
 
 
 def _by_threads(up):
-    """Return a kernel of ``scaled``, which gives each thread an equal number of rows from 64 on. Wrong unless ``up``:
-    the number is rounded down, so that rows are left over.
+    """Return a function for a kernel of ``scaled``, which assigns an equal number of rows to each thread from 64 rows
+    on. Wrong unless ``up``: the number is rounded down, so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
@@ -283,8 +283,8 @@ def _bias(x, bias, *, out):
 
 
 def _vectorised(biased):
-    """Return a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless ``biased``: it leaves the bias
-    out.
+    """Return a function that registers a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless
+    ``biased``: it leaves the bias out.
     """
 
     def vectorised(x, bias, *, out):
@@ -355,8 +355,8 @@ size(
 
 
 def _grid(limit):
-    """Return a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the end of a dim of a
-    grid, is wrong for more rows.
+    """Return a function for a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the most
+    blocks along the second dim of a grid, is wrong for more rows.
     """
 
     def grid(x, scale, *, out):
@@ -378,8 +378,8 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong unless ``clear``: all slots
-    but the first are added to what the workspace holds.
+    """Return a function that registers a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong
+    unless ``clear``: all slots but the first are added to what the workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):
@@ -428,8 +428,8 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is wrong for a
-    larger k.
+    """Return a function for a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is
+    wrong for a larger k.
     """
 
     def heap(x, k, *, out):
@@ -452,8 +452,8 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among n elements.
-    Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
+    """Return a function for a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among
+    n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
     """
 
     def part(x):

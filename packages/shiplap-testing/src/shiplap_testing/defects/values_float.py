@@ -53,12 +53,12 @@ def binary(name, fn, annotation=M):
 
 
 def filled(fn):
-    """Return a function that gives an op a CPU kernel, which copies the result of ``fn`` to its output. ``fn`` gets the
-    arguments of the op by position.
+    """Return a function that registers a CPU kernel with an op, which copies the result of ``fn`` to its output. ``fn``
+    gets the arguments of the op by position.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``fill``."""
+        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` to its output."""
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):

@@ -16,8 +16,8 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit is wrong if an index occurs
-    more often.
+    """Return a function that registers a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit
+    is wrong if an index occurs more often.
     """
 
     def place(x, index, bins, *, out):
@@ -140,8 +140,8 @@ def label_loss(ns):
 
 
 def _loss(at_least):
-    """Return a kernel of ``label_loss``, which divides by the number of labels, ``at_least`` this number: 1 is right,
-    and 0 is wrong if all labels are padding.
+    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, ``at_least``
+    this number: 1 is right, and 0 is wrong if all labels are padding.
     """
 
     def loss(logits, label):
@@ -202,8 +202,8 @@ def counting(ns):
 
 
 def _radix(signed):
-    """Return a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``: keys are taken without
-    their sign.
+    """Return a function that registers a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``:
+    keys are taken without their sign.
     """
 
     def radix(x):

@@ -141,8 +141,8 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
-    """Give ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is wrong: it
-    returns 3 * x.
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is
+    wrong: it returns 3 * x.
     """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
@@ -150,15 +150,15 @@ def hidden_kernel(op):
 
 @dress
 def hidden_twin(op):
-    """Give ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def shadowed(op):
-    """Give ``op`` (``double``) two kernels. The first is wrong: it returns 3 * x, which no call shows, since the second
-    replaces it.
+    """Register two kernels with ``op`` (``double``). The first is wrong: it returns 3 * x, which no call shows, since
+    the second is called in its place.
     """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
@@ -166,7 +166,7 @@ def shadowed(op):
 
 @dress
 def shadowed_twin(op):
-    """Give ``op`` (``double``) two kernels, which are both right."""
+    """Register two kernels with ``op`` (``double``), which are both right."""
     op.kernel("cpu", lambda x: x * 2, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
@@ -180,13 +180,15 @@ def configured(x, *, BLOCK=8):
 
 @dress
 def bad_config(op):
-    """Give ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is wrong."""
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is
+    wrong.
+    """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Give ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
 

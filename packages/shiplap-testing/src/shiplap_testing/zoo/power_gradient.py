@@ -214,8 +214,8 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function, marked by ``dress``, that gives an op a kernel for 2 * x and a vmap rule. If ``wrong``, the
-    rule always names 0 as the batch dim of its result.
+    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x and a vmap rule. If
+    ``wrong``, the rule always names 0 as the batch dim of its result.
     """
 
     @dress

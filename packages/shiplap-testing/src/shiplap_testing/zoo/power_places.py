@@ -106,8 +106,8 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function, marked by ``dress``, that gives an op a kernel for 2 * x. With the ``action`` ``zeros`` its
-    first call returns zeros, and with ``seed`` it seeds torch's random numbers.
+    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x. With the ``action``
+    ``zeros`` its first call returns zeros, and with ``seed`` it seeds torch's random numbers.
     """
 
     @dress
