@@ -97,9 +97,8 @@ class Graph:
 
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return the test files that name one of the files ``changed``, directly or through others, the nearest first.
-
-        A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
-        are as near, and one that needs an accelerator after all.
+        A file in the room of a change counts as two steps nearer. Among equally near ones, those of the same
+        distribution come first. Files that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
@@ -299,9 +298,7 @@ def _is_of_tests(file: str) -> bool:
 
 def _stem(file: str) -> str:
     """Return the distribution and the place of a file, the same for a module and its tests, such as ``shiplap
-    op/fake``.
-
-    The tests of a family have a folder of its name, so of a family the name of the file alone counts.
+    op/fake``. In the distribution of a family of ops, whose tests have a folder of its name, only the file name counts.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]

@@ -41,9 +41,7 @@ CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 def path() -> str:
     """Return the ``PATH`` for tests. With ``SHIPLAP_TEST_UNOPTIMIZED=1`` it begins with a new folder of compilers that
-    do not optimise, which is removed when this process ends.
-
-    So do caches, which are in it.
+    do not optimise. This folder also has the caches of the run, and is removed when this process ends.
     """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):

@@ -51,10 +51,8 @@ def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` (a script, ``-m module`` or ``-c code``, after ``-W`` filters) in a forked process that
-    has imported torch's compiler, and return the ended process with its output.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer, and was ended.
+    has imported torch's compiler, and return the ended process with its output. Raises ``subprocess.TimeoutExpired``
+    after ``timeout`` seconds, when it was killed.
     """
     environment = dict(os.environ if env is None else env)
     early = _early(environment)
@@ -102,10 +100,8 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
 
 
 def settle() -> None:
-    """Exempt all objects that exist now from garbage collection, and let the collector run less often.
-
-    A tenth of the time of tests that compile, where it went through all of torch, Inductor and SymPy each time; and
-    forked processes go on sharing what nobody writes to.
+    """Exempt all objects that exist now from garbage collection, and let the collector run less often. It took a tenth
+    of the time of tests that compile, and forked processes share memory that is not written to.
     """
     gc.collect()
     gc.freeze()

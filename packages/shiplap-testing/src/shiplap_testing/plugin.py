@@ -120,10 +120,8 @@ LONG = (
 
 @pytest.fixture
 def ns(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. Ops declared in it are removed
-    from the registry afterwards.
-
-    It is the same in each run, as are then the sources that are compiled for it.
+    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. It is the same in each run, so
+    that compiled sources are found again. Ops declared in it are removed from the registry afterwards.
     """
     from shiplap.dispatch import registry
 
@@ -170,9 +168,7 @@ def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
     """Try once in each worker of a whole run which vector instructions compile and run, so that programs that tests
-    start need not. Runs with tests for accelerators only do without.
-
-    It does so where it was not forked from a process that has. Tests that need an accelerator do without.
+    start need not. Workers forked from a process that has tried, and runs with tests for accelerators only, do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
@@ -203,9 +199,7 @@ def _is_alone(nodeid: str) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests in place: the longest on accelerators first, then files in the order of ``LONG``. Tests selected
-    by ``--changed`` keep their order.
-
-    Tests that are near to a change keep the order in which they were selected.
+    by ``--changed`` keep their order, the nearest to a change first.
     """
     if changed.is_used(config):
         return
@@ -228,8 +222,8 @@ def _place_of(file: str) -> int:
 
 
 def _unit(nodeid: str) -> str:
-    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a folder, a file, a function or
-    a single test.
+    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a file, the folder of the judge,
+    whose files share a process that is slow to start, or on accelerators a function or one test.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -243,12 +237,8 @@ def _unit(nodeid: str) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of a run with ``--dist loadfile``, which hands out units of tests (see ``_unit``) to
-    workers. None leaves other runs to pytest-xdist.
-
-    The files about the judge stay together, since they share a process that takes seconds to start.
-
-    All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
-    would give it to the next worker as well, until it has none.
+    workers, or None for other runs. A test that ends its worker runs once, where pytest-xdist would hand it to one
+    worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -328,8 +318,6 @@ def _device_error() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Ignore the notices about references in most tests, share one folder among workers, and set up Hypothesis without
     deadlines. A process that only hands out tests imports neither torch nor shiplap.
-
-    Whoever hands out tests and runs none imports neither torch nor shiplap.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")

@@ -39,10 +39,8 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table. The function
-    returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
-
-    A ``long`` one runs where it is named only.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table of combinations.
+    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
@@ -161,13 +159,9 @@ def launch() -> None:
 
 
 def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
-    """Fork ``world`` ranks out of this process, which must not have used threads, and wait until each has called
-    ``run``.
-
-    They find what ``torchrun`` says in their environment.
-
-    Raises:
-        SystemExit: the status of a rank that failed, or that they took more than ``limit`` seconds; none is left.
+    """Fork ``world`` ranks out of this process, which must not have used threads, with the variables that ``torchrun``
+    sets, and wait until each has called ``run``. Raises ``SystemExit`` if a rank fails or all take more than ``limit``
+    seconds, after the others were killed.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -39,12 +39,9 @@ class Workers:
     """The process to fork workers from, seen from the one that hands out the tests."""
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
-        """
-        Args:
-            arguments: Of pytest.
-            workers: Where it can be reached.
-            programs: Where the process to fork programs from can be reached.
-            count: How many workers there will be.
+        """Start the process from which workers are forked. It listens at ``workers``, collects with the pytest
+        ``arguments``, and forks the process at ``programs``, which runs programs of tests. ``count`` is the number of
+        workers.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]

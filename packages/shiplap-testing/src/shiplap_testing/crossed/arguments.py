@@ -22,22 +22,22 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
-    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of ``case``, or with ``other`` those of
-    a second call.
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the declaration ``case``, or with
+    ``other`` those of a second call.
     """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
-    """Return the shape of the tensor ``x`` of ``case`` for ``sizes``. Some variadic cases have a further dim of 2 in
-    front. ``other`` is not read.
+    """Return the shape of the tensor ``x`` of the declaration ``case`` for ``sizes``. A third of the variadic ones have
+    a further dim of 2 in front. ``other`` is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
 
 
 def rank_of(case: Declared) -> int:
-    """Return the number of dims of the tensor ``x`` of ``case``, with a further one of variadic cases."""
+    """Return the number of dims of the tensor ``x`` that the declaration ``case`` is called with."""
     return len(shape_of(case, sizes_of(case)))
 
 
@@ -50,8 +50,8 @@ class Arguments:
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        """Draw the arguments of ``case`` on ``device``, for other sizes if ``other``, and in ``dtype`` instead of that
-        of the case if it is given.
+        """Draw the arguments of the declaration ``case`` on ``device`` from its seed, for other sizes if ``other``, and
+        in ``dtype`` if it is given.
         """
         self.case, self.device = case, device
         self.rng = torch.Generator().manual_seed(case.seed * 2 + other)
@@ -77,8 +77,8 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name``, which depends on the features of the case: a scalar, a
-        tensor, a list of tensors, or None. ``annotation`` is not read.
+        """Return the argument for the parameter ``name`` as the declaration wants it: a scalar, a tensor, a list of
+        tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
@@ -99,8 +99,8 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
-        """Return a random tensor of ``shape`` in the next layout of the case. A tensor that cannot have this layout, as
-        one that is ``mutated`` cannot be expanded, is contiguous.
+        """Return a random tensor of ``shape`` in the next of the declaration's layouts. A tensor that cannot have this
+        layout, as one that is ``mutated`` cannot be expanded, is contiguous.
         """
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
         layout = self.case.layouts[self.turn % len(self.case.layouts)]

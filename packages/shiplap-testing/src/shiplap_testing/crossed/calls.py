@@ -22,7 +22,7 @@ class Calls:
     """An op, its arguments, and what the reference does with them."""
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        """Keep the op ``op`` of ``case``, draw its arguments on ``device``, and find its reference."""
+        """Keep the op of the declaration ``case``, draw its arguments on ``device``, and find its reference."""
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
@@ -30,14 +30,14 @@ class Calls:
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients of the case are compared."""
+        """Whether gradients of the op are compared with those of the reference."""
         return self.case.differentiable
 
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return what the reference does with the arguments ``given``, by default those of the case: once in their own
-        dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """Return what the reference does with the arguments ``given``, by default those of the declaration: once in
+        their own dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
         """
         given = given or self.given
         found = []
@@ -56,8 +56,8 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` on copies of the arguments and return how its results, gradients and writes differ from the
-        reference, as text, which is empty if they do not.
+        """Call ``fn`` on copies of the arguments, and return how its results, gradients and writes differ from those of
+        the reference, as text, which is empty if they do not.
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
@@ -68,7 +68,9 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return a function that calls ``fn`` and returns its only result in a tuple, as an op does that is declared so."""
+    """Return a function that calls the reference ``fn`` and returns its only result in a tuple, as an op does whose
+    result is declared as a tuple of one.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         """Return the result of ``fn`` in a tuple."""
@@ -89,7 +91,7 @@ def function_of(op: Any) -> Function:
 
 class Model(torch.nn.Module):
     def __init__(self, op: Any) -> None:
-        """Keep the op ``op``."""
+        """Make a module that calls the op ``op``."""
         super().__init__()
         self.op = op
 

@@ -53,8 +53,8 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values``, which are not copied, and return what the call did. ``differentiate`` adds gradients,
-    and ``twice`` those of the sum of squares of the gradients, last.
+    """Call ``fn`` on ``values``, which are not copied, and return what the call did: results, writes and aliases.
+    ``differentiate`` adds gradients, and ``twice`` adds those of the sum of squares of the gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)

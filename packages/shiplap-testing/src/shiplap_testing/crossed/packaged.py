@@ -33,8 +33,8 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the seed, outcome and detail of each of ``cases``, whose ops are written into one library and called in a
-    process without shiplap.
+    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are written into one library and
+    called in a process without shiplap.
     """
     from shiplap.kernels.native.deploy import deploy
 
@@ -67,8 +67,8 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome (``met`` or ``differs``) of a call from a package, whose arguments come back as ``positional``
-    and ``named``, compared with the reference, and the difference as text.
+    """Return the outcome (``met`` or ``differs``) of a call from a package and its difference from the reference as
+    text. ``positional`` and ``named`` are the arguments after the call.
     """
     own, wide = call.expected()
     by_name = {

@@ -59,8 +59,8 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang, another child runs
-    the rest.
+    """Run the declarations ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang,
+    another child runs the rest.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -101,8 +101,9 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """Run ``cases`` in one child process. Returns the records, the seed and way that was begun last, and how the
-    process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its log.
+    """Run the declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and way
+    that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its
+    log.
     """
     results = folder / "results"
     results.touch()
@@ -164,8 +165,8 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run those of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads, append
-    records to it, and yield each new record.
+    """Run those declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads,
+    append their records to it, and yield each new record.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
@@ -184,7 +185,7 @@ def run(
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
-            """Run the batch ``some``, unless the time of the run is over."""
+            """Run the batch ``some`` of declarations, unless the time of the run is over."""
             if time.monotonic() < limits.end:
                 run_batch(some, device, tell, limits)
 

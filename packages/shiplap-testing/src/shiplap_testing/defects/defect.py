@@ -70,10 +70,9 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """Return the part of the benchmark that this defect belongs to: ``seen`` if authors of checks may look at it,
-        ``held_out`` if they may not, both chosen by a hash of the name, or ``later``.
-
-        ``later`` is what was written after the checks had been repaired for both of these.
+        """Return the part of the benchmark that this defect belongs to: ``later`` if it was written after the checks
+        were repaired for all others, and otherwise ``seen`` (authors of checks may look at it) or ``held_out`` (they
+        may not), by a hash of its name.
         """
         if self.later:
             return "later"
