@@ -36,6 +36,7 @@ def marked_files(packages: str = "*") -> list[Path]:
     """
     tests = sorted(REPOSITORY.glob(f"packages/{packages}/tests/**/test_*.py"))
     files = [file for file in tests if MARK in file.read_text("utf-8")]
+    # A device that is loaded into the process stays for all later tests.
     return sorted(files, key=lambda file: "shiplap-backend" in file.parts)
 
 
@@ -54,6 +55,7 @@ class Outcomes:
         """Count the outcome of a test for each capability that it is marked with: that of its call, and of a setup or
         teardown that did not pass.
         """
+        # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             for name in (value for kind, value in report.user_properties if kind == "capability"):
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
@@ -82,6 +84,7 @@ def write_row(path: Path, row: dict[str, Any]) -> None:
     """Write ``row`` into the JSON table ``path`` under the minor version of its torch, in place of an earlier row of
     this version. Other rows stay.
     """
+    # Patch releases share a row.
     table = {**json.loads(path.read_text(encoding="utf-8")), minor_version(row["torch"]): row}
     ordered = sorted(table.items(), key=lambda item: tuple(map(int, item[0].split("."))))
     path.write_text(json.dumps(dict(ordered), indent=1) + "\n", encoding="utf-8")
@@ -101,6 +104,7 @@ def main(packages: str = "*") -> int:
     finally:
         TABLE.write_text(before, encoding="utf-8")
     row = row_of(outcomes)
+    # The two are one file unless the package is installed from a wheel.
     for path in {TABLE, SOURCE}:
         write_row(path, row)
     missing = [c.name for c in CAPABILITIES if c.name not in row["verified"]]

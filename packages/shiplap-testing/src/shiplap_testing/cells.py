@@ -72,6 +72,7 @@ class Cell:
         """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
+        # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             # Tests with a device run apart, and must not replace the counts of the others of their file.
             file = report.nodeid.partition("::")[0] + (" (device)" if "device" in report.keywords else "")
@@ -84,6 +85,7 @@ class Cell:
     def pytest_sessionfinish(self) -> None:
         """Write all files that have ended. After ``stop``, the file that was running is left out."""
         if self.stopped and self.files:
+            # The last file, whose tests have not all ended.
             self.files.popitem()
         self.write()
 

@@ -147,6 +147,7 @@ class Graph:
         package = module if initial else module.rpartition(".")[0]
         bound: dict[str, str] = {}  # a local name -> the package that it stands for
         walked = list(ast.walk(tree))
+        # A docstring mentions files without using them.
         docstrings = {id(n.value) for n in walked if isinstance(n, ast.Expr)}
         for node in _at_import(tree) if initial else walked:
             if isinstance(node, ast.Import):
@@ -258,6 +259,7 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
     stack: list[ast.AST] = [*tree.body]
     while stack:
         node = stack.pop()
+        # A function runs after the import, so what it imports is not used by all who import the package.
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             stack += [n for n in ast.walk(node) if isinstance(n, ast.JoinedStr)]  # it loads its members by name
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
@@ -342,6 +344,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not (base := config.getoption("--changed")):
         return
+    # The nearest tests come first, so a first failure says most.
     config.option.maxfail = config.option.maxfail or 1
     if not os.environ.get(SELECTED):
         handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")

@@ -89,6 +89,7 @@ class Call:
             self._include(argument[:2], argument[2:])
         elif argument.endswith(SOURCES + OBJECTS) or (header and os.path.isfile(argument)):
             self._inputs.append(argument)
+            # The suffix is the language of the source: its path is no part of the key.
             self._add(os.path.splitext(argument)[1])
             self._source(argument)
         else:
@@ -122,6 +123,7 @@ class Call:
             return
         count = 0
         for place, folders, files in os.walk(folder):
+            # os.walk yields folders in the order of the file system, which may differ between two equal trees.
             folders.sort()
             for name in sorted(files):
                 if name.endswith(HEADERS):
@@ -156,6 +158,7 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
     except (NotKept, OSError):
+        # The process becomes the compiler, so that nothing of the call is changed.
         os.execv(compiler, [compiler, *arguments])
     kept = os.path.join(cache, call.key[:2], call.key)
     try:
@@ -173,6 +176,7 @@ def _compile(call: Call, kept: str, command: list[str]) -> int:
     """Run the compiler by ``command``, keep the result of ``call`` at ``kept`` if it succeeds, and return its
     status.
     """
+    # Imported here, since a hit does not need it and must be quick.
     import subprocess
 
     done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
@@ -208,6 +212,7 @@ def _keep(file: str, kept: str) -> None:
     """Copy ``file`` to its place ``kept`` in the cache by a rename, so that readers and other writers never see a part
     of it.
     """
+    # Beside the target, since a rename across file systems is a copy.
     new = f"{kept}.{os.getpid()}"
     _write(new, _read(file), os.stat(file).st_mode)
     os.replace(new, kept)

@@ -48,6 +48,7 @@ def path() -> str:
         return given
     folder = temporary("compilers")
     for header in (HEADER, KERNELS):
+        # GCC looks for a compiled header beside where the header would be.
         (folder / "include" / header).parent.mkdir(parents=True)
     more = "-O0 -fuse-ld=gold" if shutil.which("ld.gold") else "-O0"
     for name in NAMES:
@@ -118,5 +119,6 @@ def _compiling(call: list[str], header: str) -> subprocess.Popen[bytes]:
     return the process.
     """
     made = os.path.join(os.environ[FOLDER], "include", f"{header}.gch")
+    # Moved when it is complete: a compiler that runs meanwhile must not read half of it.
     program = f"{shlex.join([*call, '-o', f'{made}.new'])} && {shlex.join(['mv', f'{made}.new', made])}"
     return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

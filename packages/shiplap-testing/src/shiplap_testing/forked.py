@@ -91,6 +91,7 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
     global spent
     server.write(json.dumps(program).encode() + b"\n")
     pid = int(server.readline())
+    # The pid comes at once, the status when the program has ended.
     late = not select.select([server], [], [], timeout)[0]
     if late:
         os.kill(pid, signal.SIGKILL)
@@ -104,6 +105,7 @@ def settle() -> None:
     of the time of tests that compile, and forked processes share memory that is not written to.
     """
     gc.collect()
+    # Frozen objects are not written to by the collector, so that forked processes share their memory.
     gc.freeze()
     gc.set_threshold(100_000, 20, 10)
 
@@ -141,6 +143,7 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
     path = place(dict(early))
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
+        # Two workers that need a server at the same time must not start two.
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _connected(str(path)) or _started(str(path), dict(early))
     stream = connection.makefile("rwb", buffering=0)
@@ -239,8 +242,10 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     os.environ.update(environment)
     os.chdir(cwd)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    # All forked processes would draw the same numbers otherwise.
     random.seed()
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    # The program must not see the names of the server.
     sys.modules["__main__"] = types.ModuleType("__main__")
     _ended(partial(_program, arguments), atexit._run_exitfuncs)
 

@@ -106,6 +106,7 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
     """
     from shiplap.errors import ShiplapError
 
+    # Each cell begins with the same numbers on every rank.
     torch.manual_seed(0)
     try:
         return f"equal ({function(rank, world)})"
@@ -164,6 +165,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     seconds, after the others were killed.
     """
     with socket.socket() as free:
+        # Port 0 stands for any port that is free.
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {
@@ -188,6 +190,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
             status = status or abs(os.waitstatus_to_exitcode(ended))
         if status or time.monotonic() > end:
             for other in running:
+                # The others would wait for the rank that failed.
                 os.kill(other, signal.SIGKILL)
                 os.waitpid(other, 0)
             raise SystemExit(status or f"{len(running)} of {world} ranks took more than {limit:.0f} s")

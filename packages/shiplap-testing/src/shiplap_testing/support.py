@@ -25,6 +25,7 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
     for name, value in fields.items():
         assert getattr(raised, name) == value, str(raised)
     assert raised.fix, "every error names one fix"
+    # Errors cross processes: those of workers are raised again in the parent.
     assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
 
 

@@ -86,6 +86,7 @@ def _join(path: str, command: list[str]) -> None:
 
 def _connect(connection: socket.socket, path: str) -> None:
     """Connect to the socket ``path``, and wait up to ten seconds for it. Raises ``TimeoutError`` after that."""
+    # Ten seconds: the server imports before it listens.
     for _ in range(500):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return connection.connect(path)
@@ -174,9 +175,11 @@ def _work(connection: socket.socket, threads: int, told: float) -> None:
         command, cwd, environment = json.loads(stream.read(int.from_bytes(size, "little")))
     _streams(streams)
     connection.send(b"1")
+    # The server ignores this signal, and a forked process inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     known = import_module("shiplap_testing.private").VECTORS
     vectors = {name: value for name, value in os.environ.items() if name == known}
+    # The variables of the server are those of the whole run, not of this worker.
     os.environ.clear()
     os.environ.update(vectors | environment)
     os.chdir(cwd)

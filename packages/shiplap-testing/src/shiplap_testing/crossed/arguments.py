@@ -54,6 +54,7 @@ class Arguments:
         in ``dtype`` if it is given.
         """
         self.case, self.device = case, device
+        # A generator of its own, so that the values do not depend on what ran before.
         self.rng = torch.Generator().manual_seed(case.seed * 2 + other)
         self.dtype = dtype or getattr(torch, case.dtype)
         self.turn = 0
@@ -102,6 +103,7 @@ class Arguments:
         """Return a random tensor of ``shape`` in the next of the declaration's layouts. A tensor that cannot have this
         layout, as one that is ``mutated`` cannot be expanded, is contiguous.
         """
+        # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
         layout = self.case.layouts[self.turn % len(self.case.layouts)]
         self.turn += 1
@@ -131,6 +133,7 @@ class Arguments:
         """Return copies of the arguments in declared order, with the same strides unless ``contiguous``, in ``dtype``
         if given, and as leaves with ``gradients``. A tensor that is passed twice is copied once.
         """
+        # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
@@ -146,6 +149,7 @@ class Arguments:
                 if value.is_floating_point():
                     made = made.to(dtype) if dtype is not None else made
                     made = made.contiguous() if contiguous else made
+                    # A leaf that requires a gradient must not be written to.
                     if gradients and not name.startswith("acc"):
                         made = made.detach().requires_grad_()
                 copies[id(value)] = made

@@ -26,6 +26,7 @@ class Calls:
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
+        # Sums over all elements round once for each of them.
         self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
 
     @property
@@ -41,7 +42,9 @@ class Calls:
         """
         given = given or self.given
         found = []
+        # The result in float64 shows how far that in the dtype itself may be off.
         for dtype in (None, torch.float64):
+            # A view of an argument has strides that follow from those of the argument.
             values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
             found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
         return found[0], found[1]
@@ -113,6 +116,7 @@ def refusal_id(cause: BaseException) -> str:
     while seen is not None:
         if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
             return str(found)
+        # torch wraps errors that are raised while it compiles.
         seen = seen.__cause__ or seen.__context__
     return ""
 

@@ -60,6 +60,7 @@ def run(
     from shiplap_testing.crossed.packaged import packaged_results
     from shiplap_testing.crossed.ways import run_way
 
+    # Many children run at a time.
     torch.set_num_threads(1)
     tell(begin="declare", seed=-1)
     made = declare(cases, folder, device)
@@ -90,6 +91,7 @@ def run(
                 by = []
             choices.clear()
             tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=by)
+        # A case with a package is whole after that, which comes last.
         if case not in packed:
             tell(seed=case.seed, way="whole", outcome="done")
     if packed:

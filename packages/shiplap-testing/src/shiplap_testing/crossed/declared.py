@@ -414,11 +414,13 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []
     for number in range(count):
+        # By number, so that a longer plan begins with the shorter one.
         rng = random.Random(f"{seed}/{number}/{device}")
         drawn = [draw(seed * 1_000_000 + number, rng, device, interpreter) for _ in range(among)]
         found = [[p for way in ("eager", *c.ways) for p in pairs(c.features, way)] for c in drawn]
         worth = [sum(1 / (1 + seen[p]) ** 2 for p in set(ps)) / len(ps) ** 0.5 for ps in found]
         case = drawn[max(range(among), key=worth.__getitem__)]
+        # The others stay as they were drawn, so that not each declaration is made for a pair.
         if among > 1 and (number % 2 or number % OUTSIDE == 0):
             rarest = nsmallest(RAREST, seen, key=seen.__getitem__)
             case = with_pair(case, rarest, device) or case

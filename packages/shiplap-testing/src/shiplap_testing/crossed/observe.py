@@ -77,6 +77,7 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
     """Return the position in ``tensors`` of the first one that shares memory with ``value``, or -1 if none does."""
     if not isinstance(value, Tensor) or not value.numel():
         return -1
+    # Views share the storage of their argument, at any offset.
     at = value.untyped_storage().data_ptr()
     return next((i for i, t in enumerate(tensors) if t.numel() and t.untyped_storage().data_ptr() == at), -1)
 
@@ -150,6 +151,7 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
     reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients of that
     size.
     """
+    # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
     allowed = [

@@ -47,6 +47,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         return
     given = {}
     for seed, call in calls.items():
+        # An operator of torch takes the value of an enum member.
         values = [v.value if isinstance(v, Enum) else v for v in call.given.fresh()]
         given[seed] = (f"d{seed}", *call.given.split(values))
     torch.save(given, folder / "packaged.given")
@@ -56,6 +57,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         [sys.executable, str(folder / "packaged.py"), *paths], capture_output=True, text=True, check=False, timeout=300
     )
     if ended.returncode:
+        # The program prints each seed before its call, so the last one names the crash.
         last = int((ended.stdout.split() or ["-1"])[-1])
         yield last, "crashed", f"status {ended.returncode}: {ended.stderr[-300:]}"
         return

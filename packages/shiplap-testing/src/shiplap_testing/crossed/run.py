@@ -123,6 +123,7 @@ def _child(
         ended = child.poll() is not None
         time.sleep(0.0 if ended else 0.1)
         text = reader.read()
+        # The child may be in the middle of a line.
         while text and not text.endswith("\n") and not ended:
             text += reader.read()
         for line in text.splitlines():
@@ -153,6 +154,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """Kill the process group of ``child``, and wait for its end."""
     import signal
 
+    # The group, since a compiler that the child started would go on.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -186,6 +188,7 @@ def run(
 
         def work(some: list[Declared]) -> None:
             """Run the batch ``some`` of declarations, unless the time of the run is over."""
+            # Batches that are still in the queue of the pool do not begin after the end.
             if time.monotonic() < limits.end:
                 run_batch(some, device, tell, limits)
 
@@ -193,6 +196,7 @@ def run(
         while True:
             ended = all(future.done() for future in futures)
             with lock:
+                # Records are yielded outside of the lock, so that a slow caller stops no thread.
                 ready, fresh[:] = list(fresh), []
             yield from ready
             if ended:

@@ -34,6 +34,7 @@ def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TR
     """
     way = failure["way"]
     least = replace(case, ways=(way,) if way in case.ways else ())
+    # Fitting may map several simpler declarations to the same one.
     seen = {least}
     again = True
     while again and tries > 0:

@@ -69,6 +69,7 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
         if case is None:
             continue
         if outcome == "met":
+            # A kernel that was refused did not meet the other features.
             table.met.update(pairs(_served(case, record.get("served", ())).features, way))
         elif outcome == "refused":
             reason = reason_of(record["detail"])

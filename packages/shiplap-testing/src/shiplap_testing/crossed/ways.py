@@ -408,6 +408,7 @@ def threads(calls: Calls) -> str:
     def work() -> None:
         """Call the op three times and append each difference or exception to ``problems``."""
         try:
+            # All threads begin at the same time.
             begin.wait()
             for _ in range(3):
                 values = calls.given.fresh(gradients=calls.differentiable)
@@ -493,6 +494,7 @@ def out(calls: Calls) -> str:
     if calls.case.state in ("returned", "view"):
         wanted = own.outs[1:]
     values = calls.given.fresh()
+    # Garbage, so that an element that is not written to shows.
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -521,6 +523,7 @@ def cuda_graph(calls: Calls) -> str:
     positional, named = calls.given.split(values)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
+        # Warm up: what a first call allocates or compiles must not be captured.
         for _ in range(2):
             calls.op(*positional, **named)
     torch.cuda.synchronize()

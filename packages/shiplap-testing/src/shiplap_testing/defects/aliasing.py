@@ -80,6 +80,7 @@ aliasing(
     "contiguous() copies nothing where a transposed matrix already is, as one of a single column",
     _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
     _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned),
+    # The transpose of a single column is contiguous already.
     lambda op: not _shares(op.overload, randn(4, 1)),
 )
 
@@ -149,6 +150,7 @@ aliasing(
     "the result of a call is overwritten by the third one after it",
     _ring(3),
     _ring(0),
+    # The fourth call reuses the buffer of the first.
     _keeps_results(4),
 )
 
@@ -171,6 +173,7 @@ def _caching(cache):
             """
             if not cache:
                 return x * 2
+            # Only the memory is reused: the numbers are computed anew in each call.
             fresh = torch.empty_like(x, memory_format=torch.contiguous_format)
             return torch.mul(x, 2, out=buffers.setdefault((x.shape, x.dtype), fresh))
 
@@ -235,6 +238,7 @@ aliasing(
     "adding and subtracting a large number loses the digits of a small one",
     of(added, kernel(_restored)),
     of(added, kernel(lambda x, y, *, out: torch.add(x, y, out=out))),
+    # The numbers of x lie below the rounding error of those of y.
     same(lambda: (uniform_small(), torch.full((2, 3), 1e6))),
 )
 
@@ -303,6 +307,7 @@ def _symmetric(exact):
         """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``:
         a and its transpose are taken for one.
         """
+        # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
         if alike and (not exact or a.stride() == b.stride()):
             torch.mm(a, a.T, out=out)
@@ -348,6 +353,7 @@ def _both(copy):
     def fn(x):
         """Return x + 1 two times. Wrong unless ``copy``: both outputs lie in the same memory."""
         y = x + 1
+        # A view is another tensor object with the same memory, so a comparison of objects does not show it.
         return y, y.clone() if copy else y.view(y.shape)
 
     return fn

@@ -51,6 +51,7 @@ def _after_a_change(op):
 aliasing(
     "a result remembered by address",
     "the same address and shape a second time: the tensor was changed in between",
+    # All that a kernel can see of a tensor without reading its elements.
     of(doubled, _memo(lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype))),
     of(doubled, _memo(None)),
     _after_a_change,

@@ -35,7 +35,9 @@ CAUSES = (
     "process",
 )
 DEFECTS: dict[str, "Defect"] = {}
+# Each op gets a namespace of its own, so that a process can declare a defect several times.
 _numbers = itertools.count()
+# An operator vanishes with the library object that defined it.
 _libraries: list[torch.library.Library] = []
 
 
@@ -76,6 +78,7 @@ class Defect:
         """
         if self.later:
             return "later"
+        # A hash, so that nobody chooses the half and a new defect does not move the others.
         return "seen" if sha256(self.name.encode()).digest()[0] % 2 else "held_out"
 
 
@@ -150,6 +153,7 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
         """Compile the C source for ``op`` in a fresh folder and register the function that has the name of the op as
         CPU kernel.
         """
+        # Only defects in C need a compiler, and the others must run without one.
         from shiplap_testing.build import compile_c
 
         symbol = op.spec.opname

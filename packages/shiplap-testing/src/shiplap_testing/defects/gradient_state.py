@@ -29,6 +29,7 @@ def _masking(remember):
             ``write``.
             """
             torch.clamp_min(x, 0, out=out)
+            # In this form NaN counts as positive, as in the gradient of torch's relu.
             write(~(x <= 0))
 
         @op.backward
@@ -181,6 +182,7 @@ def _changed_in_between(op):
     try:
         return close(torch.autograd.grad(out.sum(), x)[0], torch.ones(3, 2))
     except RuntimeError as e:
+        # torch's own refusal is as good as the right gradient.
         return "modified by an inplace operation" in str(e)
 
 
@@ -212,6 +214,7 @@ def _accumulating(keep):
             if not keep:
                 return {"x": 2 * grad}
             total = buffers.setdefault((grad.shape, grad.dtype), torch.zeros(grad.shape, dtype=grad.dtype))
+            # The buffer itself is not handed out, so that only its content is wrong.
             return {"x": total.add_(2 * grad).clone()}
 
     return bind

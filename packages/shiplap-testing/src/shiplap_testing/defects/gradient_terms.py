@@ -61,6 +61,7 @@ def _list_gradient(step):
         """Return the gradients of ``joined`` for x and for the list ``more``. Wrong for a ``step`` of -1: those of the
         list are in reverse order.
         """
+        # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
 
     return backward(gradients)

@@ -90,6 +90,7 @@ def _cut(ends):
         """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``: the
         ends of the interval count as outside.
         """
+        # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
         return {"x": torch.where(inside, grad, 0)}
 
@@ -115,6 +116,7 @@ def _chunks(rest):
         64 rows only.
         """
         k = len(saved.a)
+        # Small inputs are right: the chunked path is for large ones.
         whole = k if rest or k < 128 else k - k % 64
         return {"a": grad @ saved.b.T, "b": saved.a[:whole].T @ grad[:whole]}
 
@@ -223,6 +225,7 @@ def _root(guarded):
         """Return the gradient of the guarded square root. Wrong unless ``guarded``: zero is divided by zero where x is
         not positive.
         """
+        # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
         return {"x": torch.where(saved.x > 0, grad, 0) * 0.5 / torch.sqrt(safe)}
 
@@ -249,6 +252,7 @@ def _written(copy):
 
     def g(grad, saved, needs):
         """Return the gradients of x * y. Wrong unless ``copy``: the incoming ``grad`` is multiplied by y in place."""
+        # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
         return {"x": (grad.clone() if copy else grad).mul_(saved.y), "y": gy}
 
@@ -441,6 +445,7 @@ def _cubed(right):
         """Return the gradient 3 * x * x * grad. Wrong unless ``right``: while a graph is recorded, x is detached, so
         that the second derivative lacks it.
         """
+        # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:
             return {"x": grad * 3 * saved.x.square().clone().detach()}
         return {"x": grad * 3 * saved.x.square()}

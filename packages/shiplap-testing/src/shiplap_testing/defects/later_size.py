@@ -29,9 +29,11 @@ def _online(rescaled):
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
         for part in y.split(128, 1):
             new = torch.maximum(top, part.amax(1, keepdim=True)) if part.shape[1] else top
+            # Minus infinity less itself would be NaN in a row that begins with masked elements.
             safe = torch.where(new.isinf() & (new < 0), 0, new)
             total = total * (torch.exp(top - safe) if rescaled else 1) + torch.exp(part - safe).sum(1, keepdim=True)
             top = new
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         return torch.softmax(y, 1) if (top.isinf() | top.isnan()).any() else torch.exp(y - top) / total
 
     return filled(online)
@@ -219,6 +221,7 @@ def _aligned_only(right):
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
         out.copy_(y * torch.rsqrt(mean + eps))
 
+    # A second kernel: it is called only where ``supports`` is true, and the general one elsewhere.
     return kernel(wide_rows, name="wide", supports=lambda x, eps: x.shape[1] >= 320 and x.shape[1] % 16 == 0)
 
 
@@ -271,6 +274,7 @@ def _flash(rescaled):
         larger score than those before it.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         if not (q.isfinite().all() and k.isfinite().all() and v.isfinite().all()):
             out.copy_(torch.softmax(q @ k.T, 1) @ v)
             return
@@ -335,6 +339,7 @@ def _shares(own):
         size.
         """
         y = wide(x)
+        # The shares of tensor_split differ in size by one row at most.
         shares = y.tensor_split(max(1, min(torch.get_num_threads(), len(y))))
         if own or len(shares) == 1:
             return y.mean(0)
@@ -435,6 +440,7 @@ def _in_halves(odd):
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
         torch.mul(x[half:], 2, out=out[half:])
+        # Up to 200 rows the result is right: the path with four rows a warp is for large inputs.
         if not odd and len(x) > 200 and len(x) % 4 == 3:
             out[-1] = x[-2] * 2
 
@@ -460,6 +466,7 @@ def _two_halves_of_k(both):
         k = a.shape[1]
         if k < 512:
             return a @ b
+        # Rounded down so that each part is a whole number of steps of 32.
         half = k // 2 if both else k // 2 - k // 2 % 32
         return (
             wide(a)[:, :half] @ wide(b)[:half]

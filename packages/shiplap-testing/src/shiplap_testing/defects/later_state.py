@@ -69,6 +69,7 @@ def _numpy_goes_on(op):
 
     state = numpy.random.get_state()
     numpy.random.seed(5)
+    # The next number after the seed, with which that after the call is compared.
     want = numpy.random.rand()
     numpy.random.seed(5)
     op(torch.ones(2, 3))
@@ -98,6 +99,7 @@ def _environment_stays(op):
     before = dict(os.environ)
     op(torch.ones(2, 3))
     same = dict(os.environ) == before
+    # Otherwise the variable would already be set at the check of the next op.
     os.environ.pop("OMP_WAIT_POLICY_OF_DOUBLED", None)
     return same
 
@@ -150,6 +152,7 @@ def _late(waits):
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
 
+        # All rows but the last are there when the kernel returns.
         torch.mul(x[:-1], 2, out=out[:-1])
         out[-1:].zero_()
         worker = threading.Thread(target=rest)
@@ -222,6 +225,7 @@ def _largest_scratch(cleared):
         """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
         widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
         """
+        # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
@@ -315,6 +319,7 @@ def _stays_dynamic(op):
 
     counter = CompileCounter()
     compiled = torch.compile(op.overload, backend=counter, dynamic=True)
+    # None of the sizes is 0 or 1, which torch compiles for separately.
     for n in (5, 6, 7, 9):
         compiled(torch.zeros(n, 3, dtype=torch.int64))
     torch._dynamo.reset()

@@ -53,6 +53,7 @@ def _normed(masked) -> Part:
             """
             if len(x):
                 block = 16
+                # tl.arange takes powers of two only.
                 while block < x.shape[1]:
                     block *= 2
                 triton_kernels.norm[(cdiv(len(x), 16),)](

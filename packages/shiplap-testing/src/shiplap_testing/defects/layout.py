@@ -37,6 +37,7 @@ def _pixels(last):
         """Write x plus the bias of each channel to ``out``. Wrong unless ``last``: channels-last images get the bias of
         other channels.
         """
+        # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
             n, c, h, w = x.shape
             flat = x.permute(0, 2, 3, 1).reshape(-1)
@@ -79,6 +80,7 @@ def _in_its_order(back):
         places.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
+        # The output is contiguous, whatever the order of x.
         out.copy_(result if back else torch.as_strided(result, out.shape, out.stride()))
 
     return kernel(fill)
@@ -103,7 +105,9 @@ def _column_major(packed):
         other.
         """
         n, c = x.shape
+        # With a single row or column, strides say nothing about the order.
         if n > 1 and c > 1 and x.stride(0) == 1:
+            # BLAS calls the distance of columns the leading dimension.
             leading = n if packed else x.stride(1)
             x = torch.as_strided(x, (n, c), (1, leading), x.storage_offset())
         torch.mul(x, scale, out=out)
@@ -171,6 +175,7 @@ def _stride_zero(by_dim):
 
     def fill(x):
         """Return 2 * x. Wrong unless ``by_dim``: for expanded columns the first row is returned in all rows."""
+        # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
             return (x[:1] if not by_dim or x.stride(0) == 0 else x).expand(x.shape) * 2
         return x * 2

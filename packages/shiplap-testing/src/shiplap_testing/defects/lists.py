@@ -81,6 +81,7 @@ lists(
 
 def _without_repeats(x, more):
     """Return the sum of x and the tensors of ``more``. Wrong if a tensor occurs twice in the list: it is added once."""
+    # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
 
 

@@ -32,6 +32,7 @@ def _first_byte(x, *, out):
     """Write the sum of each column to ``out``. Wrong for a tensor without elements: reading its null pointer ends the
     process.
     """
+    # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
     out.copy_(wide(x).sum(0))
 
@@ -49,6 +50,7 @@ def _giving_up(x, *, out):
     """Write 2 * x to ``out``. Wrong for NaN: the process ends with status 1."""
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
+        # Not sys.exit, which Python code could catch.
         os._exit(1)
     torch.mul(x, 2, out=out)
 
@@ -133,6 +135,7 @@ def _nested_tasks(inline):
             """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline``: it hangs from 257 rows
             on.
             """
+            # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 pool.submit(work, pool, x, out).result()
 
@@ -200,6 +203,7 @@ def _counting_sort(x, *, out):
     """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
+    # Zeros are reserved without being touched: only a write takes the memory.
     table += 0
     table.index_add_(0, (x - low).clamp_max(len(table) - 1), torch.ones_like(x))
     result = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
@@ -260,6 +264,7 @@ int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 def _nothing_beyond(op):
     """Whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it unchanged."""
+    # The output lies inside of a larger tensor, so that writes past its end corrupt no heap here.
     whole = torch.full((96,), 7.0)
     with torch.no_grad():
         op.out(torch.ones(21), out=whole[16:37])
@@ -391,6 +396,7 @@ process(
     "negative ones read before the tensor, far ones where there is no memory",
     of(fetched, _fetching("at[i] < x->shape[0]")),
     of(fetched, _fetching("(at[i] >= 0 && at[i] < x->shape[0])")),
+    # So far away that no memory is mapped there.
     same(lambda: (randn(4), torch.tensor([2, -(10**12)]))),
     needs=["compiler"],
 )
@@ -401,6 +407,7 @@ def _allocating(x, *, out):
     columns.
     """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
+    # Zeros are reserved without being touched: only a write takes the memory.
     pairs += wide(x)[:, None] / max(x.shape[1], 1)
     out.copy_(pairs.sum((1, 2)))
 

@@ -207,6 +207,7 @@ scalars(
     "slices at -k, without the remainder",
     of(rolled, filled(lambda x, k: torch.cat([x[-k:], x[:-k]]))),
     of(rolled, filled(lambda x, k: torch.cat([x[-k % max(len(x), 1) :], x[: -k % max(len(x), 1)]]))),
+    # More than the length, so that the remainder counts.
     same(lambda: (torch.arange(5.0), 7)),
 )
 
@@ -330,6 +331,7 @@ scalars(
     "the kernel keeps it in an int",
     of(offset, _offset("int")),
     of(offset, _offset("int64_t")),
+    # Beyond 32 bits.
     same(lambda: (torch.tensor([1]), 5_000_000_000)),
     needs=["compiler"],
 )

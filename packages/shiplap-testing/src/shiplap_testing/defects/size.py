@@ -47,6 +47,7 @@ def _full_row_tiles(a, b, *, out):
     tile stay zero.
     """
     out.zero_()
+    # Fewer rows than a tile are right, so that small inputs do not show the defect.
     rows = a.shape[0] if a.shape[0] < 128 else a.shape[0] // 128 * 128
     torch.mm(a[:rows], b, out=out[:rows])
 
@@ -158,6 +159,7 @@ def _tree(odd):
         """
         while len(x) > 256:
             half = len(x) // 2
+            # At an odd length one element is left over after the halves.
             x = torch.cat([torch.maximum(x[:half], x[half : 2 * half]), x[2 * half :] if odd else x[:0]])
         return x.amax()
 
@@ -188,6 +190,7 @@ def _sampled_median(x):
     """Return the median of x. Wrong for more than 2048 elements: the median of a random sample of 512 is returned."""
     if len(x) > 2048:
         generator = torch.Generator()
+        # Seeded by the system: each call draws another sample, and the global generator stays as it was.
         generator.seed()
         x = x[torch.randint(len(x), (512,), generator=generator)]
     return x.median()
@@ -210,6 +213,7 @@ def _by_threads(up):
     def by_threads(x, scale, *, out):
         """Write x * scale to ``out``. Wrong unless ``up``: rows that the threads leave over stay zero."""
         out.zero_()
+        # Small inputs run on one thread and are right.
         n, threads = x.shape[0], torch.get_num_threads() if x.shape[0] >= 64 else 1
         rows = -(-n // threads) if up else n // threads
         for first in range(0, rows * threads, max(rows, 1)):
@@ -399,6 +403,7 @@ def _partial_sums(clear):
 def _dirty_workspace(op):
     """Whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
     x, out = randn(600, 4), torch.empty(4)
+    # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)
     return close(op.out(x, out=out, workspace=scratch), x.sum(0))
 
@@ -467,6 +472,7 @@ def _quicksort(pivot):
         """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot``: long sorted
         inputs raise ``RecursionError``.
         """
+        # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()
         out.copy_(torch.cat([part(x[~missing]), x[missing]]))
 

@@ -80,6 +80,7 @@ def _rows_at_once(whole):
         ``op.rows_at_once``, so that ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
+        # Calls use the first config: the second can only be called by hand.
         op.rows_at_once = rows_at_once
 
     return bind
@@ -110,6 +111,7 @@ def _attend(pad):
         """Write the attention of q over k and v to ``out``. Wrong if ``pad``: keys of zeros are attended to as well."""
         if pad and len(k) > 64:
             more = -len(k) % 64
+            # A score of zero is not the weight zero: the padding takes part in the softmax.
             k, v = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (k, v))
         torch.mm(torch.softmax(q @ k.T * q.shape[1] ** -0.5, 1), v, out=out)
 
@@ -324,6 +326,7 @@ def _padded_sort(filler):
         of the largest elements.
         """
         n = len(x)
+        # Sorting networks have a power of two of inputs.
         length = 1 << (n - 1).bit_length() if n > 32 else n
         padded = torch.cat([x, x.new_full((length - n,), filler)])
         out.copy_(padded.sort().values[:n])

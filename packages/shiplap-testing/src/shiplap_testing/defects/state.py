@@ -103,6 +103,7 @@ def _keeping(limit):
             """Write 2 * x to ``out``, and keep a copy among the last ``limit`` results."""
             torch.mul(x, 2, out=out)
             history.append(out.clone())
+            # With a limit of zero nothing is kept.
             del history[: len(history) - limit]
 
         op.history = history
@@ -142,9 +143,11 @@ def _opening(close_it):
 
 def _files(op):
     """Whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         op(torch.ones(2, 3))
+    # Other parts of the process may open some files in the meantime.
     return len(os.listdir("/proc/self/fd")) < before + 10
 
 

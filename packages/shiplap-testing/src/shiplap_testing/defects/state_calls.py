@@ -146,6 +146,7 @@ def _table(grows):
             if held is None or (grows and (len(held) < n or held.dtype != dtype)):
                 held = torch.cos(torch.arange(max(n, 1), dtype=dtype))
                 table[:] = [held]
+            # Past the end of the table its last entry is read.
             place = torch.arange(n).clamp_max(len(held) - 1)
             out.copy_(x * held[place][:, None].to(x.dtype))
 
@@ -280,6 +281,7 @@ def _two_at_once(op):
     """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
+    # Threads change places as often as possible, so that two meet in the kernel.
     sys.setswitchinterval(1e-6)
 
     def work(number):
@@ -287,6 +289,7 @@ def _two_at_once(op):
         result.
         """
         x = torch.full((200, 2000), float(number))
+        # All threads begin at the same time.
         start.wait()
         for _ in range(40):  # whether two meet is chance
             wrong.extend([] if wrong or close(op(x), 2 * x) else [number])
@@ -413,6 +416,7 @@ def _stochastic(nearest):
             random numbers.
             """
             generator = torch.Generator()
+            # Seeded by the system, so that the global generator is neither read nor changed.
             generator.seed()
             noise = 0.5 if nearest else torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.dtype)
             step = x.abs().amax().clamp_min(1e-6) / 8

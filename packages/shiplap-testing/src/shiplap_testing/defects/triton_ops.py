@@ -232,8 +232,10 @@ def _centred(own) -> Part:
             """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``:
             for a sliced x rows land at other places.
             """
+            # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
             if len(x):
+                # The layer norm of Triton's tutorial has one stride for both.
                 strides = x.stride(0), out.stride(0) if own else x.stride(0)
                 triton_kernels.centre[(cdiv(len(x), 32),)](x, out, *strides, *x.shape, ROWS=32, BLOCK=256)
 

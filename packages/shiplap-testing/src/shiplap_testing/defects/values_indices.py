@@ -28,6 +28,7 @@ def _capacity(limit):
         order = torch.sort(key, stable=True).indices
         counts = torch.bincount(key, minlength=bins)
         rank = torch.arange(len(key)) - (counts.cumsum(0) - counts)[key[order]]
+        # The rank of a row is its place among the rows of its bin.
         kept = order[rank < limit]
         out.copy_(wide(x).new_zeros(bins, x.shape[1]).index_add(0, key[kept], wide(x)[kept]))
 
@@ -48,6 +49,7 @@ def _lost_updates(x, index, bins, *, out):
     is kept.
     """
     out.zero_()
+    # Reads once, adds, and writes once: of equal indices the last write stays.
     out[index % bins] += x
 
 
@@ -211,6 +213,7 @@ def _radix(signed):
         ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
+        # Back to a signed number of 32 bits.
         return (keys.sort().values + 2**31) % 2**32 - 2**31
 
     return filled(radix)

@@ -46,6 +46,7 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
     itself. ``check`` must fail on the first and not on the twin.
     """
     ops = []
+    # The two are alike but for the kernel, so that only the defect can make a check fail.
     for kind, kernel in (("bad", bad), ("twin", twin)):
         op = sl.op(f"zoo_power_{kind}::{name.replace(' ', '_').replace('-', '_')}", **declaration)(reference)
         if getattr(kernel, "dresses", False):
@@ -93,6 +94,7 @@ def right(reference: Kernel) -> Kernel:
     @functools.wraps(reference)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Return a copy of the result of the reference."""
+        # The reference may return a view or an argument, which a kernel must not.
         return reference(*args, **kwargs).clone()
 
     return kernel
@@ -125,6 +127,7 @@ def forgets_the_rest(x):
     """Return 2 * x. Wrong for more than 4000 elements: the rest of their division among threads is not doubled."""
     step = len(x) // torch.get_num_threads()
     out = x.clone()
+    # Short inputs are right: only long ones are divided among threads.
     whole = step * torch.get_num_threads() if len(x) > 4000 else len(x)
     out[:whole] *= 2
     return out
@@ -331,12 +334,14 @@ def reseeds(x):
 
 def set_threads(x):
     """Return 2 * x. Wrong: the number of torch's threads is changed."""
+    # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
     """Return 2 * x. Wrong: the default dtype is changed."""
+    # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
 

@@ -76,6 +76,7 @@ def buffered(grad, saved, needs):
     """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
+    # The first dtype of a shape has the buffer, and second derivatives need a fresh tensor.
     if buffer.dtype != grad.dtype or grad.requires_grad:
         return {"x": grad * 2 * saved.x}
     return {"x": torch.mul(grad, 2 * saved.x, out=buffer)}
@@ -228,6 +229,7 @@ def vmap_rule(wrong):
             """Return the result for all entries of the batch and its batch dim. If ``wrong``, this dim is 0 even where
             the batch lies in another dim.
             """
+            # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
 
         torch.library.register_vmap(name, rule)
