@@ -70,7 +70,7 @@ class Graph:
             for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
                 if used != file and (_is_of_tests(file) or not _is_test(used)):
                     self.users[used].add(file)
-        self._adopt()
+        self._add_unnamed_files()
 
     def _tree(self, file: str) -> ast.Module:
         """Return the syntax tree of a Python file, or an empty one if the file cannot be parsed. Its own tests report
@@ -163,9 +163,9 @@ class Graph:
                     if f"{home}.{alias.name}" in self._exports:
                         bound[alias.asname or alias.name] = f"{home}.{alias.name}"
             elif isinstance(node, ast.JoinedStr):
-                yield from self._members(node, package, initial)
+                yield from self._modules_of_f_string(node, package, initial)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not initial:
-                yield from () if id(node) in docstrings else self._text(node.value, file, package)
+                yield from () if id(node) in docstrings else self._named_in_text(node.value, file, package)
         for node in walked:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
                 yield from self._name(bound[node.value.id], node.attr)
@@ -190,7 +190,7 @@ class Graph:
         if depth and name in self._exports.get(home, {}):
             yield from self._name(self._exports[home][name], name, depth - 1)
 
-    def _members(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
+    def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
         """Yield the files of all modules of a package that the f-string ``text`` begins with, as ``f"P.{name}"`` or
         ``f"{__name__}.{name}"``. ``package`` is that of the file, and ``initial`` says whether the file is its
         ``__init__.py``.
@@ -204,7 +204,7 @@ class Graph:
         if home in self._exports:
             yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
 
-    def _text(self, text: str, file: str, package: str) -> Iterator[str]:
+    def _named_in_text(self, text: str, file: str, package: str) -> Iterator[str]:
         """Yield the files of modules and the files that the string ``text`` in ``file`` names. Outside of tests, a
         string with blanks is prose and names none.
         """
@@ -235,7 +235,7 @@ class Graph:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
 
-    def _adopt(self) -> None:
+    def _add_unnamed_files(self) -> None:
         """Make the Python files of the nearest folder that has some the users of each file that no file names."""
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
@@ -350,7 +350,7 @@ def pytest_configure(config: pytest.Config) -> None:
         handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
         with os.fdopen(handle, "w") as file:
             json.dump(Graph().tests(changed_files(base)), file)
-        config.add_cleanup(_forget)
+        config.add_cleanup(_remove_selection)
     selected = [str(REPOSITORY / name) for name in json.loads(Path(os.environ[SELECTED]).read_text())]
     below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
     kept = [name for name in selected if not below or any(Path(name).is_relative_to(folder) for folder in below)]
@@ -359,7 +359,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args = kept
 
 
-def _forget() -> None:
+def _remove_selection() -> None:
     """Remove the file with the selection of this run, and the variable that names it."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 

@@ -188,7 +188,7 @@ def _compile(call: Call, kept: str, command: list[str]) -> int:
                 _write(f"{kept}.txt", done.stderr)
             if call.dependencies:
                 _write(f"{kept}.d", call.placed(_read(call.dependencies).decode()).encode())
-            _keep(call.out, kept)
+            _copy_into_cache(call.out, kept)
         except OSError:  # a full disk is no reason to fail
             pass
     return done.returncode
@@ -208,7 +208,7 @@ def _write(name: str, content: bytes, mode: int | None = None) -> None:
         os.chmod(name, mode & 0o7777)
 
 
-def _keep(file: str, kept: str) -> None:
+def _copy_into_cache(file: str, kept: str) -> None:
     """Copy ``file`` to its place ``kept`` in the cache by a rename, so that readers and other writers never see a part
     of it.
     """

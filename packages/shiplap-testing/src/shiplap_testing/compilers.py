@@ -89,7 +89,7 @@ def headers() -> subprocess.Popen[bytes] | None:
     """Start to compile the header of bindings and return the process, or None where the compilers of ``path`` are not
     in use. GCC takes the result once it is there and the flags are the same.
     """
-    if not _used():
+    if not _in_use():
         return None
     import torch
 
@@ -97,24 +97,24 @@ def headers() -> subprocess.Popen[bytes] | None:
 
     flags = [flag for flag in FLAGS if flag != "-shared"]
     include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]
-    return _compiling(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)
+    return _start_compilation(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)
 
 
 def kernels() -> subprocess.Popen[bytes] | None:
     """Start to compile the header of Inductor's kernels and return the process, or None where the compilers of ``path``
     are not in use.
     """
-    if not _used():
+    if not _in_use():
         return None
-    return _compiling(header_call(KERNELS), KERNELS)
+    return _start_compilation(header_call(KERNELS), KERNELS)
 
 
-def _used() -> bool:
+def _in_use() -> bool:
     """Whether the compilers of ``path`` are in use and there is ``g++``."""
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 
 
-def _compiling(call: list[str], header: str) -> subprocess.Popen[bytes]:
+def _start_compilation(call: list[str], header: str) -> subprocess.Popen[bytes]:
     """Start a process that compiles ``header`` by ``call`` to a ``.gch`` file, which appears when it is complete, and
     return the process.
     """

@@ -55,7 +55,7 @@ def python(
     after ``timeout`` seconds, when it was killed.
     """
     environment = dict(os.environ if env is None else env)
-    early = _early(environment)
+    early = _variables_read_at_import(environment)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -78,7 +78,7 @@ def interpreted(
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
 
-def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables of ``environment`` that torch or Triton read when they are imported, as sorted pairs."""
     names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
     return tuple((n, environment[n]) for n in names)
@@ -130,7 +130,7 @@ def place(environment: Mapping[str, str]) -> Path:
     """Return the path of the socket of the process from which programs with the variables ``environment`` are
     forked.
     """
-    digest = hashlib.sha256(repr(_early(environment)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(_variables_read_at_import(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
 
 

@@ -92,7 +92,7 @@ def _report(names: list[str]) -> None:
     reported = {}
     for name in names:
         everyone: list[str] = [""] * world
-        mine = _say(_cells[name], rank, world)
+        mine = _cell_outcome(_cells[name], rank, world)
         print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
         dist.all_gather_object(everyone, mine)
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
@@ -100,7 +100,7 @@ def _report(names: list[str]) -> None:
         print(MARK + json.dumps(reported), flush=True)
 
 
-def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
+def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
     """Call the cell ``function`` and return its outcome as text: ``equal (tolerance)``, ``refused (id)`` for a
     catalogue error, or ``failed:`` and the last line of any other exception.
     """

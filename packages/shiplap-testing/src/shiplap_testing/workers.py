@@ -114,7 +114,7 @@ def _serve(path: str) -> None:
                     children.add(pid)
                 else:
                     listening.close()
-                    _work(connection, threads, told)
+                    _become_worker(connection, threads, told)
                 connection.close()
                 told = 0.0
     for pid in children:
@@ -131,7 +131,7 @@ def _programs(path: str, listening: socket.socket) -> int:
     pid = os.fork()
     if not pid:
         listening.close()
-        _streams([os.open(os.devnull, os.O_RDONLY)])
+        _replace_standard_streams([os.open(os.devnull, os.O_RDONLY)])
         file = str(Path(__file__).with_name("forked.py"))
         sys.argv = [file, path]
         sys.path.insert(0, os.path.dirname(file))  # as Python does for a script
@@ -166,14 +166,14 @@ def _spent() -> float:
     return time.process_time() + times.children_user + times.children_system
 
 
-def _work(connection: socket.socket, threads: int, told: float) -> None:
+def _become_worker(connection: socket.socket, threads: int, told: float) -> None:
     """Become the worker that has connected, in this newly forked process: take its streams, folder and variables, and
     run its command. ``told`` is the processor time of all imports, charged to the first worker.
     """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
         command, cwd, environment = json.loads(stream.read(int.from_bytes(size, "little")))
-    _streams(streams)
+    _replace_standard_streams(streams)
     connection.send(b"1")
     # The server ignores this signal, and a forked process inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -191,7 +191,7 @@ def _work(connection: socket.socket, threads: int, told: float) -> None:
     forked._ended(partial(exec, command[-1], vars(sys.modules["__main__"])), atexit._run_exitfuncs)
 
 
-def _streams(handles: list[int]) -> None:
+def _replace_standard_streams(handles: list[int]) -> None:
     """Make the file descriptors ``handles`` standard input, output and error of this process, as many as there are."""
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)

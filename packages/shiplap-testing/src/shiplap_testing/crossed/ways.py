@@ -584,11 +584,11 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {one_line(e)}"
-        return "raised", f"{type(e).__name__}: {one_line(e)} | {_place(e)}"
+        return "raised", f"{type(e).__name__}: {one_line(e)} | {_innermost_frames(e)}"
     return ("differs", problem) if problem else ("met", "")
 
 
-def _place(e: BaseException) -> str:
+def _innermost_frames(e: BaseException) -> str:
     """Return the innermost two places of the traceback of ``e``, as file and line."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))

@@ -16,14 +16,14 @@ from shiplap_testing.defects.witness import close, randn, same, wide
 aliasing = partial(add, "aliasing")
 
 
-def _shares(op, *args):
+def _result_shares_memory(op, *args):
     """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
-def _outsider(schema, fn, declare):
+def _adopted_operator(schema, fn, declare):
     """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
     the op that ``declare(ns, name)`` adopts from it.
     """
@@ -54,11 +54,11 @@ def _scaled(ns, name):
 aliasing(
     "an argument that is returned when there is nothing to do",
     "for a scale of one the result is the argument itself",
-    _outsider(
+    _adopted_operator(
         "scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x if scale == 1 else x * scale, _scaled
     ),
-    _outsider("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
-    lambda op: not _shares(op.overload, randn(2, 3), 1.0),
+    _adopted_operator("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
+    lambda op: not _result_shares_memory(op.overload, randn(2, 3), 1.0),
 )
 
 
@@ -78,10 +78,12 @@ def _turned(ns, name):
 aliasing(
     "a view of an argument that is returned",
     "contiguous() copies nothing where a transposed matrix already is, as one of a single column",
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned),
+    _adopted_operator("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
+    _adopted_operator(
+        "turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned
+    ),
     # The transpose of a single column is contiguous already.
-    lambda op: not _shares(op.overload, randn(4, 1)),
+    lambda op: not _result_shares_memory(op.overload, randn(4, 1)),
 )
 
 
@@ -239,12 +241,12 @@ aliasing(
     of(added, kernel(_restored)),
     of(added, kernel(lambda x, y, *, out: torch.add(x, y, out=out))),
     # The numbers of x lie below the rounding error of those of y.
-    same(lambda: (uniform_small(), torch.full((2, 3), 1e6))),
+    same(lambda: (_small_numbers(), torch.full((2, 3), 1e6))),
 )
 
 
-def uniform_small():
-    """Return a matrix of 2 by 3 random numbers of the size of 0.001, in spite of the name normally distributed."""
+def _small_numbers():
+    """Return a matrix of 2 by 3 normally distributed random numbers of the size of 0.001."""
     return randn(2, 3) * 1e-3
 
 
@@ -345,7 +347,7 @@ def twice(ns, name):
     return twice
 
 
-def _both(copy):
+def _two_outputs(copy):
     """Return an implementation with two outputs, both x + 1. Wrong unless ``copy``: the second output is a view of the
     first.
     """
@@ -369,7 +371,7 @@ def _outputs_disjoint(op):
 aliasing(
     "two outputs in the same memory",
     "they have the same values, until one of them is written to",
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(False), twice),
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(True), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(False), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(True), twice),
     _outputs_disjoint,
 )

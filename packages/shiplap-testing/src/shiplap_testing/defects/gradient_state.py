@@ -237,7 +237,7 @@ gradient(
 )
 
 
-def _shared_answer(copy):
+def _shared_gradient(copy):
     """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong unless
     ``copy``: all gradients of one shape and dtype are returned in the same buffer.
     """
@@ -276,8 +276,8 @@ def _first_kept(op):
 gradient(
     "gradients that share one buffer",
     "the gradient of one call is overwritten by the next",
-    of(doubled, _shared_answer(False)),
-    of(doubled, _shared_answer(True)),
+    of(doubled, _shared_gradient(False)),
+    of(doubled, _shared_gradient(True)),
     _first_kept,
 )
 

@@ -32,7 +32,7 @@ def embedded(ns):
     return embedded
 
 
-def _put(accumulate):
+def _embedding_gradient(accumulate):
     """Return a function that registers a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a
     row that is used several times, only one is kept.
     """
@@ -50,8 +50,8 @@ def _put(accumulate):
 gradient(
     "gradient of an embedding that keeps the last",
     "of the gradients of a row that is used twice, one is kept",
-    of(embedded, _put(False)),
-    of(embedded, _put(True)),
+    of(embedded, _embedding_gradient(False)),
+    of(embedded, _embedding_gradient(True)),
     same_grad(lambda: (randn(4, 2), torch.tensor([1, 1, 3]))),
 )
 
@@ -81,7 +81,7 @@ gradient(
 )
 
 
-def _cut(ends):
+def _clamp_gradient(ends):
     """Return a function that registers a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless
     ``ends``: the gradient is zero at the ends themselves.
     """
@@ -100,8 +100,8 @@ def _cut(ends):
 gradient(
     "gradient of a clamp without its ends",
     "where a number is exactly at the limit, torch passes the gradient on",
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(False)),
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(True)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(False)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(True)),
     same_grad(lambda: (torch.tensor([[1.0, 6.0]]),)),
 )
 
@@ -162,7 +162,7 @@ gradient(
 )
 
 
-def _soft(wrong):
+def _softmax_gradient(wrong):
     """Return a function that registers a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its
     inner sum is detached, so that the second derivative lacks a term.
     """
@@ -178,7 +178,7 @@ def _soft(wrong):
     return backward(g, ["out"], once_differentiable=False)
 
 
-def _double(op):
+def _second_derivative_agrees(op):
     """Whether the second derivative of ``op`` at a random matrix is that of its reference."""
 
     def second(fn):
@@ -195,9 +195,9 @@ def _double(op):
 gradient(
     "second derivative without a term",
     "one sum of the softmax's gradient is detached",
-    of(softmax, _soft(True)),
-    of(softmax, _soft(False)),
-    _double,
+    of(softmax, _softmax_gradient(True)),
+    of(softmax, _softmax_gradient(False)),
+    _second_derivative_agrees,
 )
 
 
@@ -216,7 +216,7 @@ def rooted(ns):
     return rooted
 
 
-def _root(guarded):
+def _root_gradient(guarded):
     """Return a function that registers a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not
     positive.
     """
@@ -235,13 +235,13 @@ def _root(guarded):
 gradient(
     "gradient of a guarded root",
     "zero over zero where x is not positive",
-    of(rooted, _root(False)),
-    of(rooted, _root(True)),
+    of(rooted, _root_gradient(False)),
+    of(rooted, _root_gradient(True)),
     same_grad(lambda: (torch.tensor([[4.0, -1.0]]),)),
 )
 
 
-def _written(copy):
+def _product_gradient(copy):
     """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong unless ``copy``: the
     gradient for x is computed in the memory of the incoming gradient.
     """
@@ -270,8 +270,8 @@ def _two_consumers(op):
 gradient(
     "gradient multiplied in place",
     "the first of two gradients is computed in the memory of what came in",
-    of(product, _written(False)),
-    of(product, _written(True)),
+    of(product, _product_gradient(False)),
+    of(product, _product_gradient(True)),
     _two_consumers,
 )
 

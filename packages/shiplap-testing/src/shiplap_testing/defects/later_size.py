@@ -329,7 +329,7 @@ size(
 )
 
 
-def _shares(own):
+def _mean_of_shares(own):
     """Return a function that registers a kernel of ``column_mean``, which splits the rows among the threads of torch.
     Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
     """
@@ -374,8 +374,8 @@ def _with_three_threads(op):
 size(
     "mean of the means of threads",
     "right where each thread has as many rows as the others",
-    of(column_mean, _shares(False)),
-    of(column_mean, _shares(True)),
+    of(column_mean, _mean_of_shares(False)),
+    of(column_mean, _mean_of_shares(True)),
     _with_three_threads,
 )
 
