@@ -55,7 +55,9 @@ class Graph:
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and find out which names which."""
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``: for each file,
+        those that name it.
+        """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
         self.files = frozenset(name for name in listed if (root / name).is_file())
@@ -82,8 +84,8 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return for each file that names one of ``changed``, directly or through others, the least number of steps in
-        between. The changed files themselves have 0.
+        """Return for each file that names one of ``changed``, directly or through others, the least number of steps to
+        it. The changed files themselves have 0.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
@@ -108,8 +110,8 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, str]:
-            """Return the key by which test files are sorted: accelerators last, then tests of the changed modules, then
-            by distance, distribution and name.
+            """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
+            changed modules first, then by distance, distribution and name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms)
@@ -140,7 +142,7 @@ class Graph:
 
     def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
         """Yield the files that the Python file ``file``, with the syntax tree ``tree``, names by imports, attributes of
-        packages, texts and fixtures.
+        packages, strings and fixtures.
         """
         module = _module_of(file)
         initial = file.endswith("__init__.py")
@@ -236,7 +238,9 @@ class Graph:
                 yield f"{folder}/conftest.py"
 
     def _add_unnamed_files(self) -> None:
-        """Make the Python files of the nearest folder that has some the users of each file that no file names."""
+        """For each file that no other file names, add the Python files of the nearest folder that has some to its
+        users.
+        """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
             if not file.endswith(".py"):

@@ -68,8 +68,8 @@ def path() -> str:
 
 
 def _constant() -> str:
-    """Return the folders of the system, of installed packages and of torch, joined by colons. Torch is found without an
-    import.
+    """Return the folders of the system, of installed packages and of torch, joined by the separator of paths. Torch is
+    found without an import.
     """
     torch = importlib.util.find_spec("torch")
     places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
@@ -77,7 +77,9 @@ def _constant() -> str:
 
 
 def _remove_unused() -> None:
-    """Remove compiled files that no run has used for ``DAYS``, with their dependencies and warnings."""
+    """Remove compiled files from the cache of ``compile_cache.py`` that no run has used for ``DAYS``, with their
+    dependencies and warnings.
+    """
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well
             if not file.suffix and time.time() - file.stat().st_mtime > DAYS * 86400:

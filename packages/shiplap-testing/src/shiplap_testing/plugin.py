@@ -270,8 +270,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Limit the device memory of each of several workers to its share before a test on an accelerator. A worker that
-    wants more gets an error, and the others do not.
+    """Before a test on an accelerator, limit the device memory of each of several workers to its share. A worker that
+    needs more then gets an error itself, instead of the others.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and item.get_closest_marker("gpu"):

@@ -43,8 +43,8 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """Return the files of Triton and of generated launchers whose functions ``call`` enters. There are none where C++
-    replays a launch.
+    """Return the files of Triton and of generated launchers whose Python functions ``call`` enters, in order. The list
+    is empty where C++ replays a launch.
     """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)

@@ -51,11 +51,11 @@ class Workers:
         self.process.stdin.flush()
 
     def python(self) -> str:
-        """Return the command that pytest-xdist calls in place of Python to start a worker."""
+        """Return the command that pytest-xdist calls in place of Python to start a worker, as one line of shell."""
         return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
 
     def end(self) -> None:
-        """End the process and the workers that are still running."""
+        """End the process from which workers are forked, and the workers that are still running."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
@@ -142,9 +142,8 @@ def _programs(path: str, listening: socket.socket) -> int:
 
 def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
     """Import what the tests of this run import, with the pytest ``arguments`` and the module path ``searched``, and
-    return the number of threads that torch uses. With ``headers``, compilation of shared headers is started as well.
-
-    Threads do not survive a fork: nothing that is computed while files are imported starts any.
+    return the number of threads that torch uses. Meanwhile torch has one thread, since threads do not survive a fork.
+    With ``headers``, compilation of shared headers is started.
     """
     sys.path[:] = searched
     import_module("shiplap_testing.private").compile_headers_singly()

@@ -390,7 +390,9 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def _rule(value: str) -> str | None:
-    """Return the autocast rule that the text ``value`` of a feature stands for, where ``None`` is the value None."""
+    """Return the autocast rule that ``value`` stands for in the text of a feature: None for ``"None"``, and otherwise
+    the text itself.
+    """
     return None if value == "None" else value
 
 

@@ -301,8 +301,8 @@ def gram(ns):
 
 
 def _symmetric(exact):
-    """Return a kernel that takes two arguments at one address for one tensor and computes a @ a.T. Wrong unless
-    ``exact``: equal addresses and shapes are enough, and the strides are not compared.
+    """Return a function that registers a kernel of ``gram``, which computes a @ a.T where a and b are taken for one
+    tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
     """
 
     def fill(a, b, *, out):

@@ -64,27 +64,27 @@ def dress(fn: Kernel) -> Kernel:
 
 
 def double(x: V) -> V:
-    """Return 2 * x."""
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 
 def total(x: M) -> V:
-    """Return the sum of each row of x."""
+    """Return the sum of each row of x. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """Return the matrix product a @ b."""
+    """Return the matrix product a @ b. Kernels of a pair are compared with this reference."""
     return a @ b
 
 
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x."""
+    """Return the softmax of each row of x. Kernels of a pair are compared with this reference."""
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
-    """Return x with negative numbers replaced by zero."""
+    """Return x with negative numbers replaced by zero. Kernels of a pair are compared with this reference."""
     return torch.relu(x)
 
 
@@ -211,7 +211,9 @@ def naive_softmax(x):
 
 
 def variance(x: M) -> V:
-    """Return the variance of each row of x, without Bessel's correction."""
+    """Return the variance of each row of x, without Bessel's correction. Kernels of a pair are compared with this
+    reference.
+    """
     return x.var(1, correction=0)
 
 
@@ -238,7 +240,9 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
-    """Return 1 or -1 with the sign of each element of x, that of negative zero included."""
+    """Return 1 or -1 with the sign of each element of x, that of negative zero included. Kernels of a pair are compared
+    with this reference.
+    """
     return torch.copysign(torch.ones_like(x), x)
 
 
@@ -246,12 +250,12 @@ pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtyp
 
 
 def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
-    """Return the sum of each row of int8 numbers in int64."""
+    """Return the sum of each row of int8 numbers in int64. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return x / 2 rounded down."""
+    """Return x / 2 rounded down. Kernels of a pair are compared with this reference."""
     return x // 2
 
 
@@ -261,7 +265,9 @@ def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
-    """Return x with 1 added at each of ``index``, as often as an index occurs."""
+    """Return x with 1 added at each of ``index``, as often as an index occurs. Kernels of a pair are compared with this
+    reference.
+    """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
 
@@ -281,17 +287,19 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
-    """Return x where it is positive, and slope * x elsewhere."""
+    """Return x where it is positive, and slope * x elsewhere. Kernels of a pair are compared with this reference."""
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of x, as ``mode`` says."""
+    """Return the sum, the mean or the maximum of x, as ``mode`` says. Kernels of a pair are compared with this
+    reference.
+    """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
-    """Return x rolled by ``by`` places."""
+    """Return x rolled by ``by`` places. Kernels of a pair are compared with this reference."""
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
@@ -306,7 +314,7 @@ def shift_wrong(x, by):
 
 
 def threshold(x: V, at: float = 0.5) -> V:
-    """Return x, or a quarter of it where ``at`` is at least 20."""
+    """Return x, or a quarter of it where ``at`` is at least 20. Kernels of a pair are compared with this reference."""
     return x * (0.25 if at >= 20.0 else 1.0)
 
 
@@ -317,7 +325,7 @@ pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshol
 
 
 def concat(xs: list[V]) -> V:
-    """Return the sum of the tensors ``xs``."""
+    """Return the sum of the tensors ``xs``. Kernels of a pair are compared with this reference."""
     return torch.stack(xs).sum(0)
 
 
@@ -365,7 +373,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
-    """Return a + b."""
+    """Return a + b. Kernels of a pair are compared with this reference."""
     return a + b
 
 

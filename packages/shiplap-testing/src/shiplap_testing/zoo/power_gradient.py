@@ -14,7 +14,7 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
-    """Return x * x."""
+    """Return x * x. Kernels of a pair are compared with this reference."""
     return x * x
 
 
@@ -24,17 +24,17 @@ def norm(x: M) -> V:
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row."""
+    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
     return x.amax(1)
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return a * b * c."""
+    """Return a * b * c. Kernels of a pair are compared with this reference."""
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
-    """Return x * y."""
+    """Return x * y. Kernels of a pair are compared with this reference."""
     return x * y
 
 
@@ -137,7 +137,7 @@ def sound_abs(grad, saved, needs):
 
 
 def magnitude(x: V) -> V:
-    """Return the magnitude of x."""
+    """Return the magnitude of x. Kernels of a pair are compared with this reference."""
     return x.abs()
 
 
@@ -238,7 +238,7 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
-    """Return 2 * x."""
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 
