@@ -193,9 +193,9 @@ class Graph:
             yield from self._name(self._exports[home][name], name, depth - 1)
 
     def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """Yield the files of all modules of a package that the f-string ``text`` begins with, as ``f"P.{name}"`` or
-        ``f"{__name__}.{name}"``. ``package`` is that of the file, and ``initial`` says whether the file is its
-        ``__init__.py``.
+        """Yield the files of all modules of the package that the f-string ``text`` begins with, as in ``f"P.{name}"``
+        or ``f"{__name__}.{name}"``. The file with the text belongs to ``package``, and is its ``__init__.py`` if
+        ``initial``.
         """
         first = text.values[0] if text.values else None
         home = ""

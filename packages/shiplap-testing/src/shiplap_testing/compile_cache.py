@@ -74,7 +74,7 @@ class Call:
 
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
         """Add one argument of the compiler to the key of the cached result, and take its value from ``rest`` where it
-        has one. ``header`` says whether any existing file is an input. Raises ``NotKept`` for an unknown option.
+        has one. With ``header``, any existing file is an input. Raises ``NotKept`` for an unknown option.
         """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept

@@ -285,11 +285,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Return the report, and end a worker whose device no longer answers after a failed test. pytest-xdist then starts
-    another worker.
-
-    An illegal access leaves the CUDA context of a process unusable. Each later test of the worker would fail for it,
-    and as a failing test takes no time, the worker would take most of the remaining files.
+    """Return the report of a test, and end a worker whose device no longer works after a failed test, in favour of a
+    new one. An illegal access leaves the CUDA context of a process unusable, so that each later test of the worker
+    would fail.
     """
     report = yield
     if report.failed:
@@ -297,6 +295,7 @@ def pytest_runtest_makereport(
     if report.when == "teardown" and item.stash.get(_FAILED, False) and item.get_closest_marker("gpu"):
         broken = _device_error()
         if broken and hasattr(item.config, "workerinput"):
+            # Failing tests take no time, so that this worker would take most of the remaining files.
             os._exit(70)
         if broken:
             item.session.shouldfail = f"the device stopped answering after {item.nodeid}: {broken}"

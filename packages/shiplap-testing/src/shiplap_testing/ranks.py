@@ -119,10 +119,9 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """Return the outcomes of the cells of the module ``module``, all or those named by ``cells``, by name. They run on
-    ``world`` processes in one group. Raises ``AssertionError`` if no outcome is printed.
-
-    ``kind`` is ``"gloo"``, ``"nccl"`` or ``"shared"``, by default what ``SHIPLAP_RANKS`` says.
+    """Run the cells of the module ``module``, or those named by ``cells``, on ``world`` processes in one group of the
+    kind ``kind`` (see ``_kind``), and return their outcomes by name. Raises ``AssertionError`` if no outcome is
+    printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}

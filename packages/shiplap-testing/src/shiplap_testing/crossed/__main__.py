@@ -19,8 +19,8 @@ from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
-    """Run the declarations that the command line asks for, write their table, shrink failures, and return 1 if there
-    are any, else 0.
+    """Run the declarations that the options of the command line choose, write their table, shrink failures, and return
+    1 if there are any, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")

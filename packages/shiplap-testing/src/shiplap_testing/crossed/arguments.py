@@ -78,8 +78,8 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name`` as the declaration wants it: a scalar, a tensor, a list of
-        tensors, or None. ``annotation`` is not read.
+        """Return the argument for the parameter ``name``, chosen by the features of the declaration: a scalar, a
+        tensor, a list of tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":

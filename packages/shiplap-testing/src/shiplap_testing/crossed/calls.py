@@ -93,6 +93,8 @@ def function_of(op: Any) -> Function:
 
 
 class Model(torch.nn.Module):
+    """A module that calls an op."""
+
     def __init__(self, op: Any) -> None:
         """Make a module that calls the op ``op``."""
         super().__init__()

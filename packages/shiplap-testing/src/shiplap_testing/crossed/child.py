@@ -109,8 +109,8 @@ def _is_template(choice: Any) -> bool:
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Return which of the texts ``kernel`` and ``binding`` serve the calls of the declaration ``case``. What was
-    refused or not written, as ``made`` says, serves none.
+    """Return which of the texts ``kernel`` and ``binding`` serve the calls of the declaration ``case``. Neither serves
+    a case whose kernel ``made`` lists as refused or not written.
     """
     if case.seed in made.unbound:
         return ["kernel"]

@@ -136,10 +136,8 @@ def backward(
     fn: Callable[..., Any], saves: Iterable[str] | None = None, *, once_differentiable: bool | None = None
 ) -> Part:
     """Return a function that registers ``fn`` with an op as gradient, for tensors of any strides. ``saves`` and
-    ``once_differentiable`` are passed to ``op.backward``.
-
-    With ``once_differentiable=False`` the second derivative is what autograd makes of ``fn``, right or wrong: without
-    it a call looks for gaps, and refuses them or takes the derivative of the reference.
+    ``once_differentiable`` are passed to ``op.backward``. If the latter is False, autograd differentiates ``fn`` for
+    second derivatives, right or wrong.
     """
     return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 
@@ -175,11 +173,9 @@ def _folder() -> Path:
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn`` for the dispatch key ``key``, as
-    other libraries do, and return the library object, which is kept alive.
-
-    By default torch differentiates, batches and traces the operations of ``fn``; with another key, a fake has to be
-    registered.
+    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do, and return
+    the library object, which is kept alive. With the default ``key``, torch differentiates and traces the operations of
+    ``fn``. Other keys need a fake.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
     _libraries.append(library)

@@ -65,8 +65,8 @@ def _reduced(rooted):
     """
 
     def fill(x, how):
-        """Return the mean, the norm or the sum of each row, as ``how`` says. Wrong unless ``rooted``: the root of the
-        norm is missing.
+        """Return one number for each row: its mean or norm if ``how`` is ``mean`` or ``norm``, and its sum otherwise.
+        Wrong unless ``rooted``: the root of the norm is missing.
         """
         y = wide(x)
         if how == "mean":

@@ -114,8 +114,8 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. ``fake_rounds_up`` and
-    ``real_rounds_up`` say for fake and kernel whether half of an odd length is rounded up, which is wrong.
+    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. Wrong with
+    ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared for odd lengths.
     """
 
     def count(n, up):

@@ -81,7 +81,7 @@ def c(name, setup="", check="", release=""):
 
 def bad(name, op, says):
     """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``c_abi`` must fail with a finding that contains
-    ``says``.
+    the text ``says``.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says

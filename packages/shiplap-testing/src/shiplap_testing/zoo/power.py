@@ -292,8 +292,8 @@ def leaky(x: V, slope: float = 0.1) -> V:
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of x, as ``mode`` says. Kernels of a pair are compared with this
-    reference.
+    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. Kernels of a pair are
+    compared with this reference.
     """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 

@@ -125,8 +125,8 @@ def begins(action):
 
         @op.kernel("cpu")
         def kernel(x):
-            """Return 2 * x. Wrong in the first call: it returns zeros or seeds torch's random numbers, as ``action``
-            says.
+            """Return 2 * x. Wrong in the first call: it returns zeros for the ``action`` ``zeros``, and seeds torch's
+            random numbers for ``seed``.
             """
             first = not begun
             begun.append(1)
