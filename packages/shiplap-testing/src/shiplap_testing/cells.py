@@ -33,8 +33,8 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the key of a cell of the matrix: versions of torch, Python, NumPy, Triton and the C++ compiler, the rights
-    of the user, and the device.
+    """Return the key of a cell of the matrix of versions: those of torch, Python, NumPy, Triton and the C++ compiler,
+    the rights of the user, and the device.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     said = (
@@ -67,11 +67,12 @@ class Cell:
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the outcome of a test by its file, and note it if it failed. The first test of another file writes the
-        files before.
+        """Count the outcome of a test by its file, and note it if it failed. Before the first test of another file, the
+        files so far are written.
         """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
+        # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             # Tests with a device run apart, and must not replace the counts of the others of their file.
             file = report.nodeid.partition("::")[0] + (" (device)" if "device" in report.keywords else "")
@@ -82,18 +83,23 @@ class Cell:
                 self.failed.setdefault(file, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write all files that have ended. After ``stop``, the file that was running is left out."""
+        """Write the outcomes of all files whose tests have ended. After ``stop``, the file that was running is left
+        out.
+        """
         if self.stopped and self.files:
+            # The last file, whose tests have not all ended.
             self.files.popitem()
         self.write()
 
     def stop(self, *_: Any) -> None:
-        """End the run, as the handler of a signal. The file whose tests have not all ended is not written."""
+        """End the run of the tests, as the handler of a signal. The file whose tests have not all ended is not
+        written.
+        """
         self.stopped = True
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write outcomes and failures of the files so far into the cell of the installed versions in
+        """Write the outcomes and failures of the test files so far into the cell of the installed versions in
         ``tests/matrix.json``.
         """
         if not self.files:
@@ -113,7 +119,9 @@ class Cell:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with ``arguments`` and a ``Cell``, and return its exit status."""
+    """Run pytest with ``arguments`` and the plugin ``Cell``, which writes outcomes into the table of the matrix, and
+    return the exit status of pytest.
+    """
     cell = Cell()
     signal.signal(signal.SIGTERM, cell.stop)
     # Devices are built in the folder of pytest's cache; -p no:cacheprovider would end their tests in an error.

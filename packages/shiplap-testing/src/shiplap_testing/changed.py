@@ -55,7 +55,9 @@ class Graph:
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and find out which names which."""
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``: for each file,
+        those that name it.
+        """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
         self.files = frozenset(name for name in listed if (root / name).is_file())
@@ -70,7 +72,7 @@ class Graph:
             for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
                 if used != file and (_is_of_tests(file) or not _is_test(used)):
                     self.users[used].add(file)
-        self._adopt()
+        self._add_unnamed_files()
 
     def _tree(self, file: str) -> ast.Module:
         """Return the syntax tree of a Python file, or an empty one if the file cannot be parsed. Its own tests report
@@ -82,8 +84,8 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return for each file that names one of ``changed``, directly or through others, the least number of steps in
-        between. The changed files themselves have 0.
+        """Return for each file that names one of ``changed``, directly or through others, the least number of steps to
+        it. The changed files themselves have 0.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
@@ -97,9 +99,8 @@ class Graph:
 
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return the test files that name one of the files ``changed``, directly or through others, the nearest first.
-
-        A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
-        are as near, and one that needs an accelerator after all.
+        A file in the room of a change counts as two steps nearer. Among equally near ones, those of the same
+        distribution come first. Files that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
@@ -109,8 +110,8 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, str]:
-            """Return the key by which test files are sorted: accelerators last, then tests of the changed modules, then
-            by distance, distribution and name.
+            """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
+            changed modules first, then by distance, distribution and name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms)
@@ -141,13 +142,14 @@ class Graph:
 
     def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
         """Yield the files that the Python file ``file``, with the syntax tree ``tree``, names by imports, attributes of
-        packages, texts and fixtures.
+        packages, strings and fixtures.
         """
         module = _module_of(file)
         initial = file.endswith("__init__.py")
         package = module if initial else module.rpartition(".")[0]
         bound: dict[str, str] = {}  # a local name -> the package that it stands for
         walked = list(ast.walk(tree))
+        # A docstring mentions files without using them.
         docstrings = {id(n.value) for n in walked if isinstance(n, ast.Expr)}
         for node in _at_import(tree) if initial else walked:
             if isinstance(node, ast.Import):
@@ -163,9 +165,9 @@ class Graph:
                     if f"{home}.{alias.name}" in self._exports:
                         bound[alias.asname or alias.name] = f"{home}.{alias.name}"
             elif isinstance(node, ast.JoinedStr):
-                yield from self._members(node, package, initial)
+                yield from self._modules_of_f_string(node, package, initial)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not initial:
-                yield from () if id(node) in docstrings else self._text(node.value, file, package)
+                yield from () if id(node) in docstrings else self._named_in_text(node.value, file, package)
         for node in walked:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
                 yield from self._name(bound[node.value.id], node.attr)
@@ -190,10 +192,10 @@ class Graph:
         if depth and name in self._exports.get(home, {}):
             yield from self._name(self._exports[home][name], name, depth - 1)
 
-    def _members(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """Yield the files of all modules of a package that the f-string ``text`` begins with, as ``f"P.{name}"`` or
-        ``f"{__name__}.{name}"``. ``package`` is that of the file, and ``initial`` says whether the file is its
-        ``__init__.py``.
+    def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
+        """Yield the files of all modules of the package that the f-string ``text`` begins with, as in ``f"P.{name}"``
+        or ``f"{__name__}.{name}"``. The file with the text belongs to ``package``, and is its ``__init__.py`` if
+        ``initial``.
         """
         first = text.values[0] if text.values else None
         home = ""
@@ -204,7 +206,7 @@ class Graph:
         if home in self._exports:
             yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
 
-    def _text(self, text: str, file: str, package: str) -> Iterator[str]:
+    def _named_in_text(self, text: str, file: str, package: str) -> Iterator[str]:
         """Yield the files of modules and the files that the string ``text`` in ``file`` names. Outside of tests, a
         string with blanks is prose and names none.
         """
@@ -235,8 +237,10 @@ class Graph:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
 
-    def _adopt(self) -> None:
-        """Make the Python files of the nearest folder that has some the users of each file that no file names."""
+    def _add_unnamed_files(self) -> None:
+        """For each file that no other file names, add the Python files of the nearest folder that has some to its
+        users.
+        """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
             if not file.endswith(".py"):
@@ -259,6 +263,7 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
     stack: list[ast.AST] = [*tree.body]
     while stack:
         node = stack.pop()
+        # A function runs after the import, so what it imports is not used by all who import the package.
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             stack += [n for n in ast.walk(node) if isinstance(n, ast.JoinedStr)]  # it loads its members by name
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
@@ -299,9 +304,7 @@ def _is_of_tests(file: str) -> bool:
 
 def _stem(file: str) -> str:
     """Return the distribution and the place of a file, the same for a module and its tests, such as ``shiplap
-    op/fake``.
-
-    The tests of a family have a folder of its name, so of a family the name of the file alone counts.
+    op/fake``. In the distribution of a family of ops, whose tests have a folder of its name, only the file name counts.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
@@ -345,12 +348,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not (base := config.getoption("--changed")):
         return
+    # The nearest tests come first, so a first failure says most.
     config.option.maxfail = config.option.maxfail or 1
     if not os.environ.get(SELECTED):
         handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
         with os.fdopen(handle, "w") as file:
             json.dump(Graph().tests(changed_files(base)), file)
-        config.add_cleanup(_forget)
+        config.add_cleanup(_remove_selection)
     selected = [str(REPOSITORY / name) for name in json.loads(Path(os.environ[SELECTED]).read_text())]
     below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
     kept = [name for name in selected if not below or any(Path(name).is_relative_to(folder) for folder in below)]
@@ -359,7 +363,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args = kept
 
 
-def _forget() -> None:
+def _remove_selection() -> None:
     """Remove the file with the selection of this run, and the variable that names it."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 

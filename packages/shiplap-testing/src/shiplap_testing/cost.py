@@ -66,6 +66,7 @@ class Worker:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Send the processor time of this worker to the first process."""
+        # Without pytest-xdist there is no such output, and the value goes nowhere.
         getattr(session.config, "workeroutput", {})["processor_time"] = used()
 
 

@@ -59,6 +59,7 @@ def run_without_python(
     """
     saved = package.with_suffix(".scenes.pt")
     torch.save(scenes, saved)
+    # Without a PATH the program cannot start Python either.
     environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
     command = [runner, package, saved, device, str(within)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -11,7 +11,8 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return the cases in their order; those that ``make test`` leaves out are marked ``long``.
+    """Return ``cases`` in their order, with those that ``make test`` leaves out marked ``long``, so that only ``nox -s
+    long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.

@@ -27,6 +27,7 @@ class Environment:
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         """Create the environment in ``folder``, and link the files of the installed distributions ``names`` into it."""
+        # pip of this process installs into it, with --python.
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
         (self.packages,) = folder.glob("lib/python*/site-packages")
@@ -61,6 +62,7 @@ def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
     environment, dist = Environment(folder / "builder", with_requirements(*BUILD)), folder / "dist"
     path = {"PATH": os.environ["PATH"]}
     wheels: dict[str, Path] = {}
+    # Headers first, since the others are built with them.
     for package in sorted({"shiplap-headers", *packages}, key=lambda p: p != "shiplap-headers"):
         project = REPOSITORY / "packages" / package
         done = environment.run("-m", "build", "--no-isolation", "--outdir", dist, project, cwd=folder, env=path)

@@ -20,5 +20,6 @@ def temporary(name: str) -> Path:
 
 def _remove(folder: Path, owner: int) -> None:
     """Remove ``folder`` if this process is the one with the id ``owner``, which created it."""
+    # A forked process runs the same exit functions.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -51,13 +51,11 @@ def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python *command`` (a script, ``-m module`` or ``-c code``, after ``-W`` filters) in a forked process that
-    has imported torch's compiler, and return the ended process with its output.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer, and was ended.
+    has imported torch's compiler, and return the ended process with its output. Raises ``subprocess.TimeoutExpired``
+    after ``timeout`` seconds, when it was killed.
     """
     environment = dict(os.environ if env is None else env)
-    early = _early(environment)
+    early = _variables_read_at_import(environment)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -80,7 +78,7 @@ def interpreted(
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
 
-def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables of ``environment`` that torch or Triton read when they are imported, as sorted pairs."""
     names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
     return tuple((n, environment[n]) for n in names)
@@ -93,6 +91,7 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
     global spent
     server.write(json.dumps(program).encode() + b"\n")
     pid = int(server.readline())
+    # The pid comes at once, the status when the program has ended.
     late = not select.select([server], [], [], timeout)[0]
     if late:
         os.kill(pid, signal.SIGKILL)
@@ -102,12 +101,11 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
 
 
 def settle() -> None:
-    """Exempt all objects that exist now from garbage collection, and let the collector run less often.
-
-    A tenth of the time of tests that compile, where it went through all of torch, Inductor and SymPy each time; and
-    forked processes go on sharing what nobody writes to.
+    """Exempt all objects that exist now from garbage collection, and let the collector run less often. It took a tenth
+    of the time of tests that compile, and forked processes share memory that is not written to.
     """
     gc.collect()
+    # Frozen objects are not written to by the collector, so that forked processes share their memory.
     gc.freeze()
     gc.set_threshold(100_000, 20, 10)
 
@@ -132,7 +130,7 @@ def place(environment: Mapping[str, str]) -> Path:
     """Return the path of the socket of the process from which programs with the variables ``environment`` are
     forked.
     """
-    digest = hashlib.sha256(repr(_early(environment)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr(_variables_read_at_import(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
 
 
@@ -145,6 +143,7 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
     path = place(dict(early))
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
+        # Two workers that need a server at the same time must not start two.
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _connected(str(path)) or _started(str(path), dict(early))
     stream = connection.makefile("rwb", buffering=0)
@@ -243,8 +242,10 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     os.environ.update(environment)
     os.chdir(cwd)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    # All forked processes would draw the same numbers otherwise.
     random.seed()
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    # The program must not see the names of the server.
     sys.modules["__main__"] = types.ModuleType("__main__")
     _ended(partial(_program, arguments), atexit._run_exitfuncs)
 

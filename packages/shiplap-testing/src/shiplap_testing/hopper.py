@@ -23,6 +23,7 @@ def pretend() -> None:
     from shiplap.kernels.triton import template_kernel
 
     driver.set_active(InterpreterTarget())
+    # Nothing is launched: these answers only decide what is compiled.
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=132)

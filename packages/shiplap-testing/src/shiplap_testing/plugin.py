@@ -120,10 +120,8 @@ LONG = (
 
 @pytest.fixture
 def ns(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. Ops declared in it are removed
-    from the registry afterwards.
-
-    It is the same in each run, as are then the sources that are compiled for it.
+    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. It is the same in each run, so
+    that compiled sources are found again. Ops declared in it are removed from the registry afterwards.
     """
     from shiplap.dispatch import registry
 
@@ -170,9 +168,7 @@ def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
     """Try once in each worker of a whole run which vector instructions compile and run, so that programs that tests
-    start need not. Runs with tests for accelerators only do without.
-
-    It does so where it was not forked from a process that has. Tests that need an accelerator do without.
+    start need not. Workers forked from a process that has tried, and runs with tests for accelerators only, do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
@@ -203,9 +199,7 @@ def _is_alone(nodeid: str) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests in place: the longest on accelerators first, then files in the order of ``LONG``. Tests selected
-    by ``--changed`` keep their order.
-
-    Tests that are near to a change keep the order in which they were selected.
+    by ``--changed`` keep their order, the nearest to a change first.
     """
     if changed.is_used(config):
         return
@@ -228,8 +222,8 @@ def _place_of(file: str) -> int:
 
 
 def _unit(nodeid: str) -> str:
-    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a folder, a file, a function or
-    a single test.
+    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a file, the folder of the judge,
+    whose files share a process that is slow to start, or on accelerators a function or one test.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -243,12 +237,8 @@ def _unit(nodeid: str) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Return the scheduler of a run with ``--dist loadfile``, which hands out units of tests (see ``_unit``) to
-    workers. None leaves other runs to pytest-xdist.
-
-    The files about the judge stay together, since they share a process that takes seconds to start.
-
-    All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
-    would give it to the next worker as well, until it has none.
+    workers, or None for other runs. A test that ends its worker runs once, where pytest-xdist would hand it to one
+    worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -280,8 +270,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Limit the device memory of each of several workers to its share before a test on an accelerator. A worker that
-    wants more gets an error, and the others do not.
+    """Before a test on an accelerator, limit the device memory of each of several workers to its share. A worker that
+    needs more then gets an error itself, instead of the others.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and item.get_closest_marker("gpu"):
@@ -295,11 +285,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Return the report, and end a worker whose device no longer answers after a failed test. pytest-xdist then starts
-    another worker.
-
-    An illegal access leaves the CUDA context of a process unusable. Each later test of the worker would fail for it,
-    and as a failing test takes no time, the worker would take most of the remaining files.
+    """Return the report of a test, and end a worker whose device no longer works after a failed test, in favour of a
+    new one. An illegal access leaves the CUDA context of a process unusable, so that each later test of the worker
+    would fail.
     """
     report = yield
     if report.failed:
@@ -307,6 +295,7 @@ def pytest_runtest_makereport(
     if report.when == "teardown" and item.stash.get(_FAILED, False) and item.get_closest_marker("gpu"):
         broken = _device_error()
         if broken and hasattr(item.config, "workerinput"):
+            # Failing tests take no time, so that this worker would take most of the remaining files.
             os._exit(70)
         if broken:
             item.session.shouldfail = f"the device stopped answering after {item.nodeid}: {broken}"
@@ -328,8 +317,6 @@ def _device_error() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Ignore the notices about references in most tests, share one folder among workers, and set up Hypothesis without
     deadlines. A process that only hands out tests imports neither torch nor shiplap.
-
-    Whoever hands out tests and runs none imports neither torch nor shiplap.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")

@@ -48,17 +48,16 @@ THEN = (
 
 
 def import_compiler() -> None:
-    """Import and look up in this process what torch's compiler needs for the first graph, which is 1.1 s of 1.5 (two
-    shared cores, 2026-11-27).
-
-    Patterns are those for graphs on the CPU. While they are traced, a progress bar that nobody sees starts no thread,
-    since this process will be forked. Nor does it measure for a log how quick the guards of each graph are: Dynamo
-    writes 32 MB before that, 0.02 s that empty the caches of other workers too.
+    """Import and look up in this process what torch's compiler needs for the first graph, on the CPU, so that processes
+    forked from it need not. That is 1.1 s of 1.5 (two shared cores, 2026-11-27).
     """
     import_module("torch._inductor.compile_fx")
     guards = import_module("torch._dynamo.guards")
+    # For a log, Dynamo measures how quick the guards of each graph are. It writes 32 MB before that, 0.02 s which empty
+    # the caches of other workers too.
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda root, scope, rounds: 0.0
+    # While patterns are traced, a progress bar that nobody sees must start no thread, since this process is forked.
     bar = import_module("torch.hub").tqdm
     interval, bar.monitor_interval = getattr(bar, "monitor_interval", 0), 0
     for module, name, *arguments in FIRST:
@@ -109,13 +108,11 @@ def header_call(header: str) -> list[str]:
 
 
 def try_instructions() -> None:
-    """Try the best vector instructions of the CPU once in a forked process. If they compile and run, let Inductor use
-    them in this process without a try.
-
-    Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
-    tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
-    They find nothing else of it: the try is a process of its own, since Inductor remembers which compiler it found.
+    """Try once, in a forked process, whether the best vector instructions of the CPU compile and run. If they do, let
+    Inductor use them without a try of 3 s in this process and in those forked from it.
     """
+    # A process of its own, since Inductor remembers which compiler the try found. Of the sets of a CPU only the best is
+    # tried, as Inductor itself takes no other.
     pid = os.fork()
     if not pid:
         os._exit(0 if _best_instructions_work() else 1)

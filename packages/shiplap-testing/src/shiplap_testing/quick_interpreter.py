@@ -23,6 +23,7 @@ def quicken() -> None:
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
+        # Looked up before anything is replaced: a release without one of them keeps its own.
         kept = interpreter._patch_builtin, interpreter._get_np_dtype, interpreter._patch_attr
         interpreter._patch_builtin = _patch_builtin(language.core.is_builtin, *kept[::2])
         interpreter._get_np_dtype = _numpy_type(language, kept[1])

@@ -39,10 +39,8 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table. The function
-    returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
-
-    A ``long`` one runs where it is named only.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table of combinations.
+    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
@@ -94,7 +92,7 @@ def _report(names: list[str]) -> None:
     reported = {}
     for name in names:
         everyone: list[str] = [""] * world
-        mine = _say(_cells[name], rank, world)
+        mine = _cell_outcome(_cells[name], rank, world)
         print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
         dist.all_gather_object(everyone, mine)
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
@@ -102,12 +100,13 @@ def _report(names: list[str]) -> None:
         print(MARK + json.dumps(reported), flush=True)
 
 
-def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
+def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
     """Call the cell ``function`` and return its outcome as text: ``equal (tolerance)``, ``refused (id)`` for a
     catalogue error, or ``failed:`` and the last line of any other exception.
     """
     from shiplap.errors import ShiplapError
 
+    # Each cell begins with the same numbers on every rank.
     torch.manual_seed(0)
     try:
         return f"equal ({function(rank, world)})"
@@ -120,10 +119,9 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """Return the outcomes of the cells of the module ``module``, all or those named by ``cells``, by name. They run on
-    ``world`` processes in one group. Raises ``AssertionError`` if no outcome is printed.
-
-    ``kind`` is ``"gloo"``, ``"nccl"`` or ``"shared"``, by default what ``SHIPLAP_RANKS`` says.
+    """Run the cells of the module ``module``, or those named by ``cells``, on ``world`` processes in one group of the
+    kind ``kind`` (see ``_kind``), and return their outcomes by name. Raises ``AssertionError`` if no outcome is
+    printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
@@ -161,15 +159,12 @@ def launch() -> None:
 
 
 def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
-    """Fork ``world`` ranks out of this process, which must not have used threads, and wait until each has called
-    ``run``.
-
-    They find what ``torchrun`` says in their environment.
-
-    Raises:
-        SystemExit: the status of a rank that failed, or that they took more than ``limit`` seconds; none is left.
+    """Fork ``world`` ranks out of this process, which must not have used threads, with the variables that ``torchrun``
+    sets, and wait until each has called ``run``. Raises ``SystemExit`` if a rank fails or all take more than ``limit``
+    seconds, after the others were killed.
     """
     with socket.socket() as free:
+        # Port 0 stands for any port that is free.
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {
@@ -194,6 +189,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
             status = status or abs(os.waitstatus_to_exitcode(ended))
         if status or time.monotonic() > end:
             for other in running:
+                # The others would wait for the rank that failed.
                 os.kill(other, signal.SIGKILL)
                 os.waitpid(other, 0)
             raise SystemExit(status or f"{len(running)} of {world} ranks took more than {limit:.0f} s")

@@ -25,6 +25,7 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
     for name, value in fields.items():
         assert getattr(raised, name) == value, str(raised)
     assert raised.fix, "every error names one fix"
+    # Errors cross processes: those of workers are raised again in the parent.
     assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
 
 
@@ -42,8 +43,8 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """Return the files of Triton and of generated launchers whose functions ``call`` enters. There are none where C++
-    replays a launch.
+    """Return the files of Triton and of generated launchers whose Python functions ``call`` enters, in order. The list
+    is empty where C++ replays a launch.
     """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)

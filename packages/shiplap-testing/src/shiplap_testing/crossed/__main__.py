@@ -19,8 +19,8 @@ from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
-    """Run the declarations that the command line asks for, write their table, shrink failures, and return 1 if there
-    are any, else 0.
+    """Run the declarations that the options of the command line choose, write their table, shrink failures, and return
+    1 if there are any, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="features to leave out, such as kernel:python_flat")
     given = parser.parse_args()
     begun = time.monotonic()
+    # On a GPU, nvcc compiles, for which there is no such program.
     if given.device == "cpu":
         _compile_unoptimized()
     cases = plan(given.count, given.seed, given.device)
@@ -84,6 +85,7 @@ def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()
     for failure in table.failures:
+        # Failures with the same reason are shrunk once.
         key = f"{failure['outcome']} {reason_of(failure['detail'])[:60]}"
         if failure["seed"] not in by_seed or key in shrunk or len(shrunk) >= most:
             continue

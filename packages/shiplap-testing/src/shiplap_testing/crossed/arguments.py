@@ -22,22 +22,22 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
-    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of ``case``, or with ``other`` those of
-    a second call.
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the declaration ``case``, or with
+    ``other`` those of a second call.
     """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
-    """Return the shape of the tensor ``x`` of ``case`` for ``sizes``. Some variadic cases have a further dim of 2 in
-    front. ``other`` is not read.
+    """Return the shape of the tensor ``x`` of the declaration ``case`` for ``sizes``. A third of the variadic ones have
+    a further dim of 2 in front. ``other`` is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
 
 
 def rank_of(case: Declared) -> int:
-    """Return the number of dims of the tensor ``x`` of ``case``, with a further one of variadic cases."""
+    """Return the number of dims of the tensor ``x`` that the declaration ``case`` is called with."""
     return len(shape_of(case, sizes_of(case)))
 
 
@@ -50,10 +50,11 @@ class Arguments:
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        """Draw the arguments of ``case`` on ``device``, for other sizes if ``other``, and in ``dtype`` instead of that
-        of the case if it is given.
+        """Draw the arguments of the declaration ``case`` on ``device`` from its seed, for other sizes if ``other``, and
+        in ``dtype`` if it is given.
         """
         self.case, self.device = case, device
+        # A generator of its own, so that the values do not depend on what ran before.
         self.rng = torch.Generator().manual_seed(case.seed * 2 + other)
         self.dtype = dtype or getattr(torch, case.dtype)
         self.turn = 0
@@ -77,7 +78,7 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name``, which depends on the features of the case: a scalar, a
+        """Return the argument for the parameter ``name``, chosen by the features of the declaration: a scalar, a
         tensor, a list of tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
@@ -99,9 +100,10 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
-        """Return a random tensor of ``shape`` in the next layout of the case. A tensor that cannot have this layout, as
-        one that is ``mutated`` cannot be expanded, is contiguous.
+        """Return a random tensor of ``shape`` in the next of the declaration's layouts. A tensor that cannot have this
+        layout, as one that is ``mutated`` cannot be expanded, is contiguous.
         """
+        # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
         layout = self.case.layouts[self.turn % len(self.case.layouts)]
         self.turn += 1
@@ -131,6 +133,7 @@ class Arguments:
         """Return copies of the arguments in declared order, with the same strides unless ``contiguous``, in ``dtype``
         if given, and as leaves with ``gradients``. A tensor that is passed twice is copied once.
         """
+        # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
@@ -146,6 +149,7 @@ class Arguments:
                 if value.is_floating_point():
                     made = made.to(dtype) if dtype is not None else made
                     made = made.contiguous() if contiguous else made
+                    # A leaf that requires a gradient must not be written to.
                     if gradients and not name.startswith("acc"):
                         made = made.detach().requires_grad_()
                 copies[id(value)] = made

@@ -22,26 +22,29 @@ class Calls:
     """An op, its arguments, and what the reference does with them."""
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        """Keep the op ``op`` of ``case``, draw its arguments on ``device``, and find its reference."""
+        """Keep the op of the declaration ``case``, draw its arguments on ``device``, and find its reference."""
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
+        # Sums over all elements round once for each of them.
         self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients of the case are compared."""
+        """Whether gradients of the op are compared with those of the reference."""
         return self.case.differentiable
 
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return what the reference does with the arguments ``given``, by default those of the case: once in their own
-        dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """Return what the reference does with the arguments ``given``, by default those of the declaration: once in
+        their own dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
         """
         given = given or self.given
         found = []
+        # The result in float64 shows how far that in the dtype itself may be off.
         for dtype in (None, torch.float64):
+            # A view of an argument has strides that follow from those of the argument.
             values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
             found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
         found[0].summed = self.bound_of_sum(given.values)
@@ -68,8 +71,8 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` on copies of the arguments and return how its results, gradients and writes differ from the
-        reference, as text, which is empty if they do not.
+        """Call ``fn`` on copies of the arguments, and return how its results, gradients and writes differ from those of
+        the reference, as text, which is empty if they do not.
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
@@ -80,7 +83,9 @@ class Calls:
 
 
 def _in_tuple(fn: Function) -> Function:
-    """Return a function that calls ``fn`` and returns its only result in a tuple, as an op does that is declared so."""
+    """Return a function that calls the reference ``fn`` and returns its only result in a tuple, as an op does whose
+    result is declared as a tuple of one.
+    """
 
     def called(*args: Any, **kwargs: Any) -> Any:
         """Return the result of ``fn`` in a tuple."""
@@ -100,8 +105,10 @@ def function_of(op: Any) -> Function:
 
 
 class Model(torch.nn.Module):
+    """A module that calls an op."""
+
     def __init__(self, op: Any) -> None:
-        """Keep the op ``op``."""
+        """Make a module that calls the op ``op``."""
         super().__init__()
         self.op = op
 
@@ -123,6 +130,7 @@ def refusal_id(cause: BaseException) -> str:
     while seen is not None:
         if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
             return str(found)
+        # torch wraps errors that are raised while it compiles.
         seen = seen.__cause__ or seen.__context__
     return ""
 

@@ -15,8 +15,8 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the cases from standard input, and write each event to the file ``results`` as a line. Returns the
-    status 0.
+    """Run the declarations from standard input, and write each event to the file ``results`` as a line of JSON. Returns
+    the status 0.
     """
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)
@@ -29,7 +29,9 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
-            """Write ``fields`` as a line of JSON, with the seconds since the last line where they have an outcome."""
+            """Write ``fields``, an event, as a line of JSON. An event with an outcome gets the seconds since the event
+            before.
+            """
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
             begun[0] = time.monotonic()
@@ -48,8 +50,8 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare ``cases`` in ``folder``, and call each in the ways ``first`` and in its own, except for ``skipped`` pairs
-    of seed and way. Each event is passed to ``tell`` as keywords.
+    """Declare the ops of ``cases`` in ``folder``, and call each in the ways ``first`` and in its own, except for pairs
+    of seed and way in ``skipped``. Each event is passed to ``tell`` as keywords.
     """
     import torch
 
@@ -58,6 +60,7 @@ def run(
     from shiplap_testing.crossed.packaged import packaged_results
     from shiplap_testing.crossed.ways import run_way
 
+    # Many children run at a time.
     torch.set_num_threads(1)
     tell(begin="declare", seed=-1)
     made = declare(cases, folder, device)
@@ -88,6 +91,7 @@ def run(
                 by = []
             choices.clear()
             tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=by)
+        # A case with a package is whole after that, which comes last.
         if case not in packed:
             tell(seed=case.seed, way="whole", outcome="done")
     if packed:
@@ -105,8 +109,8 @@ def _is_template(choice: Any) -> bool:
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Return which of ``kernel`` and ``binding`` serve the calls of ``case``, as a list. What was refused or not
-    written in ``made`` serves none.
+    """Return which of the texts ``kernel`` and ``binding`` serve the calls of the declaration ``case``. Neither serves
+    a case whose kernel ``made`` lists as refused or not written.
     """
     if case.seed in made.unbound:
         return ["kernel"]

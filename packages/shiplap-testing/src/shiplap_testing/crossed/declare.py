@@ -32,7 +32,7 @@ class Made:
     """Declared ops by seed; what was refused when they were declared, and what was not written for them."""
 
     def __init__(self) -> None:
-        """Begin without ops. Each attribute maps seeds of cases to an op or a reason."""
+        """Begin without ops. Each attribute maps seeds of declarations to an op or to a reason."""
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}
         self.unbound: dict[int, str] = {}  # no native binding
@@ -41,8 +41,8 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare every case in ``folder`` with its kernels, and return the ops and refusals by seed. The C kernels of one
-    kind of binding share a library.
+    """Declare the ops of ``cases`` with their kernels in ``folder``, and return ops and refusals by seed. All C kernels
+    of one kind of binding share a library.
     """
     made = Made()
     for case in cases:
@@ -60,8 +60,8 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of ``case`` into ``folder``, import it, bind its native kernel, and return the op. Reasons for a
-    missing kernel are added to ``made``.
+    """Write the module of the declaration ``case`` into ``folder``, import it, bind its native kernel, and return the
+    op. The reason for a missing kernel is added to ``made``.
     """
     text = module_text(case, device)
     name = op_name(case)
@@ -95,7 +95,9 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template of ``case`` into ``folder``, and return the source line that binds it to the op."""
+    """Write the template of the declaration ``case`` into ``folder``, and return the source line that binds it to the
+    op.
+    """
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
     if device == "cuda":
@@ -106,8 +108,8 @@ def _template(case: Declared, folder: Path, device: str) -> str:
 
 
 def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
-    """Bind the kernel of ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is compiled later, by
-    ``_compile``.
+    """Bind the kernel of the declaration ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is
+    compiled later, by ``_compile``.
     """
     import shiplap as sl
 

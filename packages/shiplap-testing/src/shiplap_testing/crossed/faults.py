@@ -58,8 +58,8 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """Return the source ``text`` of a declaration or kernel with the fault of ``case`` planted, unchanged if the case
-    has none or the fault belongs into another text.
+    """Return ``text``, the source of a declaration or kernel, with the fault of ``case`` planted. The text is unchanged
+    if ``case`` has no fault, or one of another text.
     """
     if not case.fault:
         return text
@@ -68,5 +68,5 @@ def plant(case: Declared, text: str) -> str:
 
 
 def faulty(name: str, seed: int) -> Declared:
-    """Return the case of the fault ``name`` with the seed ``seed``."""
+    """Return the declaration of the fault ``name``, with the seed ``seed``."""
     return replace(FAULTS[name].case, seed=seed, fault=name)

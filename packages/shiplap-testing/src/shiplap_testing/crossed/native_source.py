@@ -85,7 +85,9 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
-    """Return the lines of C that compute ``v``, the value of one element, from the terms of ``case``."""
+    """Return the lines of C that compute ``v``, the value of one element, from the terms (factors and summands) of the
+    declaration ``case``.
+    """
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
     lines += ["v *= s;"] if "float" in t else []
@@ -105,7 +107,7 @@ def _value(case: Declared) -> list[str]:
 
 def _stores(case: Declared) -> list[str]:
     """Return the lines of C that store ``v``, the value of one element, in the mutated argument and in each result of
-    ``case``.
+    the declaration ``case``.
     """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
@@ -194,10 +196,8 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the source of the kernel of ``case`` in C, or CUDA C++ on a GPU, as a function named ``name`` or like its
-    op. ``spec``, the declared signature, determines the order of parameters.
-
-    ``spec`` says in which order its parameters come.
+    """Return the source of the kernel of the declaration ``case`` in C, or in CUDA C++ on a GPU, as a function
+    ``name``, by default named like its op. The parameters have the order of ``spec``, the declared signature.
     """
     from shiplap.codegen import c_prototype
 
@@ -248,7 +248,9 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 
 
 def _zeroed(case: Declared) -> str:
-    """Return the C source that sets sums over no element to zero, to which the loop over elements does not come."""
+    """Return the C source that sets the row sums and counts among the results of ``case`` to zero, since the loop over
+    elements does not reach rows without elements.
+    """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
         if out in case.outs:
@@ -278,7 +280,9 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Return the reason why no C++ or Triton template is written for ``case``, or an empty text if one is."""
+    """Return the reason why no C++ or Triton template is written for the declaration ``case``, or an empty text if one
+    is.
+    """
     if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
         return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
     if more := set(case.terms) - set(TEMPLATE_TERMS):
@@ -294,8 +298,8 @@ class _Places:
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
-        """Compute the names of indices for the result of ``case``. ``typed`` begins a declaration of a variable, and
-        ``size`` is a format for the size of a dim of ``x``.
+        """Compute the names of the indices of the result of ``case``, and those of the element of ``x`` that it needs.
+        ``typed`` begins the declaration of a variable, and ``size`` is a format for the size of a dim of ``x``.
         """
         rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
@@ -314,8 +318,8 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the template lines that compute ``v``, the value of one element, from the terms of ``case``. ``load`` is a
-    format for reading a place of a tensor, and ``end`` ends a statement.
+    """Return the template lines that compute ``v``, the value of one element, from the terms of the declaration
+    ``case``. ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
     """
     t = case.terms
     rank = rank_of(case)
@@ -345,7 +349,9 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the C++ template of ``case``, which computes tiles of the last two dims of the result in turn."""
+    """Return the source of the C++ template of the declaration ``case``, which computes tiles of the last two dims of
+    the result in turn.
+    """
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at, real = places.at, "double" if case.dtype == "float64" else "float"
@@ -398,7 +404,9 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the Triton template of ``case``, in which each lane computes one element of the result."""
+    """Return the source of the Triton template of the declaration ``case``, in which each lane computes one element of
+    the result.
+    """
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at = places.at
@@ -442,22 +450,24 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the Triton lines that compute ``v``, the value of one element, at the indices ``at``. ``load(name,
-    indices)`` writes a load.
+    """Return the Triton lines that compute ``v``, the value of one element, from the terms of ``case`` at the indices
+    ``at``. ``load(name, indices)`` writes the load of an element.
     """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
-        """Return the load that stands for a mark such as ``<y|i0, i1>``."""
+        """Return the load that stands in place of the mark ``found``, such as ``<y|i0, i1>``."""
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
     return [re.sub(r"<(\w+)\|([^>]*)>", written, line) for line in lines]
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the source of the grid function of the Triton template: as many programs as the result has blocks."""
+    """Return the source of the grid function of the Triton template of ``case``: as many programs as the result has
+    blocks.
+    """
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
     counts += ["18"] if case.variadic else []  # no argument has more rows: lanes beyond them are masked
@@ -466,7 +476,7 @@ def triton_template_grid(case: Declared) -> str:
 
 
 def triton_unable(case: Declared) -> str:
-    """Return the reason why no Triton kernel is written for ``case``, or an empty text if one is."""
+    """Return the reason why no Triton kernel is written for the declaration ``case``, or an empty text if one is."""
     if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
         return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):

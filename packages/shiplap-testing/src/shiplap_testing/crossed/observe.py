@@ -55,8 +55,8 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values``, which are not copied, and return what the call did. ``differentiate`` adds gradients,
-    and ``twice`` those of the sum of squares of the gradients, last.
+    """Call ``fn`` on ``values``, which are not copied, and return what the call did: results, writes and aliases.
+    ``differentiate`` adds gradients, and ``twice`` adds those of the sum of squares of the gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)
@@ -79,6 +79,7 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
     """Return the position in ``tensors`` of the first one that shares memory with ``value``, or -1 if none does."""
     if not isinstance(value, Tensor) or not value.numel():
         return -1
+    # Views share the storage of their argument, at any offset.
     at = value.untyped_storage().data_ptr()
     return next((i for i, t in enumerate(tensors) if t.numel() and t.untyped_storage().data_ptr() == at), -1)
 
@@ -153,6 +154,7 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
     reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients, or for
     sums whose terms are of that size.
     """
+    # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
     allowed = [

@@ -33,8 +33,8 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the seed, outcome and detail of each of ``cases``, whose ops are written into one library and called in a
-    process without shiplap.
+    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are written into one library and
+    called in a process without shiplap.
     """
     from shiplap.kernels.native.deploy import deploy
 
@@ -47,6 +47,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         return
     given = {}
     for seed, call in calls.items():
+        # An operator of torch takes the value of an enum member.
         values = [v.value if isinstance(v, Enum) else v for v in call.given.fresh()]
         given[seed] = (f"d{seed}", *call.given.split(values))
     torch.save(given, folder / "packaged.given")
@@ -56,6 +57,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         [sys.executable, str(folder / "packaged.py"), *paths], capture_output=True, text=True, check=False, timeout=300
     )
     if ended.returncode:
+        # The program prints each seed before its call, so the last one names the crash.
         last = int((ended.stdout.split() or ["-1"])[-1])
         yield last, "crashed", f"status {ended.returncode}: {ended.stderr[-300:]}"
         return
@@ -67,8 +69,8 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome (``met`` or ``differs``) of a call from a package, whose arguments come back as ``positional``
-    and ``named``, compared with the reference, and the difference as text.
+    """Return the outcome (``met`` or ``differs``) of a call from a package and its difference from the reference as
+    text. ``positional`` and ``named`` are the arguments after the call.
     """
     own, wide = call.expected()
     by_name = {

@@ -59,8 +59,8 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang, another child runs
-    the rest.
+    """Run the declarations ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang,
+    another child runs the rest.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -101,8 +101,9 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """Run ``cases`` in one child process. Returns the records, the seed and way that was begun last, and how the
-    process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its log.
+    """Run the declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and way
+    that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its
+    log.
     """
     results = folder / "results"
     results.touch()
@@ -122,6 +123,7 @@ def _child(
         ended = child.poll() is not None
         time.sleep(0.0 if ended else 0.1)
         text = reader.read()
+        # The child may be in the middle of a line.
         while text and not text.endswith("\n") and not ended:
             text += reader.read()
         for line in text.splitlines():
@@ -152,6 +154,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """Kill the process group of ``child``, and wait for its end."""
     import signal
 
+    # The group, since a compiler that the child started would go on.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -164,8 +167,8 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run those of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads, append
-    records to it, and yield each new record.
+    """Run those declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads,
+    append their records to it, and yield each new record.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
@@ -184,7 +187,8 @@ def run(
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
-            """Run the batch ``some``, unless the time of the run is over."""
+            """Run the batch ``some`` of declarations, unless the time of the run is over."""
+            # Batches that are still in the queue of the pool do not begin after the end.
             if time.monotonic() < limits.end:
                 run_batch(some, device, tell, limits)
 
@@ -192,6 +196,7 @@ def run(
         while True:
             ended = all(future.done() for future in futures)
             with lock:
+                # Records are yielded outside of the lock, so that a slow caller stops no thread.
                 ready, fresh[:] = list(fresh), []
             yield from ready
             if ended:

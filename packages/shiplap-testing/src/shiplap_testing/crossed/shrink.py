@@ -11,8 +11,8 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Whether ``case``, run in a child process, fails in the same way of a call and with the same outcome as
-    ``failure``. ``limit`` is in seconds.
+    """Whether the declaration ``case``, run in a child process, fails in the same way of a call and with the same
+    outcome as ``failure``. ``limit`` is in seconds.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -29,9 +29,12 @@ def _alike(record: Record, failure: Record) -> bool:
 
 
 def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TRIES) -> Declared:
-    """Return ``case`` with as few features as still fail like ``failure``, found in at most ``tries`` runs."""
+    """Return the declaration ``case`` with as few features as still fail like ``failure``, found in at most ``tries``
+    runs.
+    """
     way = failure["way"]
     least = replace(case, ways=(way,) if way in case.ways else ())
+    # Fitting may map several simpler declarations to the same one.
     seen = {least}
     again = True
     while again and tries > 0:
@@ -49,8 +52,8 @@ def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TR
 
 
 def script(case: Declared, failure: Record, device: str = "cpu") -> str:
-    """Return the source of a program that shows ``failure``: the declaration in comments, and a call of ``case`` in
-    this process.
+    """Return the source of a program that shows ``failure``: the declaration ``case`` in comments, and its call in the
+    same process.
     """
     from shiplap_testing.crossed.source import module_text
 

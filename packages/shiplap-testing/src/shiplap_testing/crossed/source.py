@@ -54,30 +54,34 @@ PASSED = {
 
 
 def dims_of(case: Declared) -> list[str]:
-    """Return the names of the dims of ``x`` in order, of which a variadic case has ``*b`` first."""
+    """Return the names of the dims of the tensor ``x`` of the declaration ``case`` in order. A variadic one has ``*b``
+    in place of the first.
+    """
     names = list(NAMES[: case.rank])
     return ["*b", *names[1:]] if case.variadic else names
 
 
 def _broadcast(case: Declared) -> list[str]:
-    """Return the names of the dims of the argument ``b``, of which one is marked ``#`` since it may have size 1."""
+    """Return the names of the dims of the argument ``b`` of ``case``, of which one is marked ``#`` since it may have
+    size 1.
+    """
     dims, at = dims_of(case), 1 if case.variadic else 0
     return [*dims[:at], f"#{dims[at]}", *dims[at + 1 :]]
 
 
 def has(case: Declared, term: str) -> bool:
-    """Whether the value of ``case`` has the term ``term``."""
+    """Whether the declaration ``case`` has the term ``term``, a factor or summand of its value."""
     return term in case.terms
 
 
 def tensor(case: Declared, dims: list[str]) -> str:
-    """Return the annotation of a tensor of the case's dtype with the dims ``dims``, as source text."""
+    """Return the annotation of a tensor with the dims ``dims`` in the dtype of ``case``, as source text."""
     return f'{case.annotation}[Tensor, "{" ".join(dims)}"]'
 
 
 def parameters(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and default (empty for none) of every parameter of ``case`` in order. The name ``*``
-    stands before keyword-only ones.
+    """Return the name, annotation and default (empty for none) of every parameter of the declaration ``case`` in order.
+    The name ``*`` stands before keyword-only ones.
     """
     dims = dims_of(case)
     full = tensor(case, dims)
@@ -107,8 +111,8 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
-    """Return the parameters of ``case`` as source text, with annotations and defaults if ``annotated``, and the
-    keyword-only names ``more`` at the end.
+    """Return the parameters of the declaration ``case`` as source text, with annotations and defaults if ``annotated``,
+    and the keyword-only names ``more`` at the end.
     """
     shown = []
     given = parameters(case)
@@ -163,7 +167,9 @@ RESULT = {
 
 
 def results(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and Python expression of every fresh result of ``case`` in order."""
+    """Return the name, annotation and Python expression of every result of the declaration ``case`` that is a new
+    value, in order.
+    """
     dims = dims_of(case)
     made = []
     for out in case.outs:
@@ -189,15 +195,15 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def _turn(case: Declared) -> str:
-    """Return the source of the method call that reverses the dims of a tensor, or swaps the last two of a
-    variadic one.
+    """Return the source of the method call that reverses the dims of a tensor of ``case``, or swaps the last two if
+    they are variadic.
     """
     return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
-    """Return the line of Python that finds the positions ``at`` to be kept, as a list, which is empty unless a result
-    has a size that depends on data.
+    """Return the line of Python that finds the positions ``at`` of the elements to be kept, in a list, which is empty
+    if no result of ``case`` has a size that depends on data.
     """
     if not case.dynamic:
         return []
@@ -217,7 +223,7 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement of ``case``: a view or the mutated argument first, then fresh results. For a
+    """Return the return statement of ``case``: a view or the mutated argument first, then new results. For a
     ``kernel``, the mutated argument is left out.
     """
     found = [e for _, _, e in results(case)]
@@ -251,7 +257,9 @@ def return_annotation(case: Declared) -> str:
 
 
 def keywords(case: Declared) -> str:
-    """Return the keywords that ``case`` passes to ``@sl.op`` as source text, each with a comma in front."""
+    """Return the keywords that the declaration ``case`` passes to ``@sl.op`` as source text, each with a comma in
+    front.
+    """
     dims, parts = dims_of(case), []
     if case.state in ("mutated", "returned", "mutated_optional"):
         parts.append('mutates="acc"')
@@ -283,7 +291,7 @@ def reference(case: Declared) -> str:
 
 
 def op_name(case: Declared) -> str:
-    """Return the name of the op of ``case``, a ``d`` and its seed."""
+    """Return the name of the op of the declaration ``case``: the letter d and its seed."""
     return f"d{case.seed}"
 
 
@@ -396,8 +404,8 @@ def flat_{name}(t):
 
 
 def python_kernel(case: Declared, device: str) -> str:
-    """Return the source of the kernel of ``case`` in Python for ``device``. By its kind, it returns results, fills
-    those it is given, or reads its arguments by address alone.
+    """Return the source of the Python kernel of ``case`` for ``device``. By its kind, it returns results, fills tensors
+    for them, or reads its arguments by address without their strides.
     """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs
@@ -434,8 +442,8 @@ from shiplap_testing.crossed.source import Shade
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
-    """Return the source of the module of ``case``: its op, gradient, samples and Python kernel. Native kernels are
-    added later, since they need a header of the op.
+    """Return the source of the module of the declaration ``case``: its op, gradient, samples and Python kernel. Native
+    kernels are added later, since they need a header of the op.
     """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):

@@ -28,7 +28,7 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """Return the pairs of features of this run that no declaration has, each with the reason."""
+        """Return the pairs of features of this run that no declaration can have, each with the reason."""
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
         return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
 
@@ -52,7 +52,9 @@ class Table:
 
 
 def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
-    """Return the table of ``records`` of the calls of ``cases``. Of several records of one call the last counts."""
+    """Return the table of ``records``, the outcomes of calls of the declarations ``cases``. Of several records of one
+    call the last counts.
+    """
     table, by_seed = Table(), {c.seed: c for c in cases}
     last = {(r["seed"], r["way"]): r for r in records}  # a batch that was stopped ran again
     for record in last.values():
@@ -67,6 +69,7 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
         if case is None:
             continue
         if outcome == "met":
+            # A kernel that was refused did not meet the other features.
             table.met.update(pairs(_served(case, record.get("served", ())).features, way))
         elif outcome == "refused":
             reason = reason_of(record["detail"])
@@ -76,7 +79,9 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
 
 
 def _served(case: Declared, served: Sequence[str]) -> Declared:
-    """Return ``case`` with the kernel and binding that served the call, of which ``served`` lists the names."""
+    """Return the declaration ``case`` with the kernel and binding that served the call, of which ``served`` lists the
+    names.
+    """
     if "kernel" not in served:
         return replace(case, kernel="none", binding="python")
     return case if "binding" in served else replace(case, binding="python")
@@ -91,8 +96,8 @@ def reason_of(detail: str) -> str:
 
 
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
-    """Return the table of a run of ``cases`` as Markdown: totals, ways, pairs that were refused or rarely met, pairs
-    that are impossible, and failures.
+    """Return the table of a run of the declarations ``cases`` as Markdown: totals, ways of calls, pairs that were
+    refused or rarely met, impossible pairs, and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

@@ -17,7 +17,7 @@ def _triton_outs(case: Declared) -> list[str]:
 
 def _triton_element(case: Declared) -> list[str]:
     """Return the Triton lines that compute ``v``, the value of the element ``at`` of contiguous tensors, from the terms
-    of ``case``.
+    of the declaration ``case``.
     """
     t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
@@ -101,10 +101,8 @@ def _triton_rows(case: Declared) -> list[str]:
 
 
 def triton_text(case: Declared, device: str) -> str:
-    """Return the source of the Triton kernel of ``case`` and of its binding for ``device``. A program has a block of
-    elements, or all of them where they are summed.
-
-    A program has a block of elements, or all of them where they are summed.
+    """Return the source of the Triton kernel of the declaration ``case`` and of its binding for ``device``. A program
+    computes a block of elements, or all of them where they are summed.
     """
     t, name, outs = case.terms, op_name(case), _triton_outs(case)
     tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]

@@ -22,15 +22,15 @@ from shiplap_testing.private import compiled_autograd, fake_mode
 
 
 def eager(calls: Calls) -> str:
-    """Call the op eagerly two times, since the second call takes a shorter way, and return the difference from the
-    reference as text, empty if there is none.
+    """Call the op eagerly two times, since the second call takes a shorter path, and return how it differs from its
+    reference as text, which is empty if it does not.
     """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
 
 def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
-    """Compile a call of the op by ``backend`` and return the difference from the reference. Unless ``dynamic`` is None,
-    other sizes are compared as well.
+    """Compile a call of the op by ``backend``, and return how it differs from its reference as text, which is empty if
+    it does not. Unless ``dynamic`` is None, other sizes are compared too.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend=backend, fullgraph=True, dynamic=dynamic)
@@ -44,13 +44,15 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 
 def aot_eager(calls: Calls) -> str:
-    """Return the difference of a call compiled by the backend ``aot_eager``, which traces and runs eagerly."""
+    """Return how a call of the op, compiled by the backend ``aot_eager`` (traced and run eagerly), differs from its
+    reference, as text.
+    """
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return the difference of a call compiled by Inductor. Raises ``NotMetError`` where torch fails for the reference
-    alike, as 2.11 does for no rows on a GPU.
+    """Return how a call of the op, compiled by Inductor, differs from its reference, as text. Raises ``NotMetError``
+    where torch fails for the reference alike, as 2.11 does for no rows on a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -65,13 +67,15 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 
 def inductor_dynamic(calls: Calls) -> str:
-    """Return the difference of a call compiled by Inductor with dynamic shapes."""
+    """Return how calls of the op at two sizes, compiled by Inductor with dynamic shapes, differ from its reference, as
+    text.
+    """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
-    """Return the difference of calls under automatic dynamic shapes: one compiled for the first size, one with another
-    size, for which any size is compiled, and one with the first size again.
+    """Return how calls of the op at the first sizes, at other sizes and at the first ones again differ from its
+    reference, as text. torch compiles the second call for any size.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -86,14 +90,14 @@ class OfTensors(torch.nn.Module):
     """Calls an op with the tensors that are given and all else as it was: what a program exports."""
 
     def __init__(self, op: Any, given: Arguments) -> None:
-        """Keep the op and those of the arguments ``given`` that are not tensors."""
+        """Make a module that calls ``op`` with tensors as inputs and the other arguments of ``given`` as constants."""
         super().__init__()
         self.op, self.given = op, given
         self.rest = [None if flat_tensors(v) else v for v in given.values]
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
-        """Return the result of the op for ``tensors`` in place of the tensor arguments."""
+        """Return the result of the op, with ``tensors`` as its tensor arguments in order."""
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -102,8 +106,8 @@ class OfTensors(torch.nn.Module):
 
 
 def _exported(calls: Calls, dims: bool) -> str:
-    """Export a module that calls the op, with dynamic dims if ``dims``, and return the difference of the exported
-    program from the reference.
+    """Export a module that calls the op, with dynamic dims if ``dims``, and return how the exported program differs
+    from the reference, as text.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
@@ -126,12 +130,12 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
-    """Return the difference of an exported program with fixed sizes."""
+    """Return how an exported program with fixed sizes that calls the op differs from its reference, as text."""
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
-    """Return the difference of an exported program with dynamic sizes."""
+    """Return how an exported program with dynamic sizes that calls the op differs from its reference, as text."""
     return _exported(calls, True)
 
 
@@ -157,7 +161,9 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
 
 
 def vmap(calls: Calls) -> str:
-    """Return the difference of the op under ``torch.func.vmap`` over two samples from the reference on each of them."""
+    """Return how the op under ``torch.func.vmap`` over two samples differs from its reference on each of them,
+    as text.
+    """
     stacked, dims = _stacked(calls)
     before = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in stacked]
     before = [v.clone() if isinstance(v, Tensor) else v for v in before]
@@ -210,8 +216,8 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """Return what the reference ``fn`` does with copies of ``values``, one sample. ``written`` are the positions of
-    arguments that are written to.
+    """Return what the reference ``fn`` does with copies of ``values``, the arguments of one sample. ``written`` are the
+    positions of arguments that it writes to.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]
@@ -227,7 +233,7 @@ def _wide(value: Any) -> Any:
 
 
 def func_grad(calls: Calls) -> str:
-    """Return the difference of the gradients by ``torch.func.grad``."""
+    """Return how the gradients of the op by ``torch.func.grad`` differ from those of its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
 
@@ -257,7 +263,9 @@ def func_grad(calls: Calls) -> str:
 
 
 def jvp(calls: Calls) -> str:
-    """Return the difference of results and forward-mode derivatives by ``torch.func.jvp``."""
+    """Return how results and forward-mode derivatives of the op by ``torch.func.jvp`` differ from those of its
+    reference, as text.
+    """
 
     def tangents(fn: Function, values: list[Any]) -> list[Any]:
         """Return the results of ``fn`` at ``values``, and their derivatives along random directions, in one list."""
@@ -291,8 +299,8 @@ def jvp(calls: Calls) -> str:
 
 
 def autocast(calls: Calls) -> str:
-    """Return the difference of a call under autocast to bfloat16 from the reference on arguments that are cast as the
-    op's rule declares.
+    """Return how a call of the op under autocast to bfloat16 differs from its reference, as text. The reference gets
+    arguments that are cast as the rule of the op declares.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -322,7 +330,7 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return the difference of a call in inference mode, and then of an ordinary call."""
+    """Return how a call of the op in inference mode, and then an ordinary call, differ from its reference, as text."""
     with torch.inference_mode():
         values = calls.given.fresh()
         got = observe(calls.op, calls.given, values)
@@ -331,7 +339,9 @@ def inference(calls: Calls) -> str:
 
 
 def no_grad(calls: Calls) -> str:
-    """Return the difference of a call under ``torch.no_grad`` with arguments that require gradients."""
+    """Return how a call of the op under ``torch.no_grad``, with arguments that require gradients, differs from its
+    reference, as text.
+    """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
         got = observe(calls.op, calls.given, calls.given.fresh(gradients=calls.differentiable))
@@ -339,8 +349,8 @@ def no_grad(calls: Calls) -> str:
 
 
 def fake(calls: Calls) -> str:
-    """Compare shape, dtype, device and strides of a call on fake tensors with those of a real call, then the values of
-    a real call. Returns the first difference as text.
+    """Return how the op on fake tensors differs from the op on real ones in shape, dtype, device or strides, as text,
+    or else how the op on real ones differs from its reference.
     """
     real = calls.op(*calls.given.split(values := calls.given.fresh())[0], **calls.given.split(values)[1])
     copies = calls.given.fresh()
@@ -373,7 +383,9 @@ def _faked(mode: Any, value: Any) -> Any:
 
 
 def checkpoint(calls: Calls) -> str:
-    """Return the difference of a call under activation checkpointing, whose forward runs again in the backward."""
+    """Return how a call of the op under activation checkpointing, whose forward runs again in the backward, differs
+    from its reference, as text.
+    """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     from torch.utils.checkpoint import checkpoint as recompute
@@ -386,8 +398,8 @@ def checkpoint(calls: Calls) -> str:
 
 
 def threads(calls: Calls) -> str:
-    """Call the op in four threads at once, three times each with arguments of its own, and return the first difference.
-    An exception in a thread is raised again.
+    """Return how calls of the op in four threads at once, three in each, differ from its reference, as text. An
+    exception in a thread is raised again.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -398,6 +410,7 @@ def threads(calls: Calls) -> str:
     def work() -> None:
         """Call the op three times and append each difference or exception to ``problems``."""
         try:
+            # All threads begin at the same time.
             begin.wait()
             for _ in range(3):
                 values = calls.given.fresh(gradients=calls.differentiable)
@@ -419,7 +432,7 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
-    """Return the difference of a call whose backward is compiled as one graph."""
+    """Return how a call of the op whose backward is compiled as one graph differs from its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     torch.compiler.reset()
@@ -428,20 +441,20 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 
 def double_backward(calls: Calls) -> str:
-    """Return the difference of first and second gradients."""
+    """Return how first and second gradients of the op differ from those of its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     return calls.compare(calls.op, twice=True)
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return the difference of a call from a deep copy of a module that holds the op."""
+    """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text."""
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def nested(calls: Calls) -> str:
-    """Call the op twice in a region that torch compiles once, and return the difference. Raises ``NotMetError`` where
-    torch compiles no such region of the reference either.
+    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text. Raises
+    ``NotMetError`` where torch compiles no such region of the reference either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")
@@ -468,7 +481,9 @@ def nested(calls: Calls) -> str:
 
 
 def _nested(calls: Calls, fn: Function) -> str:
-    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, and return the difference."""
+    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, and return how the last call
+    differs from the reference, as text.
+    """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(function_of(fn))
 
@@ -481,7 +496,7 @@ def _nested(calls: Calls, fn: Function) -> str:
 
 
 def out(calls: Calls) -> str:
-    """Call the out-variant of the op into tensors filled with 77, and return the difference."""
+    """Return how the out-variant of the op, called on tensors filled with 77, differs from its reference, as text."""
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
     own, wide = calls.expected()
@@ -489,6 +504,7 @@ def out(calls: Calls) -> str:
     if calls.case.state in ("returned", "view"):
         wanted = own.outs[1:]
     values = calls.given.fresh()
+    # Garbage, so that an element that is not written to shows.
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -508,13 +524,16 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Capture a call as a CUDA graph, replay it on other values, and return the difference."""
+    """Capture a call of the op as a CUDA graph, replay it, and return how its results differ from the reference, as
+    text.
+    """
     if calls.device != "cuda":
         raise NotMetError("no GPU")
     values = calls.given.fresh()
     positional, named = calls.given.split(values)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
+        # Warm up: what a first call allocates or compiles must not be captured.
         for _ in range(2):
             calls.op(*positional, **named)
     torch.cuda.synchronize()
@@ -563,8 +582,8 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """Call ``op`` in the way ``way`` and return the outcome (``met``, ``refused``, ``inapplicable``, ``differs`` or
-    ``raised``) and its detail as text.
+    """Call ``op`` of the declaration ``case`` in the way ``way``, and return the outcome (``met``, ``refused``,
+    ``inapplicable``, ``differs`` or ``raised``) and its detail as text.
     """
     torch.manual_seed(case.seed)
     try:
@@ -575,11 +594,11 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {one_line(e)}"
-        return "raised", f"{type(e).__name__}: {one_line(e)} | {_place(e)}"
+        return "raised", f"{type(e).__name__}: {one_line(e)} | {_innermost_frames(e)}"
     return ("differs", problem) if problem else ("met", "")
 
 
-def _place(e: BaseException) -> str:
+def _innermost_frames(e: BaseException) -> str:
     """Return the innermost two places of the traceback of ``e``, as file and line."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))

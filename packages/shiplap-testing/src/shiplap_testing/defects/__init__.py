@@ -48,5 +48,6 @@ def defects() -> dict[str, Defect]:
     ``make_good`` of a defect is called.
     """
     for file in _FILES:
+        # Importing a file registers its defects.
         import_module(f"shiplap_testing.defects.{file}")
     return DEFECTS

@@ -16,14 +16,14 @@ from shiplap_testing.defects.witness import close, randn, same, wide
 aliasing = partial(add, "aliasing")
 
 
-def _shares(op, *args):
+def _result_shares_memory(op, *args):
     """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
-def _outsider(schema, fn, declare):
+def _adopted_operator(schema, fn, declare):
     """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
     the op that ``declare(ns, name)`` adopts from it.
     """
@@ -54,11 +54,11 @@ def _scaled(ns, name):
 aliasing(
     "an argument that is returned when there is nothing to do",
     "for a scale of one the result is the argument itself",
-    _outsider(
+    _adopted_operator(
         "scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x if scale == 1 else x * scale, _scaled
     ),
-    _outsider("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
-    lambda op: not _shares(op.overload, randn(2, 3), 1.0),
+    _adopted_operator("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
+    lambda op: not _result_shares_memory(op.overload, randn(2, 3), 1.0),
 )
 
 
@@ -78,9 +78,12 @@ def _turned(ns, name):
 aliasing(
     "a view of an argument that is returned",
     "contiguous() copies nothing where a transposed matrix already is, as one of a single column",
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned),
-    lambda op: not _shares(op.overload, randn(4, 1)),
+    _adopted_operator("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
+    _adopted_operator(
+        "turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned
+    ),
+    # The transpose of a single column is contiguous already.
+    lambda op: not _result_shares_memory(op.overload, randn(4, 1)),
 )
 
 
@@ -149,17 +152,20 @@ aliasing(
     "the result of a call is overwritten by the third one after it",
     _ring(3),
     _ring(0),
+    # The fourth call reuses the buffer of the first.
     _keeps_results(4),
 )
 
 
 def _caching(cache):
-    """Return a function that gives the op ``doubled`` a CPU kernel, which returns 2 * x. With ``cache`` the kernel is
-    wrong: it returns the same buffer in each call.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which returns 2 * x. Wrong with ``cache``:
+    the result is the same buffer in each call.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with buffers of its own."""
+        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache``: the result is the
+        same buffer in each call.
+        """
         buffers = {}
 
         @op.kernel("cpu")
@@ -169,6 +175,7 @@ def _caching(cache):
             """
             if not cache:
                 return x * 2
+            # Only the memory is reused: the numbers are computed anew in each call.
             fresh = torch.empty_like(x, memory_format=torch.contiguous_format)
             return torch.mul(x, 2, out=buffers.setdefault((x.shape, x.dtype), fresh))
 
@@ -233,12 +240,13 @@ aliasing(
     "adding and subtracting a large number loses the digits of a small one",
     of(added, kernel(_restored)),
     of(added, kernel(lambda x, y, *, out: torch.add(x, y, out=out))),
-    same(lambda: (uniform_small(), torch.full((2, 3), 1e6))),
+    # The numbers of x lie below the rounding error of those of y.
+    same(lambda: (_small_numbers(), torch.full((2, 3), 1e6))),
 )
 
 
-def uniform_small():
-    """Return a matrix of 2 by 3 random numbers of the size of 0.001, in spite of the name normally distributed."""
+def _small_numbers():
+    """Return a matrix of 2 by 3 normally distributed random numbers of the size of 0.001."""
     return randn(2, 3) * 1e-3
 
 
@@ -293,14 +301,15 @@ def gram(ns):
 
 
 def _symmetric(exact):
-    """Return a kernel that takes two arguments at one address for one tensor and computes a @ a.T. Wrong unless
-    ``exact``: equal addresses and shapes are enough, and the strides are not compared.
+    """Return a function that registers a kernel of ``gram``, which computes a @ a.T where a and b are taken for one
+    tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
     """
 
     def fill(a, b, *, out):
         """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``:
         a and its transpose are taken for one.
         """
+        # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
         if alike and (not exact or a.stride() == b.stride()):
             torch.mm(a, a.T, out=out)
@@ -338,7 +347,7 @@ def twice(ns, name):
     return twice
 
 
-def _both(copy):
+def _two_outputs(copy):
     """Return an implementation with two outputs, both x + 1. Wrong unless ``copy``: the second output is a view of the
     first.
     """
@@ -346,6 +355,7 @@ def _both(copy):
     def fn(x):
         """Return x + 1 two times. Wrong unless ``copy``: both outputs lie in the same memory."""
         y = x + 1
+        # A view is another tensor object with the same memory, so a comparison of objects does not show it.
         return y, y.clone() if copy else y.view(y.shape)
 
     return fn
@@ -361,7 +371,7 @@ def _outputs_disjoint(op):
 aliasing(
     "two outputs in the same memory",
     "they have the same values, until one of them is written to",
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(False), twice),
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(True), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(False), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(True), twice),
     _outputs_disjoint,
 )

@@ -15,12 +15,14 @@ aliasing = partial(add, "aliasing")
 
 
 def _memo(key):
-    """Return a function that gives the op ``doubled`` a CPU kernel. With a function ``key`` the kernel is wrong: it
-    writes the last result again where ``key(x)`` is what it was. None computes each result.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong with
+    a function ``key``: where ``key(x)`` is that of the last call, the last result is written again.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a memory for one result."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong with a function
+        ``key``: where ``key(x)`` is that of the last call, the last result is written again.
+        """
         seen = {}
 
         @op.kernel("cpu")
@@ -49,6 +51,7 @@ def _after_a_change(op):
 aliasing(
     "a result remembered by address",
     "the same address and shape a second time: the tensor was changed in between",
+    # All that a kernel can see of a tensor without reading its elements.
     of(doubled, _memo(lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype))),
     of(doubled, _memo(None)),
     _after_a_change,
@@ -71,12 +74,14 @@ def taken(ns):
 
 
 def _plan(by_shape):
-    """Return a function that gives the op ``taken`` a CPU kernel. Wrong with ``by_shape``: the indices of the first
-    call are used for all later calls with the same shapes.
+    """Return a function that registers a CPU kernel with the op ``taken``, which writes the rows of x at ``index`` to
+    ``out``. Wrong with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a memory of index plans by shape."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes the rows of x at ``index`` to ``out``. Wrong
+        with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
+        """
         plans = {}
 
         @op.kernel("cpu")

@@ -35,7 +35,9 @@ CAUSES = (
     "process",
 )
 DEFECTS: dict[str, "Defect"] = {}
+# Each op gets a namespace of its own, so that a process can declare a defect several times.
 _numbers = itertools.count()
+# An operator vanishes with the library object that defined it.
 _libraries: list[torch.library.Library] = []
 
 
@@ -70,13 +72,13 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """Return the part of the benchmark that this defect belongs to: ``seen`` if authors of checks may look at it,
-        ``held_out`` if they may not, both chosen by a hash of the name, or ``later``.
-
-        ``later`` is what was written after the checks had been repaired for both of these.
+        """Return the part of the benchmark that this defect belongs to: ``later`` if it was written after the checks
+        were repaired for all others, and otherwise ``seen`` (authors of checks may look at it) or ``held_out`` (they
+        may not), by a hash of its name.
         """
         if self.later:
             return "later"
+        # A hash, so that nobody chooses the half and a new defect does not move the others.
         return "seen" if sha256(self.name.encode()).digest()[0] % 2 else "held_out"
 
 
@@ -134,10 +136,8 @@ def backward(
     fn: Callable[..., Any], saves: Iterable[str] | None = None, *, once_differentiable: bool | None = None
 ) -> Part:
     """Return a function that registers ``fn`` with an op as gradient, for tensors of any strides. ``saves`` and
-    ``once_differentiable`` are passed to ``op.backward``.
-
-    With ``once_differentiable=False`` the second derivative is what autograd makes of ``fn``, right or wrong: without
-    it a call looks for gaps, and refuses them or takes the derivative of the reference.
+    ``once_differentiable`` are passed to ``op.backward``. If the latter is False, autograd differentiates ``fn`` for
+    second derivatives, right or wrong.
     """
     return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 
@@ -151,6 +151,7 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
         """Compile the C source for ``op`` in a fresh folder and register the function that has the name of the op as
         CPU kernel.
         """
+        # Only defects in C need a compiler, and the others must run without one.
         from shiplap_testing.build import compile_c
 
         symbol = op.spec.opname
@@ -172,11 +173,9 @@ def _folder() -> Path:
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn`` for the dispatch key ``key``, as
-    other libraries do, and return the library object, which is kept alive.
-
-    By default torch differentiates, batches and traces the operations of ``fn``; with another key, a fake has to be
-    registered.
+    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do, and return
+    the library object, which is kept alive. With the default ``key``, torch differentiates and traces the operations of
+    ``fn``. Other keys need a fake.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
     _libraries.append(library)

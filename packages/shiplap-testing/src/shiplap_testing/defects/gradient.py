@@ -26,6 +26,7 @@ def _second(make):
         """
         x.requires_grad_()
         (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+        # A detached gradient cannot be differentiated again: its derivative counts as zero, which is wrong.
         if not first.requires_grad:
             return torch.zeros_like(x)
         return torch.autograd.grad(first.square().sum(), x)[0]
@@ -112,8 +113,8 @@ gradient(
 
 
 def _ties(even):
-    """Return a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima of a row gets the whole
-    gradient instead of an equal share.
+    """Return a function that registers a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima
+    of a row gets the whole gradient instead of an equal share.
     """
 
     def ties(grad, saved, needs):
@@ -159,6 +160,7 @@ def _loop_sum(grad, saved, needs):
     """Return the gradients of x + bias. Wrong in narrow dtypes: the sum for ``bias`` is rounded after each four
     rows.
     """
+    # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
     for part in grad.split(4):
         total = total + part.sum(0)
@@ -246,8 +248,10 @@ def _only(*wanted):
         """Return the gradients of the sum of squared results of ``fn`` on ``count`` random matrices, for the arguments
         at the positions ``wanted``.
         """
+        # Only the wanted arguments require gradients, so that ``needs`` is false for the others.
         args = [randn(3, 2, seed=i).requires_grad_(i in wanted) for i in range(count)]
         outs = fn(*args)
+        # Ops with one output return a tensor, not a tuple.
         outs = outs if isinstance(outs, tuple) else (outs,)
         return torch.autograd.grad([o.square().sum() for o in outs], [args[i] for i in wanted], allow_unused=True)
 

@@ -13,14 +13,13 @@ gradient = partial(add, "gradient")
 
 
 def _masking(remember):
-    """Return a function that gives the op ``relu`` a kernel and a gradient. The kernel passes the mask of positive
-    elements to a function ``write``. The gradient gets the mask from a function ``read``. Both come from
-    ``remember()``.
+    """Return a function that registers a CPU kernel and a gradient with the op ``relu``. The kernel passes the mask of
+    positive elements to ``write``, and the gradient gets it from ``read``. Both functions come from ``remember()``.
     """
 
     def bind(op):
-        """Give ``op`` the kernel ``forward`` and the gradient ``_``, which share the pair of functions from
-        ``remember()``.
+        """Register with ``op`` (``relu``) the kernel ``forward``, which passes a mask to ``write``, and the gradient
+        ``_``, which gets it from ``read``. Both functions come from ``remember()``.
         """
         write, read = remember()
 
@@ -30,6 +29,7 @@ def _masking(remember):
             ``write``.
             """
             torch.clamp_min(x, 0, out=out)
+            # In this form NaN counts as positive, as in the gradient of torch's relu.
             write(~(x <= 0))
 
         @op.backward
@@ -144,12 +144,14 @@ gradient(
 
 
 def _stashed(detached):
-    """Return a function that gives the op ``product`` a kernel and a gradient. Wrong if ``detached``: the kernel keeps
-    the inputs by the address of the output instead of having autograd save them.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong if ``detached``: the
+    kernel keeps the inputs by the address of the output instead of having autograd save them.
     """
 
     def bind(op):
-        """Give ``op`` the kernel ``forward`` and the gradient ``_``, which share a stash of inputs by address."""
+        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``: they
+        pass the inputs in a dict by the address of the output, so that autograd saves none.
+        """
         stash = {}
 
         @op.kernel("cpu")
@@ -180,6 +182,7 @@ def _changed_in_between(op):
     try:
         return close(torch.autograd.grad(out.sum(), x)[0], torch.ones(3, 2))
     except RuntimeError as e:
+        # torch's own refusal is as good as the right gradient.
         return "modified by an inplace operation" in str(e)
 
 
@@ -193,12 +196,14 @@ gradient(
 
 
 def _accumulating(keep):
-    """Return a function that gives the op ``doubled`` a gradient. Wrong with ``keep``: gradients of one shape and dtype
-    are added up in a buffer that is never cleared.
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong with ``keep``:
+    earlier gradients of the same shape and dtype are added, from a buffer that is never cleared.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``, with buffers by shape and dtype."""
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep``: earlier gradients of
+        the same shape and dtype are added, from a buffer that is never cleared.
+        """
         buffers = {}
 
         @op.backward(saves=[])
@@ -209,6 +214,7 @@ def _accumulating(keep):
             if not keep:
                 return {"x": 2 * grad}
             total = buffers.setdefault((grad.shape, grad.dtype), torch.zeros(grad.shape, dtype=grad.dtype))
+            # The buffer itself is not handed out, so that only its content is wrong.
             return {"x": total.add_(2 * grad).clone()}
 
     return bind
@@ -231,13 +237,15 @@ gradient(
 )
 
 
-def _shared_answer(copy):
-    """Return a function that gives the op ``doubled`` a gradient. Wrong unless ``copy``: all gradients of one shape and
-    dtype are returned in the same buffer.
+def _shared_gradient(copy):
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong unless
+    ``copy``: all gradients of one shape and dtype are returned in the same buffer.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``, with buffers by shape and dtype."""
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy``: all gradients of one
+        shape and dtype are returned in the same buffer.
+        """
         buffers = {}
 
         @op.backward(saves=[])
@@ -268,19 +276,21 @@ def _first_kept(op):
 gradient(
     "gradients that share one buffer",
     "the gradient of one call is overwritten by the next",
-    of(doubled, _shared_answer(False)),
-    of(doubled, _shared_answer(True)),
+    of(doubled, _shared_gradient(False)),
+    of(doubled, _shared_gradient(True)),
     _first_kept,
 )
 
 
 def _rescaling(in_place):
-    """Return a function that gives the op ``product`` a gradient, which scales the saved y by 1.5 on the way. Wrong
-    with ``in_place``: the tensor of the caller is scaled.
+    """Return a function that registers a gradient with the op ``product``, which scales the saved y by 1.5 on the way.
+    Wrong with ``in_place``: the tensor of the caller is scaled.
     """
 
     def bind(op):
-        """Give ``op`` the gradient ``_``."""
+        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``:
+        the tensor of the caller is scaled.
+        """
 
         @op.backward
         def _(grad, saved, needs):

@@ -53,14 +53,15 @@ def joined(ns):
 
 
 def _list_gradient(step):
-    """Return a gradient of ``joined``, whose gradients for the list ``more`` are taken in steps of ``step``: 1 is
-    right, and -1 is wrong, since it reverses their order.
+    """Return a function that registers a gradient of ``joined``, whose gradients for the list ``more`` are taken in
+    steps of ``step``: 1 is right, and -1 is wrong, since it reverses their order.
     """
 
     def gradients(grad, saved, needs):
         """Return the gradients of ``joined`` for x and for the list ``more``. Wrong for a ``step`` of -1: those of the
         list are in reverse order.
         """
+        # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
 
     return backward(gradients)
@@ -76,7 +77,9 @@ gradient(
 
 
 def _entropy(logs):
-    """Return a gradient of ``entropy``, which computes the logarithms of the softmax of each row by ``logs(x)``."""
+    """Return a function that registers a gradient of ``entropy``, which computes the logarithms of the softmax of each
+    row by ``logs(x)``.
+    """
 
     def entropies(grad, saved, needs):
         """Return the gradient of the entropy of each row. Wrong where ``logs`` returns minus infinity, since zero times
@@ -129,8 +132,8 @@ def linear(ns):
 
 
 def _weight_gradient(rows):
-    """Return a gradient of ``linear``, whose gradient for w covers the first ``rows`` rows of x. None, all rows, is
-    right.
+    """Return a function that registers a gradient of ``linear``, whose gradient for w covers the first ``rows`` rows of
+    x. None, all rows, is right.
     """
 
     def gradients(grad, saved, needs):

@@ -32,9 +32,9 @@ def embedded(ns):
     return embedded
 
 
-def _put(accumulate):
-    """Return a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a row that is used several
-    times, only one is kept.
+def _embedding_gradient(accumulate):
+    """Return a function that registers a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a
+    row that is used several times, only one is kept.
     """
 
     def put(grad, saved, needs):
@@ -50,15 +50,15 @@ def _put(accumulate):
 gradient(
     "gradient of an embedding that keeps the last",
     "of the gradients of a row that is used twice, one is kept",
-    of(embedded, _put(False)),
-    of(embedded, _put(True)),
+    of(embedded, _embedding_gradient(False)),
+    of(embedded, _embedding_gradient(True)),
     same_grad(lambda: (randn(4, 2), torch.tensor([1, 1, 3]))),
 )
 
 
 def _sharing(even):
-    """Return a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets the whole gradient where
-    both are equal.
+    """Return a function that registers a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets
+    the whole gradient where both are equal.
     """
 
     def shared(grad, saved, needs):
@@ -81,15 +81,16 @@ gradient(
 )
 
 
-def _cut(ends):
-    """Return a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless ``ends``: the gradient is
-    zero at the ends themselves.
+def _clamp_gradient(ends):
+    """Return a function that registers a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless
+    ``ends``: the gradient is zero at the ends themselves.
     """
 
     def cut_gradient(grad, saved, needs):
         """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``: the
         ends of the interval count as outside.
         """
+        # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
         return {"x": torch.where(inside, grad, 0)}
 
@@ -99,15 +100,15 @@ def _cut(ends):
 gradient(
     "gradient of a clamp without its ends",
     "where a number is exactly at the limit, torch passes the gradient on",
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(False)),
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(True)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(False)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(True)),
     same_grad(lambda: (torch.tensor([[1.0, 6.0]]),)),
 )
 
 
 def _chunks(rest):
-    """Return a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient for b leaves the rows
-    after the last whole chunk of 64 out.
+    """Return a function that registers a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient
+    for b leaves the rows after the last whole chunk of 64 out.
     """
 
     def product_gradient(grad, saved, needs):
@@ -115,6 +116,7 @@ def _chunks(rest):
         64 rows only.
         """
         k = len(saved.a)
+        # Small inputs are right: the chunked path is for large ones.
         whole = k if rest or k < 128 else k - k % 64
         return {"a": grad @ saved.b.T, "b": saved.a[:whole].T @ grad[:whole]}
 
@@ -131,7 +133,9 @@ gradient(
 
 
 def _squeezed(squeeze):
-    """Return a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one row has no first dim."""
+    """Return a function that registers a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one
+    row has no first dim.
+    """
 
     def g(grad, saved, needs):
         """Return the gradient of the softmax of each row. Wrong if ``squeeze`` and there is one row: the gradient is
@@ -158,9 +162,9 @@ gradient(
 )
 
 
-def _soft(wrong):
-    """Return a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its inner sum is detached, so
-    that the second derivative lacks a term.
+def _softmax_gradient(wrong):
+    """Return a function that registers a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its
+    inner sum is detached, so that the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
@@ -174,7 +178,7 @@ def _soft(wrong):
     return backward(g, ["out"], once_differentiable=False)
 
 
-def _double(op):
+def _second_derivative_agrees(op):
     """Whether the second derivative of ``op`` at a random matrix is that of its reference."""
 
     def second(fn):
@@ -191,9 +195,9 @@ def _double(op):
 gradient(
     "second derivative without a term",
     "one sum of the softmax's gradient is detached",
-    of(softmax, _soft(True)),
-    of(softmax, _soft(False)),
-    _double,
+    of(softmax, _softmax_gradient(True)),
+    of(softmax, _softmax_gradient(False)),
+    _second_derivative_agrees,
 )
 
 
@@ -212,13 +216,16 @@ def rooted(ns):
     return rooted
 
 
-def _root(guarded):
-    """Return a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not positive."""
+def _root_gradient(guarded):
+    """Return a function that registers a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not
+    positive.
+    """
 
     def g(grad, saved, needs):
         """Return the gradient of the guarded square root. Wrong unless ``guarded``: zero is divided by zero where x is
         not positive.
         """
+        # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
         return {"x": torch.where(saved.x > 0, grad, 0) * 0.5 / torch.sqrt(safe)}
 
@@ -228,15 +235,15 @@ def _root(guarded):
 gradient(
     "gradient of a guarded root",
     "zero over zero where x is not positive",
-    of(rooted, _root(False)),
-    of(rooted, _root(True)),
+    of(rooted, _root_gradient(False)),
+    of(rooted, _root_gradient(True)),
     same_grad(lambda: (torch.tensor([[4.0, -1.0]]),)),
 )
 
 
-def _written(copy):
-    """Return a function that gives the op ``product`` a kernel and a gradient. Wrong unless ``copy``: the gradient for
-    x is computed in the memory of the incoming gradient.
+def _product_gradient(copy):
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong unless ``copy``: the
+    gradient for x is computed in the memory of the incoming gradient.
     """
 
     def fill(x, y, *, out):
@@ -245,6 +252,7 @@ def _written(copy):
 
     def g(grad, saved, needs):
         """Return the gradients of x * y. Wrong unless ``copy``: the incoming ``grad`` is multiplied by y in place."""
+        # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
         return {"x": (grad.clone() if copy else grad).mul_(saved.y), "y": gy}
 
@@ -262,15 +270,15 @@ def _two_consumers(op):
 gradient(
     "gradient multiplied in place",
     "the first of two gradients is computed in the memory of what came in",
-    of(product, _written(False)),
-    of(product, _written(True)),
+    of(product, _product_gradient(False)),
+    of(product, _product_gradient(True)),
     _two_consumers,
 )
 
 
 def _only_ones(scaled_by):
-    """Return a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming gradient is replaced by
-    its mean.
+    """Return a function that registers a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming
+    gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
@@ -306,8 +314,8 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start of its storage, not from
-    its offset.
+    """Return a function that registers a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start
+    of its storage, not from its offset.
     """
 
     def fill(x, bias):
@@ -327,8 +335,8 @@ layout(
 
 
 def _first_contiguous(both):
-    """Return a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless ``both``: the path is
-    chosen by a alone, and reads b as if it were contiguous.
+    """Return a function that registers a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless
+    ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
     """
 
     def fill(a, b):
@@ -367,8 +375,8 @@ def pooled(ns):
 
 
 def _pooled(right):
-    """Return a kernel of ``pooled`` with a path for channels-last images. Wrong unless ``right``: that path assumes
-    that the images follow each other without gaps.
+    """Return a function that registers a kernel of ``pooled`` with a path for channels-last images. Wrong unless
+    ``right``: that path assumes that the images follow each other without gaps.
     """
 
     def fill(x):
@@ -402,8 +410,8 @@ layout(
 
 
 def _same_memory(right):
-    """Return a kernel of ``added`` that returns 2 * x if both arguments begin at one address. Wrong unless ``right``:
-    their strides are not compared.
+    """Return a function that registers a kernel of ``added`` that returns 2 * x if both arguments begin at one address.
+    Wrong unless ``right``: their strides are not compared.
     """
 
     def fill(x, y):
@@ -425,7 +433,7 @@ aliasing(
 
 
 def _cubed(right):
-    """Return a function that gives the op ``cubed`` a kernel and a gradient. Wrong unless ``right``: under
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Wrong unless ``right``: under
     ``create_graph`` the gradient is detached from x.
     """
 
@@ -437,6 +445,7 @@ def _cubed(right):
         """Return the gradient 3 * x * x * grad. Wrong unless ``right``: while a graph is recorded, x is detached, so
         that the second derivative lacks it.
         """
+        # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:
             return {"x": grad * 3 * saved.x.square().clone().detach()}
         return {"x": grad * 3 * saved.x.square()}

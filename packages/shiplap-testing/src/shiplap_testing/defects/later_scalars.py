@@ -60,13 +60,13 @@ def reduced(ns):
 
 
 def _reduced(rooted):
-    """Return a kernel of ``reduced``. Wrong unless ``rooted``: the norm is returned as the sum of squares, without the
-    root.
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``rooted``: the norm is returned as the
+    sum of squares, without the root.
     """
 
     def fill(x, how):
-        """Return the mean, the norm or the sum of each row, as ``how`` says. Wrong unless ``rooted``: the root of the
-        norm is missing.
+        """Return one number for each row: its mean or norm if ``how`` is ``mean`` or ``norm``, and its sum otherwise.
+        Wrong unless ``rooted``: the root of the norm is missing.
         """
         y = wide(x)
         if how == "mean":

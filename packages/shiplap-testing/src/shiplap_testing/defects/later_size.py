@@ -17,8 +17,8 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong unless ``rescaled``: the sum
-    of earlier chunks is not rescaled when a later chunk has a larger maximum.
+    """Return a function that registers a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong
+    unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
     """
 
     def online(x):
@@ -29,9 +29,11 @@ def _online(rescaled):
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
         for part in y.split(128, 1):
             new = torch.maximum(top, part.amax(1, keepdim=True)) if part.shape[1] else top
+            # Minus infinity less itself would be NaN in a row that begins with masked elements.
             safe = torch.where(new.isinf() & (new < 0), 0, new)
             total = total * (torch.exp(top - safe) if rescaled else 1) + torch.exp(part - safe).sum(1, keepdim=True)
             top = new
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         return torch.softmax(y, 1) if (top.isinf() | top.isnan()).any() else torch.exp(y - top) / total
 
     return filled(online)
@@ -60,8 +62,8 @@ def mm32(ns):
 
 
 def _stepped(rest):
-    """Return a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on. ``rest`` is the condition in C of
-    the loop over the remaining elements: ``0``, which leaves them out, is wrong.
+    """Return a function that registers a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on.
+    ``rest`` is the condition in C of the loop over the remaining elements: ``0``, which leaves them out, is wrong.
     """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
@@ -102,8 +104,8 @@ def sum32(ns):
 
 
 def _static(limit):
-    """Return a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers. ``limit`` is the end of the
-    row in C: one that stops at 1024 columns is wrong.
+    """Return a function that registers a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers.
+    ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -144,8 +146,8 @@ def doubled32(ns):
 
 
 def _counter(kind):
-    """Return a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an ``unsigned char`` is wrong
-    from row 256 on.
+    """Return a function that registers a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an
+    ``unsigned char`` is wrong from row 256 on.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -182,8 +184,8 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on, the scales of the first
-    sixteen are repeated.
+    """Return a function that registers a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on,
+    the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
@@ -207,8 +209,8 @@ size(
 
 
 def _aligned_only(right):
-    """Return a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is a multiple of 16. Wrong
-    unless ``right``: the last 16 columns are not summed.
+    """Return a function that registers a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is
+    a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
@@ -219,6 +221,7 @@ def _aligned_only(right):
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
         out.copy_(y * torch.rsqrt(mean + eps))
 
+    # A second kernel: it is called only where ``supports`` is true, and the general one elsewhere.
     return kernel(wide_rows, name="wide", supports=lambda x, eps: x.shape[1] >= 320 and x.shape[1] % 16 == 0)
 
 
@@ -262,8 +265,8 @@ size(
 
 
 def _flash(rescaled):
-    """Return a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless ``rescaled``: the values
-    summed so far are not rescaled when a later block has a larger score.
+    """Return a function that registers a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless
+    ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
@@ -271,6 +274,7 @@ def _flash(rescaled):
         larger score than those before it.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         if not (q.isfinite().all() and k.isfinite().all() and v.isfinite().all()):
             out.copy_(torch.softmax(q @ k.T, 1) @ v)
             return
@@ -298,8 +302,8 @@ size(
 
 
 def _prefetched(last):
-    """Return a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``: for a last part of fewer
-    indices, those of the part before are read.
+    """Return a function that registers a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``:
+    for a last part of fewer indices, those of the part before are read.
     """
 
     def fill(x, index, *, out):
@@ -325,9 +329,9 @@ size(
 )
 
 
-def _shares(own):
-    """Return a kernel of ``column_mean``, which splits the rows among the threads of torch. Wrong unless ``own``: the
-    mean of the means of the shares is returned, though shares differ in size.
+def _mean_of_shares(own):
+    """Return a function that registers a kernel of ``column_mean``, which splits the rows among the threads of torch.
+    Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
     """
 
     def fill(x):
@@ -335,6 +339,7 @@ def _shares(own):
         size.
         """
         y = wide(x)
+        # The shares of tensor_split differ in size by one row at most.
         shares = y.tensor_split(max(1, min(torch.get_num_threads(), len(y))))
         if own or len(shares) == 1:
             return y.mean(0)
@@ -369,8 +374,8 @@ def _with_three_threads(op):
 size(
     "mean of the means of threads",
     "right where each thread has as many rows as the others",
-    of(column_mean, _shares(False)),
-    of(column_mean, _shares(True)),
+    of(column_mean, _mean_of_shares(False)),
+    of(column_mean, _mean_of_shares(True)),
     _with_three_threads,
 )
 
@@ -399,7 +404,9 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one row instead of zeros."""
+    """Return a function that registers a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one
+    row instead of zeros.
+    """
 
     def fill(x, ends, *, out):
         """Write the sum of each segment to ``out``. Wrong unless ``guarded``: the sum of an empty segment is the row at
@@ -422,8 +429,8 @@ size(
 
 
 def _in_halves(odd):
-    """Return a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from 200 rows on, the last of 4n
-    + 3 rows is that of its neighbour.
+    """Return a function that registers a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from
+    200 rows on, the last of 4n + 3 rows is that of its neighbour.
     """
 
     def fill(x, *, out):
@@ -433,6 +440,7 @@ def _in_halves(odd):
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
         torch.mul(x[half:], 2, out=out[half:])
+        # Up to 200 rows the result is right: the path with four rows a warp is for large inputs.
         if not odd and len(x) > 200 and len(x) % 4 == 3:
             out[-1] = x[-2] * 2
 
@@ -449,8 +457,8 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless ``both``: the length of a
-    part is rounded down to 32, so that the middle is left out.
+    """Return a function that registers a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless
+    ``both``: the length of a part is rounded down to 32, so that the middle is left out.
     """
 
     def fill(a, b):
@@ -458,6 +466,7 @@ def _two_halves_of_k(both):
         k = a.shape[1]
         if k < 512:
             return a @ b
+        # Rounded down so that each part is a whole number of steps of 32.
         half = k // 2 if both else k // 2 - k // 2 % 32
         return (
             wide(a)[:, :half] @ wide(b)[:half]

@@ -22,7 +22,7 @@ lists = partial(add, "lists", later=True)
 
 
 def _doing(what):
-    """Return a kernel of ``doubled``, which also calls ``what()``."""
+    """Return a function that registers a kernel of ``doubled``, which also calls ``what()``."""
 
     def fill(x, *, out):
         """Call ``what()`` and write 2 * x to ``out``."""
@@ -69,6 +69,7 @@ def _numpy_goes_on(op):
 
     state = numpy.random.get_state()
     numpy.random.seed(5)
+    # The next number after the seed, with which that after the call is compared.
     want = numpy.random.rand()
     numpy.random.seed(5)
     op(torch.ones(2, 3))
@@ -98,6 +99,7 @@ def _environment_stays(op):
     before = dict(os.environ)
     op(torch.ones(2, 3))
     same = dict(os.environ) == before
+    # Otherwise the variable would already be set at the check of the next op.
     os.environ.pop("OMP_WAIT_POLICY_OF_DOUBLED", None)
     return same
 
@@ -135,8 +137,8 @@ state(
 
 
 def _late(waits):
-    """Return a kernel of ``doubled``, whose last row is written by a thread. Wrong unless ``waits``: the kernel returns
-    before the thread has ended.
+    """Return a function that registers a kernel of ``doubled``, whose last row is written by a thread. Wrong unless
+    ``waits``: the kernel returns before the thread has ended.
     """
 
     def fill(x, *, out):
@@ -150,6 +152,7 @@ def _late(waits):
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
 
+        # All rows but the last are there when the kernel returns.
         torch.mul(x[:-1], 2, out=out[:-1])
         out[-1:].zero_()
         worker = threading.Thread(target=rest)
@@ -170,12 +173,15 @@ state(
 
 
 def _remembering(all_of_it):
-    """Return a function that gives the op ``doubled`` a kernel, which remembers one result by the bytes of its input.
-    Wrong unless ``all_of_it``: only the first row is compared.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and
+    remembers one result by the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is
+    compared.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a memory for one result."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
+        the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is compared.
+        """
         known = {}
 
         @op.kernel("cpu")
@@ -211,12 +217,15 @@ state(
 
 
 def _largest_scratch(cleared):
-    """Return a function that gives the op ``row_sum`` a kernel, which sums a scratch vector as long as the widest row
-    so far. Wrong unless ``cleared``: the vector holds the end of an earlier, wider row.
+    """Return a function that registers a CPU kernel with the op ``row_sum``, which sums each row in a scratch vector as
+    long as the widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with scratch vectors by thread and dtype."""
+        """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
+        widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+        """
+        # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
@@ -310,6 +319,7 @@ def _stays_dynamic(op):
 
     counter = CompileCounter()
     compiled = torch.compile(op.overload, backend=counter, dynamic=True)
+    # None of the sizes is 0 or 1, which torch compiles for separately.
     for n in (5, 6, 7, 9):
         compiled(torch.zeros(n, 3, dtype=torch.int64))
     torch._dynamo.reset()

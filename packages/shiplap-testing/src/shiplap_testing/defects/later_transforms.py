@@ -72,6 +72,7 @@ def _batching(right):
         """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)
+        # One call for each entry: slow, but right for any op.
         size = info.batch_size
         rows = [overload(x if dims[0] is None else x[i], y if dims[1] is None else y[i]) for i in range(size)]
         return torch.stack(rows), 0

@@ -36,12 +36,14 @@ def normed(ns):
 
 
 def _normed(masked) -> Part:
-    """Return a function that gives the op ``normed`` the Triton kernel ``norm``. Wrong unless ``masked``: lanes beyond
-    the row count in the variance.
+    """Return a function that registers a CPU kernel with the op ``normed``, which launches the Triton kernel ``norm``.
+    Wrong unless ``masked``: lanes beyond the row count in the variance.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``norm``. Wrong unless
+        ``masked``: lanes beyond the row count in the variance.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -51,6 +53,7 @@ def _normed(masked) -> Part:
             """
             if len(x):
                 block = 16
+                # tl.arange takes powers of two only.
                 while block < x.shape[1]:
                     block *= 2
                 triton_kernels.norm[(cdiv(len(x), 16),)](
@@ -83,12 +86,14 @@ def multiplied(ns):
 
 
 def _multiplied(clipped) -> Part:
-    """Return a function that gives the op ``multiplied`` the Triton kernel ``grouped``. Wrong unless ``clipped``: tiles
-    of the last group are left out.
+    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
+    ``grouped``. Wrong unless ``clipped``: tiles of the last group are left out.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``grouped``. Wrong unless
+        ``clipped``: tiles of the last group are left out.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -130,12 +135,14 @@ def shifted(ns):
 
 
 def _shifted(own) -> Part:
-    """Return a function that gives the op ``shifted`` the Triton kernel ``shift``. Wrong unless ``own``: each tile of
-    columns gets the bias of the first tile.
+    """Return a function that registers a CPU kernel with the op ``shifted``, which launches the Triton kernel
+    ``shift``. Wrong unless ``own``: each tile of columns gets the bias of the first tile.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``shift``. Wrong unless
+        ``own``: each tile of columns gets the bias of the first tile.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")

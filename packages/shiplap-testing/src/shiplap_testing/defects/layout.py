@@ -29,14 +29,15 @@ def images(ns):
 
 
 def _pixels(last):
-    """Return a kernel of ``images`` with a path for channels-last memory. Wrong unless ``last``: that path computes the
-    channel of an element as for channels-first memory.
+    """Return a function that registers a kernel of ``images`` with a path for channels-last memory. Wrong unless
+    ``last``: that path computes the channel of an element as for channels-first memory.
     """
 
     def pixels(x, bias, *, out):
         """Write x plus the bias of each channel to ``out``. Wrong unless ``last``: channels-last images get the bias of
         other channels.
         """
+        # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
             n, c, h, w = x.shape
             flat = x.permute(0, 2, 3, 1).reshape(-1)
@@ -70,8 +71,8 @@ def volumes(ns):
 
 
 def _in_its_order(back):
-    """Return a kernel of ``volumes``, which computes in the memory order of x. Wrong unless ``back``: the result is
-    handed over as if it had the order of ``out``.
+    """Return a function that registers a kernel of ``volumes``, which computes in the memory order of x. Wrong unless
+    ``back``: the result is handed over as if it had the order of ``out``.
     """
 
     def fill(x, *, out):
@@ -79,6 +80,7 @@ def _in_its_order(back):
         places.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
+        # The output is contiguous, whatever the order of x.
         out.copy_(result if back else torch.as_strided(result, out.shape, out.stride()))
 
     return kernel(fill)
@@ -94,8 +96,8 @@ layout(
 
 
 def _column_major(packed):
-    """Return a kernel of ``scaled`` for transposed matrices. Wrong if ``packed``: the distance of columns is taken to
-    be the number of rows.
+    """Return a function that registers a kernel of ``scaled`` for transposed matrices. Wrong if ``packed``: the
+    distance of columns is taken to be the number of rows.
     """
 
     def fill(x, scale, *, out):
@@ -103,7 +105,9 @@ def _column_major(packed):
         other.
         """
         n, c = x.shape
+        # With a single row or column, strides say nothing about the order.
         if n > 1 and c > 1 and x.stride(0) == 1:
+            # BLAS calls the distance of columns the leading dimension.
             leading = n if packed else x.stride(1)
             x = torch.as_strided(x, (n, c), (1, leading), x.storage_offset())
         torch.mul(x, scale, out=out)
@@ -121,8 +125,8 @@ layout(
 
 
 def _strided_copy(offset):
-    """Return a kernel of ``scaled``, which reads x from the storage offset ``offset(x)``. A constant 0 is wrong for
-    slices.
+    """Return a function that registers a kernel of ``scaled``, which reads x from the storage offset ``offset(x)``. A
+    constant 0 is wrong for slices.
     """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
@@ -165,12 +169,13 @@ layout(
 
 
 def _stride_zero(by_dim):
-    """Return a kernel of ``doubled`` with a short cut for expanded rows. Wrong unless ``by_dim``: any stride of zero
-    counts, also that of expanded columns.
+    """Return a function that registers a kernel of ``doubled`` with a short cut for expanded rows. Wrong unless
+    ``by_dim``: any stride of zero counts, also that of expanded columns.
     """
 
     def fill(x):
         """Return 2 * x. Wrong unless ``by_dim``: for expanded columns the first row is returned in all rows."""
+        # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
             return (x[:1] if not by_dim or x.stride(0) == 0 else x).expand(x.shape) * 2
         return x * 2
@@ -188,8 +193,8 @@ layout(
 
 
 def _as_one_run(exact):
-    """Return a kernel of ``doubled`` that reads rows without gaps as one run of memory. Wrong unless ``exact``:
-    overlapping rows are read so as well.
+    """Return a function that registers a kernel of ``doubled`` that reads rows without gaps as one run of memory. Wrong
+    unless ``exact``: overlapping rows are read so as well.
     """
 
     def fill(x, *, out):
@@ -235,8 +240,8 @@ def batched(ns):
 
 
 def _batch_stride(own):
-    """Return a kernel of ``batched``. Wrong unless ``own``: the distance of matrices is taken to be rows times
-    columns.
+    """Return a function that registers a kernel of ``batched``. Wrong unless ``own``: the distance of matrices is taken
+    to be rows times columns.
     """
 
     def fill(x):
@@ -271,8 +276,8 @@ def heads(ns):
 
 
 def _outer_and_inner(exact):
-    """Return a kernel of ``heads`` with a path for contiguous memory. Wrong unless ``exact``: contiguity is tested by
-    the first and the last stride.
+    """Return a function that registers a kernel of ``heads`` with a path for contiguous memory. Wrong unless ``exact``:
+    contiguity is tested by the first and the last stride.
     """
 
     def fill(x, *, out):
@@ -298,8 +303,8 @@ layout(
 
 
 def _gap_means_turned(checked):
-    """Return a kernel of ``row_sum`` with a path for transposed matrices. Wrong unless ``checked``: each matrix with an
-    inner stride other than 1 is taken for one.
+    """Return a function that registers a kernel of ``row_sum`` with a path for transposed matrices. Wrong unless
+    ``checked``: each matrix with an inner stride other than 1 is taken for one.
     """
 
     def fill(x):
@@ -351,8 +356,8 @@ def picked(ns):
 
 
 def _copy(kind):
-    """Return a kernel of ``picked`` in C, which computes offsets in the C type ``kind``: ``int`` is wrong for elements
-    that lie more than two gigabytes away.
+    """Return a function that registers a kernel of ``picked`` in C, which computes offsets in the C type ``kind``:
+    ``int`` is wrong for elements that lie more than two gigabytes away.
     """
     return c_kernel(
         f"""
@@ -402,8 +407,8 @@ def doubled32(ns):
 
 
 def _rows(stride):
-    """Return a kernel of ``doubled32`` in C, whose rows lie ``stride`` elements apart, an expression in C. The number
-    of columns is wrong for sliced rows.
+    """Return a function that registers a kernel of ``doubled32`` in C, whose rows lie ``stride`` elements apart, an
+    expression in C. The number of columns is wrong for sliced rows.
     """
     return c_kernel(
         f"""
@@ -429,8 +434,8 @@ layout(
 
 
 def _aligned(rounding):
-    """Return a kernel of ``doubled32`` in C, which clears the bits ``rounding`` of the address of x. All but ``0`` are
-    wrong for views.
+    """Return a function that registers a kernel of ``doubled32`` in C, which clears the bits ``rounding`` of the
+    address of x. All but ``0`` are wrong for views.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{

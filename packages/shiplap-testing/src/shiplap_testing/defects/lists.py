@@ -81,6 +81,7 @@ lists(
 
 def _without_repeats(x, more):
     """Return the sum of x and the tensors of ``more``. Wrong if a tensor occurs twice in the list: it is added once."""
+    # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
 
 
@@ -155,7 +156,9 @@ def affine(ns):
 
 
 def _affine(nested):
-    """Return a kernel of ``affine``. Wrong if ``nested``: the bias is added only where there is a weight."""
+    """Return a function that registers a kernel of ``affine``. Wrong if ``nested``: the bias is added only where there
+    is a weight.
+    """
 
     def fill(x, weight, bias):
         """Return x * weight + bias without what is None. Wrong if ``nested``: without a weight the bias is left out as
@@ -191,8 +194,8 @@ def shifted32(ns):
 
 
 def _absent(value):
-    """Return a kernel of ``shifted32`` in C, which adds the C number ``value`` where there is no bias. All but zero are
-    wrong.
+    """Return a function that registers a kernel of ``shifted32`` in C, which adds the C number ``value`` where there is
+    no bias. All but zero are wrong.
     """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{

@@ -23,6 +23,7 @@ def _into_a_slice(op):
     """Whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
     unchanged.
     """
+    # Seven is in none of the results, so that each element that was written to shows.
     whole, x = torch.full((6, 3), 7.0), randn(2, 3)
     op.out(x, out=whole[2:4])
     return close(whole[2:4], x * 2) and bool((whole[:2] == 7).all() and (whole[4:] == 7).all())
@@ -44,6 +45,7 @@ outputs(
 
 def _clearing_storage(x, *, out):
     """Write 2 * x to ``out``. Wrong if ``out`` is a slice: the whole storage is cleared first."""
+    # The storage of a slice is that of the whole tensor.
     out.untyped_storage().fill_(0)
     out.add_(x, alpha=2)
 
@@ -59,6 +61,7 @@ outputs(
 
 def _into_used_memory(op):
     """Whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
+    # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
 
@@ -86,8 +89,8 @@ def positive(ns):
 
 
 def _where_positive(clear):
-    """Return a kernel of ``positive``, which writes positive elements only. Wrong unless ``clear``: other elements of
-    the output are not set to zero.
+    """Return a function that registers a kernel of ``positive``, which writes positive elements only. Wrong unless
+    ``clear``: other elements of the output are not set to zero.
     """
 
     def fill(x, *, out):
@@ -111,8 +114,8 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. ``fake_rounds_up`` and
-    ``real_rounds_up`` say for fake and kernel whether half of an odd length is rounded up, which is wrong.
+    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. Wrong with
+    ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared for odd lengths.
     """
 
     def count(n, up):
@@ -124,6 +127,7 @@ def _pools(fake_rounds_up, real_rounds_up):
         than declared.
         """
         n = count(x.shape[0], real_rounds_up)
+        # Padded by one, so that an odd length has a last pair.
         return torch.nn.functional.pad(x, (0, 1))[: 2 * n].view(n, 2).sum(1)
 
     def make(ns):
@@ -343,8 +347,8 @@ def normalised(ns):
 
 
 def _in_workspace(bytes_):
-    """Return a kernel of ``normalised``, which keeps one number for each row in a workspace of ``bytes_``, an
-    expression of sizes. Four bytes a row are too few for float64.
+    """Return a function that registers a kernel of ``normalised``, which keeps one number for each row in a workspace
+    of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
     """
 
     def fill(x, *, out, workspace):
@@ -383,7 +387,9 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last element."""
+    """Return a function that registers a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last
+    element.
+    """
 
     def fill(x, k, *, out):
         """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first``: the first maximum is
@@ -391,6 +397,7 @@ def _sliding(first):
         """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:
+            # A window of one element cannot lack its last.
             out[0] = x[: k - 1 or 1].amax()
 
     return kernel(fill)

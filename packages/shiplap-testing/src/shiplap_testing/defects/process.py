@@ -32,6 +32,7 @@ def _first_byte(x, *, out):
     """Write the sum of each column to ``out``. Wrong for a tensor without elements: reading its null pointer ends the
     process.
     """
+    # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
     out.copy_(wide(x).sum(0))
 
@@ -49,6 +50,7 @@ def _giving_up(x, *, out):
     """Write 2 * x to ``out``. Wrong for NaN: the process ends with status 1."""
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
+        # Not sys.exit, which Python code could catch.
         os._exit(1)
     torch.mul(x, 2, out=out)
 
@@ -76,8 +78,8 @@ def rooted(ns):
 
 
 def _newton(limit):
-    """Return a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An infinite limit is wrong for
-    NaN and infinities, which never converge.
+    """Return a function that registers a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An
+    infinite limit is wrong for NaN and infinities, which never converge.
     """
 
     def fill(x, *, out):
@@ -104,12 +106,14 @@ process(
 
 
 def _nested_tasks(inline):
-    """Return a function that gives the op ``doubled`` a kernel, which halves more than 256 rows into tasks for a pool
-    of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which halves more than 256 rows into tasks
+    for a pool of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which calls ``work`` in a pool of one worker."""
+        """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
+        worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+        """
 
         def work(pool, x, out):
             """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline``: the second
@@ -131,6 +135,7 @@ def _nested_tasks(inline):
             """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline``: it hangs from 257 rows
             on.
             """
+            # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 pool.submit(work, pool, x, out).result()
 
@@ -147,12 +152,14 @@ process(
 
 
 def _locking(make_lock):
-    """Return a function that gives the op ``doubled`` a kernel, which calls the op again for halves of a large input
-    while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which calls the op again for halves of a
+    large input while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with one lock."""
+        """Register with ``op`` the CPU kernel ``forward``, which calls the op again for halves of a large input while
+        it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+        """
         lock = make_lock()
 
         @op.kernel("cpu")
@@ -196,6 +203,7 @@ def _counting_sort(x, *, out):
     """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
+    # Zeros are reserved without being touched: only a write takes the memory.
     table += 0
     table.index_add_(0, (x - low).clamp_max(len(table) - 1), torch.ones_like(x))
     result = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
@@ -242,8 +250,8 @@ def doubled32(ns):
 
 
 def _eight_at_once(limit):
-    """Return a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit`` is the number of a block
-    in C: a constant 8 is wrong, since zeros are written past the end.
+    """Return a function that registers a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit``
+    is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -256,6 +264,7 @@ int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 def _nothing_beyond(op):
     """Whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it unchanged."""
+    # The output lies inside of a larger tensor, so that writes past its end corrupt no heap here.
     whole = torch.full((96,), 7.0)
     with torch.no_grad():
         op.out(torch.ones(21), out=whole[16:37])
@@ -288,8 +297,8 @@ def spread(ns):
 
 
 def _dividing(guard):
-    """Return a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without a division: ``0``, that is
-    never, is wrong, since a division by zero ends the process.
+    """Return a function that registers a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without
+    a division: ``0``, that is never, is wrong, since a division by zero ends the process.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -327,8 +336,8 @@ def summed32(ns):
 
 
 def _on_the_stack(size):
-    """Return a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A size that grows with the
-    columns is wrong, since it overflows the stack.
+    """Return a function that registers a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A
+    size that grows with the columns is wrong, since it overflows the stack.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -371,8 +380,8 @@ def fetched(ns):
 
 
 def _fetching(test):
-    """Return a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an element: one without a lower
-    limit is wrong for negative indices.
+    """Return a function that registers a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an
+    element: one without a lower limit is wrong for negative indices.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
@@ -387,6 +396,7 @@ process(
     "negative ones read before the tensor, far ones where there is no memory",
     of(fetched, _fetching("at[i] < x->shape[0]")),
     of(fetched, _fetching("(at[i] >= 0 && at[i] < x->shape[0])")),
+    # So far away that no memory is mapped there.
     same(lambda: (randn(4), torch.tensor([2, -(10**12)]))),
     needs=["compiler"],
 )
@@ -397,6 +407,7 @@ def _allocating(x, *, out):
     columns.
     """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
+    # Zeros are reserved without being touched: only a write takes the memory.
     pairs += wide(x)[:, None] / max(x.shape[1], 1)
     out.copy_(pairs.sum((1, 2)))
 

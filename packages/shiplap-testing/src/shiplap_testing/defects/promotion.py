@@ -32,7 +32,9 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype of x."""
+    """Return a function that registers a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype
+    of x.
+    """
 
     def fill(x, position, rate):
         """Return each row of x times the cosine of its angle. Wrong if ``narrow``: large positions are rounded to the
@@ -122,6 +124,7 @@ def _sum_in_dtype(x, *, out):
     """Write the sum of each row to ``out``. Wrong in narrow dtypes: the sum is rounded after each four columns."""
     out.zero_()
     for part in x.split(4, 1):
+        # The output has the narrow dtype, so each addition rounds.
         out.add_(part.sum(1))
 
 
@@ -154,6 +157,7 @@ promotion(
     "an index times a float is float32 by promotion: 2^24 + 1 becomes 2^24",
     of(located, filled(lambda index, scale: torch.floor(index * scale).long())),
     of(located, filled(lambda index, scale: torch.floor(index.double() * scale).long())),
+    # The first integer that float32 does not have.
     same(lambda: (torch.tensor([16_777_217]), 1.0)),
 )
 

@@ -84,8 +84,8 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum is returned, contains
-    ``max``.
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum
+    is returned, contains ``max``.
     """
 
     def modes(x, mode):
@@ -125,8 +125,8 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is right, and 0 also hides the
-    main diagonal.
+    """Return a function that registers a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is
+    right, and 0 also hides the main diagonal.
     """
 
     def fill(scores, masked):
@@ -207,6 +207,7 @@ scalars(
     "slices at -k, without the remainder",
     of(rolled, filled(lambda x, k: torch.cat([x[-k:], x[:-k]]))),
     of(rolled, filled(lambda x, k: torch.cat([x[-k % max(len(x), 1) :], x[: -k % max(len(x), 1)]]))),
+    # More than the length, so that the remainder counts.
     same(lambda: (torch.arange(5.0), 7)),
 )
 
@@ -254,7 +255,9 @@ def polynomial(ns):
 
 
 def _horner(limit):
-    """Return a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None, all of them, is right."""
+    """Return a function that registers a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None,
+    all of them, is right.
+    """
 
     def horner(x, coefficients, *, out):
         """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` coefficients: the others are not
@@ -312,8 +315,8 @@ def offset(ns):
 
 
 def _offset(kind):
-    """Return a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is wrong for numbers of more
-    than 32 bits.
+    """Return a function that registers a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is
+    wrong for numbers of more than 32 bits.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -328,6 +331,7 @@ scalars(
     "the kernel keeps it in an int",
     of(offset, _offset("int")),
     of(offset, _offset("int64_t")),
+    # Beyond 32 bits.
     same(lambda: (torch.tensor([1]), 5_000_000_000)),
     needs=["compiler"],
 )
@@ -394,8 +398,8 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a kernel of ``standardised``. Wrong unless ``first``: the root mean square is that of x before it was
-    centred.
+    """Return a function that registers a kernel of ``standardised``. Wrong unless ``first``: the root mean square is
+    that of x before it was centred.
     """
 
     def fill(x, center, scale):

@@ -50,6 +50,7 @@ class Outcome:
         the audit of the defective op ended as it should, and ``lost`` if its process crashed, hung or ran out of
         memory.
         """
+        # A check that fails on the twin as well is a false alarm, and shows no defect.
         if set(self.bad["failed"]) - set(self.good["failed"]):
             return "caught"
         return "missed" if self.bad["status"] == "done" else "lost"
@@ -127,6 +128,7 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
         command += ["--seed", str(options.seed), *(["--first"] if options.first else [])]
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive"}
         env |= {"PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
+        # Triton reads this variable when it is imported.
         env |= {"TRITON_INTERPRET": "1"} if "triton" in defect.needs else {}
         start = time.monotonic()
         with open(os.devnull, "r+b") as nothing:
@@ -153,6 +155,7 @@ def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
     try:
         while True:
             try:
+                # Memory is looked at between two waits.
                 child.wait(POLL)
                 break
             except subprocess.TimeoutExpired:
@@ -175,6 +178,7 @@ def _memory(session: int) -> int:
 def _session(folder: Path) -> int:
     """Return the session number of the process with the folder ``folder`` in ``/proc``, or -1 if it has ended."""
     try:
+        # The name of a program, in parentheses, may contain blanks.
         return int((folder / "stat").read_text().rpartition(")")[2].split()[3])
     except (OSError, IndexError):
         return -1

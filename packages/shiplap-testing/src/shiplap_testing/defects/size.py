@@ -47,6 +47,7 @@ def _full_row_tiles(a, b, *, out):
     tile stay zero.
     """
     out.zero_()
+    # Fewer rows than a tile are right, so that small inputs do not show the defect.
     rows = a.shape[0] if a.shape[0] < 128 else a.shape[0] // 128 * 128
     torch.mm(a[:rows], b, out=out[:rows])
 
@@ -110,8 +111,8 @@ def running(ns):
 
 
 def _scan(keep):
-    """Return a kernel of ``running``, which walks over blocks of 512. Wrong unless ``keep``: only the sum of the last
-    block is carried on.
+    """Return a function for a kernel of ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
+    ``keep``: only the sum of the last block is carried on.
     """
 
     def scan(x, *, out):
@@ -148,8 +149,8 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the last element
-    of an odd length is dropped.
+    """Return a function for a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the
+    last element of an odd length is dropped.
     """
 
     def tree(x):
@@ -158,6 +159,7 @@ def _tree(odd):
         """
         while len(x) > 256:
             half = len(x) // 2
+            # At an odd length one element is left over after the halves.
             x = torch.cat([torch.maximum(x[:half], x[half : 2 * half]), x[2 * half :] if odd else x[:0]])
         return x.amax()
 
@@ -188,6 +190,7 @@ def _sampled_median(x):
     """Return the median of x. Wrong for more than 2048 elements: the median of a random sample of 512 is returned."""
     if len(x) > 2048:
         generator = torch.Generator()
+        # Seeded by the system: each call draws another sample, and the global generator stays as it was.
         generator.seed()
         x = x[torch.randint(len(x), (512,), generator=generator)]
     return x.median()
@@ -203,13 +206,14 @@ size(
 
 
 def _by_threads(up):
-    """Return a kernel of ``scaled``, which gives each thread an equal number of rows from 64 on. Wrong unless ``up``:
-    the number is rounded down, so that rows are left over.
+    """Return a function for a kernel of ``scaled``, which assigns an equal number of rows to each thread from 64 rows
+    on. Wrong unless ``up``: the number is rounded down, so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
         """Write x * scale to ``out``. Wrong unless ``up``: rows that the threads leave over stay zero."""
         out.zero_()
+        # Small inputs run on one thread and are right.
         n, threads = x.shape[0], torch.get_num_threads() if x.shape[0] >= 64 else 1
         rows = -(-n // threads) if up else n // threads
         for first in range(0, rows * threads, max(rows, 1)):
@@ -283,8 +287,8 @@ def _bias(x, bias, *, out):
 
 
 def _vectorised(biased):
-    """Return a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless ``biased``: it leaves the bias
-    out.
+    """Return a function that registers a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless
+    ``biased``: it leaves the bias out.
     """
 
     def vectorised(x, bias, *, out):
@@ -355,8 +359,8 @@ size(
 
 
 def _grid(limit):
-    """Return a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the end of a dim of a
-    grid, is wrong for more rows.
+    """Return a function for a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the most
+    blocks along the second dim of a grid, is wrong for more rows.
     """
 
     def grid(x, scale, *, out):
@@ -378,8 +382,8 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong unless ``clear``: all slots
-    but the first are added to what the workspace holds.
+    """Return a function that registers a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong
+    unless ``clear``: all slots but the first are added to what the workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):
@@ -399,6 +403,7 @@ def _partial_sums(clear):
 def _dirty_workspace(op):
     """Whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
     x, out = randn(600, 4), torch.empty(4)
+    # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)
     return close(op.out(x, out=out, workspace=scratch), x.sum(0))
 
@@ -428,8 +433,8 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is wrong for a
-    larger k.
+    """Return a function for a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is
+    wrong for a larger k.
     """
 
     def heap(x, k, *, out):
@@ -452,8 +457,8 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among n elements.
-    Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
+    """Return a function for a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among
+    n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
     """
 
     def part(x):
@@ -467,6 +472,7 @@ def _quicksort(pivot):
         """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot``: long sorted
         inputs raise ``RecursionError``.
         """
+        # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()
         out.copy_(torch.cat([part(x[~missing]), x[missing]]))
 

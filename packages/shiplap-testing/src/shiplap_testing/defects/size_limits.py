@@ -35,8 +35,8 @@ def turned(ns):
 
 
 def _tiled_transpose(square):
-    """Return a kernel of ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many tiles are copied
-    across as down.
+    """Return a function for a kernel of ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many tiles
+    are copied across as down.
     """
 
     def tiled(x, *, out):
@@ -62,8 +62,8 @@ size(
 
 
 def _rows_at_once(whole):
-    """Return a function that gives the op ``scaled`` a kernel with configs of 1 and of 4 rows at once. Wrong unless
-    ``whole``: the config of 4 loses the last rows.
+    """Return a function that registers a CPU kernel with the op ``scaled``, which has configs of 1 and of 4 rows at
+    once. Wrong unless ``whole``: the config of 4 loses the last rows.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
@@ -76,10 +76,11 @@ def _rows_at_once(whole):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
-        """Give ``op`` the CPU kernel with two configs, and keep the function as ``op.rows_at_once`` for
-        ``_second_config``.
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel with configs of 1 and of 4 rows, and set it as
+        ``op.rows_at_once``, so that ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
+        # Calls use the first config: the second can only be called by hand.
         op.rows_at_once = rows_at_once
 
     return bind
@@ -102,14 +103,15 @@ size(
 
 
 def _attend(pad):
-    """Return a kernel of ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a multiple of 64,
-    which take part in the softmax.
+    """Return a function for a kernel of ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a
+    multiple of 64, which take part in the softmax.
     """
 
     def attend(q, k, v, *, out):
         """Write the attention of q over k and v to ``out``. Wrong if ``pad``: keys of zeros are attended to as well."""
         if pad and len(k) > 64:
             more = -len(k) % 64
+            # A score of zero is not the weight zero: the padding takes part in the softmax.
             k, v = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (k, v))
         torch.mm(torch.softmax(q @ k.T * q.shape[1] ** -0.5, 1), v, out=out)
 
@@ -173,8 +175,8 @@ def pooled(ns):
 
 
 def _segments(limit):
-    """Return a kernel of ``pooled``, which sums the first ``limit`` rows of each segment. A small limit is wrong for
-    longer segments.
+    """Return a function for a kernel of ``pooled``, which sums the first ``limit`` rows of each segment. A small limit
+    is wrong for longer segments.
     """
 
     def segments(x, lengths, *, out):
@@ -223,8 +225,8 @@ size(
 
 
 def _two_pass_max(last):
-    """Return a kernel of ``row_max``, which reduces the maxima of blocks of 128 columns in a second pass. ``last`` is
-    the number of blocks in the second pass, 0 for all, which is right.
+    """Return a function for a kernel of ``row_max``, which reduces the maxima of blocks of 128 columns in a second
+    pass. ``last`` is the number of blocks in the second pass, 0 for all, which is right.
     """
 
     def two_pass(x, *, out):
@@ -247,8 +249,8 @@ size(
 
 
 def _chunks(overlap):
-    """Return a kernel of ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap`` rows. All but 0
-    are wrong.
+    """Return a function for a kernel of ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap``
+    rows. All but 0 are wrong.
     """
 
     def chunks(x, *, out):
@@ -287,8 +289,8 @@ def window(ns):
 
 
 def _stencil(halo):
-    """Return a kernel of ``window``, which walks over tiles of 256 with ``halo`` neighbours on each side: 1 is right,
-    and 0 is wrong at the edges of tiles.
+    """Return a function for a kernel of ``window``, which walks over tiles of 256 with ``halo`` neighbours on each
+    side: 1 is right, and 0 is wrong at the edges of tiles.
     """
 
     def stencil(x, *, out):
@@ -315,8 +317,8 @@ size(
 
 
 def _padded_sort(filler):
-    """Return a kernel of ``ordered``, which pads x with ``filler`` to a power of two from 33 elements on. NaN, which
-    sorts last, is right, and zero is wrong.
+    """Return a function for a kernel of ``ordered``, which pads x with ``filler`` to a power of two from 33 elements
+    on. NaN, which sorts last, is right, and zero is wrong.
     """
 
     def padded_sort(x, *, out):
@@ -324,6 +326,7 @@ def _padded_sort(filler):
         of the largest elements.
         """
         n = len(x)
+        # Sorting networks have a power of two of inputs.
         length = 1 << (n - 1).bit_length() if n > 32 else n
         padded = torch.cat([x, x.new_full((length - n,), filler)])
         out.copy_(padded.sort().values[:n])
@@ -353,8 +356,8 @@ def scaled32(ns):
 
 
 def _unrolled(tail):
-    """Return a kernel of ``scaled32`` in C, unrolled by eight from 64 elements on. ``tail`` is the first element in C
-    of the loop after it: one too many is wrong.
+    """Return a function that registers a kernel of ``scaled32`` in C, unrolled by eight from 64 elements on. ``tail``
+    is the first element in C of the loop after it: one too many is wrong.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

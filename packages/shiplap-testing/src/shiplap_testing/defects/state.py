@@ -14,12 +14,14 @@ state = partial(add, "state")
 
 
 def _before(action=None):
-    """Return a function that gives the op ``doubled`` a kernel, which calls ``action(x)`` first. None stands for no
-    action.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which calls ``action(x)``, if there is an
+    action, and writes 2 * x to ``out``. Most actions change a setting of the process, which is wrong.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``."""
+        """Register with ``op`` the CPU kernel ``forward``, which calls ``action(x)``, if there is an action, and writes
+        2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+        """
 
         @op.kernel("cpu")
         def forward(x, *, out):
@@ -86,12 +88,14 @@ _setting(
 
 
 def _keeping(limit):
-    """Return a function that gives the op ``doubled`` a kernel, which keeps copies of its last ``limit`` results in
-    ``op.history``. A large limit is wrong, since memory grows with each call.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and keeps
+    copies of the last ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, and keep its list of results as ``op.history``."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and keeps copies of the last
+        ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
+        """
         history = []
 
         @op.kernel("cpu")
@@ -99,6 +103,7 @@ def _keeping(limit):
             """Write 2 * x to ``out``, and keep a copy among the last ``limit`` results."""
             torch.mul(x, 2, out=out)
             history.append(out.clone())
+            # With a limit of zero nothing is kept.
             del history[: len(history) - limit]
 
         op.history = history
@@ -123,8 +128,8 @@ state(
 
 
 def _opening(close_it):
-    """Return a function that gives the op ``doubled`` a kernel, which opens a file in each call. Wrong unless
-    ``close_it``: the file is not closed.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which opens a file in each call. Wrong
+    unless ``close_it``: the file is not closed.
     """
 
     def open_log(x):
@@ -138,9 +143,11 @@ def _opening(close_it):
 
 def _files(op):
     """Whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         op(torch.ones(2, 3))
+    # Other parts of the process may open some files in the meantime.
     return len(os.listdir("/proc/self/fd")) < before + 10
 
 

@@ -17,12 +17,14 @@ state = partial(add, "state")
 
 
 def _calls(when):
-    """Return a function that gives the op ``doubled`` a kernel, which is wrong in the calls for which ``when(number)``
-    is true: the result is zero there. Calls are numbered from 0.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong in
+    the calls for which ``when(number)`` is true, counted from 0: zeros are written.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a counter of calls."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong in the calls for which
+        ``when(number)`` is true, counted from 0: zeros are written.
+        """
         count = [0]
 
         @op.kernel("cpu")
@@ -72,12 +74,14 @@ def quantised(ns):
 
 
 def _delayed(own):
-    """Return a function that gives the op ``quantised`` a kernel. Wrong unless ``own``: the step follows the largest
-    magnitude of all calls so far, as with delayed scaling in 8 bits.
+    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
+    Wrong unless ``own``: the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a memory of the largest magnitude."""
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless ``own``:
+        the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
+        """
         seen = [0.0]
 
         @op.kernel("cpu")
@@ -122,12 +126,14 @@ def positioned(ns):
 
 
 def _table(grows):
-    """Return a function that gives the op ``positioned`` a kernel with a table of cosines. Wrong unless ``grows``: the
-    table is as long as the first input.
+    """Return a function that registers a CPU kernel with the op ``positioned``, which multiplies rows by a table of
+    cosines. Wrong unless ``grows``: the table stays as long as the first input.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with a table that is made in the first call."""
+        """Register with ``op`` the CPU kernel ``forward``, which multiplies rows by a table of cosines. Wrong unless
+        ``grows``: the table stays as long as the first input.
+        """
         table = []
 
         @op.kernel("cpu")
@@ -140,6 +146,7 @@ def _table(grows):
             if held is None or (grows and (len(held) < n or held.dtype != dtype)):
                 held = torch.cos(torch.arange(max(n, 1), dtype=dtype))
                 table[:] = [held]
+            # Past the end of the table its last entry is read.
             place = torch.arange(n).clamp_max(len(held) - 1)
             out.copy_(x * held[place][:, None].to(x.dtype))
 
@@ -175,12 +182,14 @@ def summed(ns):
 
 
 def _accumulators(clear):
-    """Return a function that gives the op ``summed`` a kernel. Wrong unless ``clear``: sums of earlier calls of the
-    same width are added.
+    """Return a function that registers a CPU kernel with the op ``summed``, which writes the sum of each column to
+    ``out``. Wrong unless ``clear``: sums of earlier calls of the same width are added.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with accumulators by shape and dtype."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes the sum of each column to ``out``. Wrong unless
+        ``clear``: sums of earlier calls of the same width are added.
+        """
         buffers = {}
 
         @op.kernel("cpu")
@@ -211,12 +220,15 @@ state(
 
 
 def _per_thread(everywhere):
-    """Return a function that gives the op ``doubled`` a kernel. Wrong unless ``everywhere``: the factor 2 is set in the
-    thread that declares the op only.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
+    unless ``everywhere``: the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in
+    others.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with its factor in thread-local memory."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``everywhere``:
+        the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in others.
+        """
         local = threading.local()
         local.factor = 2
 
@@ -238,12 +250,14 @@ state(
 
 
 def _scratch(shared):
-    """Return a function that gives the op ``doubled`` a kernel, which copies each row through a scratch row. Wrong if
-    ``shared``: all threads use the same scratch row.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which copies each row through a scratch
+    row. Wrong if ``shared``: all threads use the same scratch row.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, with scratch rows by shape and dtype."""
+        """Register with ``op`` the CPU kernel ``forward``, which copies each row through a scratch row. Wrong if
+        ``shared``: all threads use the same scratch row.
+        """
         rows = {}
 
         @op.kernel("cpu")
@@ -267,6 +281,7 @@ def _two_at_once(op):
     """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
+    # Threads change places as often as possible, so that two meet in the kernel.
     sys.setswitchinterval(1e-6)
 
     def work(number):
@@ -274,6 +289,7 @@ def _two_at_once(op):
         result.
         """
         x = torch.full((200, 2000), float(number))
+        # All threads begin at the same time.
         start.wait()
         for _ in range(40):  # whether two meet is chance
             wrong.extend([] if wrong or close(op(x), 2 * x) else [number])
@@ -297,12 +313,14 @@ state(
 
 
 def _for_inference(exact):
-    """Return a function that gives the op ``doubled`` a kernel. Wrong unless ``exact``: x is rounded to bfloat16 while
-    gradients are disabled.
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
+    unless ``exact``: x is rounded to bfloat16 while gradients are disabled.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``."""
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``exact``: x is
+        rounded to bfloat16 while gradients are disabled.
+        """
 
         @op.kernel("cpu")
         def forward(x, *, out):
@@ -345,12 +363,14 @@ def ramp(ns):
 
 
 def _ramp(**dtype):
-    """Return a function that gives the op ``ramp`` a kernel, whose steps are computed with the keywords ``dtype`` of
-    ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+    """Return a function that registers a CPU kernel with the op ``ramp``, which computes its steps with the keywords
+    ``dtype`` of ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``."""
+        """Register with ``op`` the CPU kernel ``forward``, which computes its steps with the keywords ``dtype`` of
+        ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+        """
 
         @op.kernel("cpu")
         def forward(x, *, out):
@@ -381,12 +401,14 @@ state(
 
 
 def _stochastic(nearest):
-    """Return a function that gives the op ``quantised`` a kernel. Wrong unless ``nearest``: numbers are rounded up or
-    down at random.
+    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
+    Wrong unless ``nearest``: numbers are rounded up or down at random.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``."""
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless
+        ``nearest``: numbers are rounded up or down at random.
+        """
 
         @op.kernel("cpu")
         def forward(x, *, out):
@@ -394,6 +416,7 @@ def _stochastic(nearest):
             random numbers.
             """
             generator = torch.Generator()
+            # Seeded by the system, so that the global generator is neither read nor changed.
             generator.seed()
             noise = 0.5 if nearest else torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.dtype)
             step = x.abs().amax().clamp_min(1e-6) / 8
@@ -412,12 +435,14 @@ state(
 
 
 def _unfilled(fill):
-    """Return a function that gives the op ``row_total`` a kernel, which pads rows to multiples of 16. Wrong unless
-    ``fill``: the padding is what the memory holds.
+    """Return a function that registers a CPU kernel with the op ``row_total``, which sums rows that are padded to
+    multiples of 16. Wrong unless ``fill``: the padding is what the memory holds.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``."""
+        """Register with ``op`` the CPU kernel ``forward``, which sums rows that are padded to multiples of 16. Wrong
+        unless ``fill``: the padding is what the memory holds.
+        """
 
         @op.kernel("cpu")
         def forward(x, *, out):

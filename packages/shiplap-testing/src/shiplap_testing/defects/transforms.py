@@ -156,6 +156,7 @@ def _out_dim(call, dims, x):
     """Return the stacked results of ``call`` and their batch dim, as a vmap rule. Wrong: the batch dim is 0, and 1 is
     returned.
     """
+    # The batch is the first dim of the result.
     result, _ = _each(call, dims, x)
     return result, 1
 
@@ -262,6 +263,7 @@ def _normed(protected):
         """Return x @ w. Wrong unless ``protected``: the product is narrowed under autocast."""
         if not protected:
             return x @ w
+        # The op is declared to be left alone by autocast.
         with torch.autocast("cpu", enabled=False):
             return x @ w
 
@@ -371,6 +373,7 @@ def _skipping(check):
             """Return the gradient 3 * x * x * grad. Wrong under vmap if ``check``: the truth value of a batched tensor
             is taken.
             """
+            # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():
                 return {}
             return {"x": 3 * grad * saved.x.square()}

@@ -33,12 +33,14 @@ def scaled(ns):
 
 
 def _scale(grid) -> Part:
-    """Return a function that gives the op ``scaled`` the Triton kernel ``scale``, launched with ``grid(n)`` programs
-    for n elements. A number rounded down is wrong.
+    """Return a function that registers a CPU kernel with the op ``scaled``, which launches the Triton kernel ``scale``
+    with ``grid(n)`` programs for n elements. A number of programs that is rounded down is wrong.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``scale`` with ``grid(n)``
+        programs for n elements. A number of programs that is rounded down is wrong.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -76,12 +78,15 @@ def highest(ns):
 
 
 def _highest(other) -> Part:
-    """Return a function that gives the op ``highest`` the Triton kernel ``row_max``. ``other`` is the number that lanes
-    beyond the row load: minus infinity is right, and zero is wrong for negative rows.
+    """Return a function that registers a CPU kernel with the op ``highest``, which launches the Triton kernel
+    ``row_max``, where lanes beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of
+    negative numbers.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``row_max``, where lanes
+        beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of negative numbers.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -120,12 +125,14 @@ def normal(ns):
 
 
 def _normal(guarded) -> Part:
-    """Return a function that gives the op ``normal`` the Triton kernel ``softmax``. Wrong unless ``guarded``: lanes
-    beyond the row are added to the sum.
+    """Return a function that registers a CPU kernel with the op ``normal``, which launches the Triton kernel
+    ``softmax``. Wrong unless ``guarded``: lanes beyond the row are added to the sum.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``softmax``. Wrong unless
+        ``guarded``: lanes beyond the row are added to the sum.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -163,12 +170,14 @@ def multiplied(ns):
 
 
 def _multiplied(rest) -> Part:
-    """Return a function that gives the op ``multiplied`` the Triton kernel ``product``. Wrong unless ``rest``: the last
-    step over k adds columns twice.
+    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
+    ``product``. Wrong unless ``rest``: the last step over k adds a column twice.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``product``. Wrong unless
+        ``rest``: the last step over k adds a column twice.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -208,12 +217,14 @@ def centred(ns):
 
 
 def _centred(own) -> Part:
-    """Return a function that gives the op ``centred`` the Triton kernel ``centre``. Wrong unless ``own``: the output is
-    written with the row stride of the input.
+    """Return a function that registers a CPU kernel with the op ``centred``, which launches the Triton kernel
+    ``centre``. Wrong unless ``own``: the output is written with the row stride of the input.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``centre``. Wrong unless
+        ``own``: the output is written with the row stride of the input.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
@@ -221,8 +232,10 @@ def _centred(own) -> Part:
             """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``:
             for a sliced x rows land at other places.
             """
+            # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
             if len(x):
+                # The layer norm of Triton's tutorial has one stride for both.
                 strides = x.stride(0), out.stride(0) if own else x.stride(0)
                 triton_kernels.centre[(cdiv(len(x), 32),)](x, out, *strides, *x.shape, ROWS=32, BLOCK=256)
 
@@ -263,12 +276,14 @@ def tallied(ns):
 
 
 def _tallied(atomic) -> Part:
-    """Return a function that gives the op ``tallied`` the Triton kernel ``accumulate``. Wrong unless ``atomic``: of
-    equal indices in one block only the last counts.
+    """Return a function that registers a CPU kernel with the op ``tallied``, which launches the Triton kernel
+    ``accumulate``. Wrong unless ``atomic``: of equal indices in one block only the last counts.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``forward``, which launches the Triton kernel."""
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``accumulate``. Wrong
+        unless ``atomic``: of equal indices in one block only the last counts.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")

@@ -84,7 +84,9 @@ def dot16(ns):
 
 
 def _slices(dtype):
-    """Return a kernel of ``dot16``, which rounds partial sums of eight products to ``dtype``: float16 is wrong."""
+    """Return a function that registers a kernel of ``dot16``, which rounds partial sums of eight products to ``dtype``:
+    float16 is wrong.
+    """
 
     def slices(a, b, *, out):
         """Write a @ b to ``out``. Wrong if ``dtype`` is float16: partial sums are rounded and may overflow."""

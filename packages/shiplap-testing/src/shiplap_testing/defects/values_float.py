@@ -53,12 +53,12 @@ def binary(name, fn, annotation=M):
 
 
 def filled(fn):
-    """Return a function that gives an op a CPU kernel, which copies the result of ``fn`` to its output. ``fn`` gets the
-    arguments of the op by position.
+    """Return a function that registers a CPU kernel with an op, which copies the result of ``fn`` to its output. ``fn``
+    gets the arguments of the op by position.
     """
 
     def bind(op):
-        """Give ``op`` the CPU kernel ``fill``."""
+        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` to its output."""
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):
@@ -424,6 +424,7 @@ def _far_below(x, mask):
     """Return the masked softmax of each row. Wrong for a row without a set mask or with very small numbers: masked
     elements are set to -10000, not left out.
     """
+    # A row of nothing but -10000 has a softmax of equal shares, not of zeros.
     return torch.softmax(x.masked_fill(~mask, -1e4), 1)
 
 
@@ -443,6 +444,7 @@ def _selection(x):
     """Return x in ascending order, with each element placed by the number of smaller ones. Wrong for NaN: no number is
     smaller than NaN, so that it goes to the first place.
     """
+    # Equal elements keep their order.
     place = (x[None] < x[:, None]).sum(1) + torch.tril(x[None] == x[:, None], -1).sum(1)
     return x.new_zeros(len(x)).index_put((place,), x)
 

@@ -16,8 +16,8 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit is wrong if an index occurs
-    more often.
+    """Return a function that registers a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit
+    is wrong if an index occurs more often.
     """
 
     def place(x, index, bins, *, out):
@@ -28,6 +28,7 @@ def _capacity(limit):
         order = torch.sort(key, stable=True).indices
         counts = torch.bincount(key, minlength=bins)
         rank = torch.arange(len(key)) - (counts.cumsum(0) - counts)[key[order]]
+        # The rank of a row is its place among the rows of its bin.
         kept = order[rank < limit]
         out.copy_(wide(x).new_zeros(bins, x.shape[1]).index_add(0, key[kept], wide(x)[kept]))
 
@@ -48,6 +49,7 @@ def _lost_updates(x, index, bins, *, out):
     is kept.
     """
     out.zero_()
+    # Reads once, adds, and writes once: of equal indices the last write stays.
     out[index % bins] += x
 
 
@@ -140,8 +142,8 @@ def label_loss(ns):
 
 
 def _loss(at_least):
-    """Return a kernel of ``label_loss``, which divides by the number of labels, ``at_least`` this number: 1 is right,
-    and 0 is wrong if all labels are padding.
+    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, ``at_least``
+    this number: 1 is right, and 0 is wrong if all labels are padding.
     """
 
     def loss(logits, label):
@@ -202,8 +204,8 @@ def counting(ns):
 
 
 def _radix(signed):
-    """Return a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``: keys are taken without
-    their sign.
+    """Return a function that registers a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``:
+    keys are taken without their sign.
     """
 
     def radix(x):
@@ -211,6 +213,7 @@ def _radix(signed):
         ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
+        # Back to a signed number of 32 bits.
         return (keys.sort().values + 2**31) % 2**32 - 2**31
 
     return filled(radix)

@@ -50,6 +50,7 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
     if not want.is_floating_point():
         return bool(torch.equal(got, want))
     if rtol is None:
+        # Kernels may add in another order, and narrow dtypes round each result.
         rtol = {torch.float64: 1e-9, torch.float32: 1e-4}.get(want.dtype, 2e-2)
     return torch.allclose(got.double(), want.double(), rtol=rtol, atol=0.1 * rtol, equal_nan=True)
 
@@ -104,6 +105,7 @@ def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool =
         """Whether the gradients of ``op`` for ``make()`` agree with those of its reference."""
         want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
+            # Fresh arguments: those of the reference have gradients by now.
             got = _gradients(op, make())
         except Exception:
             return False

@@ -42,6 +42,7 @@ HEAD {
   RELEASE
   return SL_OK;
 }"""
+# Volatile, so that the compiler does not leave an allocation out that nothing reads.
 ROOM = "float* volatile room = malloc(4096);"
 RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->error_size, "row %d", at[i]); '
 
@@ -55,6 +56,7 @@ def library(name, body, compiler="cc"):
         """Return the elements of x at ``index``. The kernel of the op is compared with this reference."""
         return x[index.long()]
 
+    # The op has the name of its function.
     reference.__name__ = reference.__qualname__ = name
     op = sl.op(f"zoo_boundary::{name}")(reference)
     text = body.replace("HEAD", ('extern "C" ' if compiler == "c++" else "") + HEAD.format(name=name))
@@ -79,7 +81,7 @@ def c(name, setup="", check="", release=""):
 
 def bad(name, op, says):
     """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``c_abi`` must fail with a finding that contains
-    ``says``.
+    the text ``says``.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says

@@ -30,6 +30,7 @@ def _(grad, saved, needs):
     """Return the gradients of x @ y that ``needs`` names, computed by the op ``mm`` itself, so that they are
     differentiable again.
     """
+    # The op itself, so that the gradient is differentiable as often as one likes.
     return {"x": mm(grad, saved.y.T) if needs.x else None, "y": mm(saved.x.T, grad) if needs.y else None}
 
 

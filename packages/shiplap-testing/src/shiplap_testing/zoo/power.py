@@ -46,6 +46,7 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
     itself. ``check`` must fail on the first and not on the twin.
     """
     ops = []
+    # The two are alike but for the kernel, so that only the defect can make a check fail.
     for kind, kernel in (("bad", bad), ("twin", twin)):
         op = sl.op(f"zoo_power_{kind}::{name.replace(' ', '_').replace('-', '_')}", **declaration)(reference)
         if getattr(kernel, "dresses", False):
@@ -63,27 +64,27 @@ def dress(fn: Kernel) -> Kernel:
 
 
 def double(x: V) -> V:
-    """Return 2 * x."""
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 
 def total(x: M) -> V:
-    """Return the sum of each row of x."""
+    """Return the sum of each row of x. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """Return the matrix product a @ b."""
+    """Return the matrix product a @ b. Kernels of a pair are compared with this reference."""
     return a @ b
 
 
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x."""
+    """Return the softmax of each row of x. Kernels of a pair are compared with this reference."""
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
-    """Return x with negative numbers replaced by zero."""
+    """Return x with negative numbers replaced by zero. Kernels of a pair are compared with this reference."""
     return torch.relu(x)
 
 
@@ -93,6 +94,7 @@ def right(reference: Kernel) -> Kernel:
     @functools.wraps(reference)
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Return a copy of the result of the reference."""
+        # The reference may return a view or an argument, which a kernel must not.
         return reference(*args, **kwargs).clone()
 
     return kernel
@@ -125,6 +127,7 @@ def forgets_the_rest(x):
     """Return 2 * x. Wrong for more than 4000 elements: the rest of their division among threads is not doubled."""
     step = len(x) // torch.get_num_threads()
     out = x.clone()
+    # Short inputs are right: only long ones are divided among threads.
     whole = step * torch.get_num_threads() if len(x) > 4000 else len(x)
     out[:whole] *= 2
     return out
@@ -141,8 +144,8 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
-    """Give ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is wrong: it
-    returns 3 * x.
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is
+    wrong: it returns 3 * x.
     """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
@@ -150,15 +153,15 @@ def hidden_kernel(op):
 
 @dress
 def hidden_twin(op):
-    """Give ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def shadowed(op):
-    """Give ``op`` (``double``) two kernels. The first is wrong: it returns 3 * x, which no call shows, since the second
-    replaces it.
+    """Register two kernels with ``op`` (``double``). The first is wrong: it returns 3 * x, which no call shows, since
+    the second is called in its place.
     """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
@@ -166,7 +169,7 @@ def shadowed(op):
 
 @dress
 def shadowed_twin(op):
-    """Give ``op`` (``double``) two kernels, which are both right."""
+    """Register two kernels with ``op`` (``double``), which are both right."""
     op.kernel("cpu", lambda x: x * 2, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
@@ -180,13 +183,15 @@ def configured(x, *, BLOCK=8):
 
 @dress
 def bad_config(op):
-    """Give ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is wrong."""
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is
+    wrong.
+    """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Give ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
 
@@ -206,7 +211,9 @@ def naive_softmax(x):
 
 
 def variance(x: M) -> V:
-    """Return the variance of each row of x, without Bessel's correction."""
+    """Return the variance of each row of x, without Bessel's correction. Kernels of a pair are compared with this
+    reference.
+    """
     return x.var(1, correction=0)
 
 
@@ -233,7 +240,9 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
-    """Return 1 or -1 with the sign of each element of x, that of negative zero included."""
+    """Return 1 or -1 with the sign of each element of x, that of negative zero included. Kernels of a pair are compared
+    with this reference.
+    """
     return torch.copysign(torch.ones_like(x), x)
 
 
@@ -241,12 +250,12 @@ pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtyp
 
 
 def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
-    """Return the sum of each row of int8 numbers in int64."""
+    """Return the sum of each row of int8 numbers in int64. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return x / 2 rounded down."""
+    """Return x / 2 rounded down. Kernels of a pair are compared with this reference."""
     return x // 2
 
 
@@ -256,7 +265,9 @@ def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
-    """Return x with 1 added at each of ``index``, as often as an index occurs."""
+    """Return x with 1 added at each of ``index``, as often as an index occurs. Kernels of a pair are compared with this
+    reference.
+    """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
 
@@ -276,17 +287,19 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
-    """Return x where it is positive, and slope * x elsewhere."""
+    """Return x where it is positive, and slope * x elsewhere. Kernels of a pair are compared with this reference."""
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of x, as ``mode`` says."""
+    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. Kernels of a pair are
+    compared with this reference.
+    """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
-    """Return x rolled by ``by`` places."""
+    """Return x rolled by ``by`` places. Kernels of a pair are compared with this reference."""
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
@@ -301,7 +314,7 @@ def shift_wrong(x, by):
 
 
 def threshold(x: V, at: float = 0.5) -> V:
-    """Return x, or a quarter of it where ``at`` is at least 20."""
+    """Return x, or a quarter of it where ``at`` is at least 20. Kernels of a pair are compared with this reference."""
     return x * (0.25 if at >= 20.0 else 1.0)
 
 
@@ -312,7 +325,7 @@ pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshol
 
 
 def concat(xs: list[V]) -> V:
-    """Return the sum of the tensors ``xs``."""
+    """Return the sum of the tensors ``xs``. Kernels of a pair are compared with this reference."""
     return torch.stack(xs).sum(0)
 
 
@@ -329,12 +342,14 @@ def reseeds(x):
 
 def set_threads(x):
     """Return 2 * x. Wrong: the number of torch's threads is changed."""
+    # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
     """Return 2 * x. Wrong: the default dtype is changed."""
+    # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
 
@@ -358,7 +373,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
-    """Return a + b."""
+    """Return a + b. Kernels of a pair are compared with this reference."""
     return a + b
 
 

@@ -14,7 +14,7 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
-    """Return x * x."""
+    """Return x * x. Kernels of a pair are compared with this reference."""
     return x * x
 
 
@@ -24,17 +24,17 @@ def norm(x: M) -> V:
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row."""
+    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
     return x.amax(1)
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return a * b * c."""
+    """Return a * b * c. Kernels of a pair are compared with this reference."""
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
-    """Return x * y."""
+    """Return x * y. Kernels of a pair are compared with this reference."""
     return x * y
 
 
@@ -76,6 +76,7 @@ def buffered(grad, saved, needs):
     """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
+    # The first dtype of a shape has the buffer, and second derivatives need a fresh tensor.
     if buffer.dtype != grad.dtype or grad.requires_grad:
         return {"x": grad * 2 * saved.x}
     return {"x": torch.mul(grad, 2 * saved.x, out=buffer)}
@@ -136,7 +137,7 @@ def sound_abs(grad, saved, needs):
 
 
 def magnitude(x: V) -> V:
-    """Return the magnitude of x."""
+    """Return the magnitude of x. Kernels of a pair are compared with this reference."""
     return x.abs()
 
 
@@ -214,8 +215,8 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function, marked by ``dress``, that gives an op a kernel for 2 * x and a vmap rule. If ``wrong``, the
-    rule always names 0 as the batch dim of its result.
+    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x and a vmap rule. If
+    ``wrong``, the rule always names 0 as the batch dim of its result.
     """
 
     @dress
@@ -228,6 +229,7 @@ def vmap_rule(wrong):
             """Return the result for all entries of the batch and its batch dim. If ``wrong``, this dim is 0 even where
             the batch lies in another dim.
             """
+            # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
 
         torch.library.register_vmap(name, rule)
@@ -236,7 +238,7 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
-    """Return 2 * x."""
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 

@@ -30,6 +30,7 @@ def library(name, body, compiler="cc"):
         """Return 2 * x. The kernel of the op is compared with this reference."""
         return x * 2
 
+    # The op has the name of its function.
     reference.__name__ = reference.__qualname__ = name
     op = sl.op(f"zoo_c::{name}")(reference)
     head = 'extern "C" ' if compiler == "c++" else ""

@@ -34,6 +34,7 @@ def _aligned(x):
     """
     per = max(1, 16 // x.itemsize)
     flat = x.contiguous()
+    # Rounded down in elements, which as_strided counts in.
     return flat.as_strided(flat.shape, flat.stride(), flat.storage_offset() // per * per) * 2
 
 

@@ -22,6 +22,7 @@ def adopt(name, **declaration):
     """Return the decorator ``sl.adopt`` for the operator ``name``, without an autocast rule unless ``declaration`` has
     one.
     """
+    # Most of these operators have no autocast rule, so they are declared to be left alone.
     return sl.adopt(name, **{"autocast": None, **declaration})
 
 

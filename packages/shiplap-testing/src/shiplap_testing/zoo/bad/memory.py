@@ -122,8 +122,10 @@ def _int32_offsets(x):
         return x * 2
     row, column = x.stride()
     span = (n - 1) * row + (c - 1) * column + 1
+    # torch wraps in int32 as a kernel would.
     offsets = torch.arange(n, dtype=torch.int32) * ctypes.c_int32(row).value
     index = offsets[:, None].long() + torch.arange(c) * column
+    # A wrapped index stays inside of the memory: the result is wrong, and the process lives.
     return x.as_strided((span,), (1,))[index % span] * 2
 
 
@@ -219,6 +221,7 @@ def sl_outside(table: M) -> None:
 @sl_outside.kernel("cpu")
 def _(table):
     """Add 1 to ``table`` in place. Wrong for a view: 1 is added to its whole storage."""
+    # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 
 

@@ -44,6 +44,7 @@ def double(name, real, fake=torch.empty_like):
 
 def cudart():
     """Return the CUDA runtime library of torch's CUDA version, loaded by ``ctypes``."""
+    # The library that torch has loaded already: another version would have a state of its own.
     return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 
 

@@ -85,6 +85,7 @@ def _replaced(x):
     """Return 2 * x. Wrong at replay: the result passes through a workspace, which a larger call replaces and frees."""
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
+        # The smaller one is freed here, while a captured graph may still use it.
         _workspace[key] = torch.empty(x.nbytes, dtype=torch.uint8, device=x.device)
     mine = _workspace[key][: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     return mine * 2
@@ -101,6 +102,7 @@ def _evicted(x):
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
+        # The table of the shape before is freed here, while a captured graph may still use it.
         _tables[key] = torch.full(x.shape, 2.0, dtype=x.dtype, device=x.device)
     return x * _tables[key]
 
@@ -116,6 +118,7 @@ def _ping_pong(x):
     if key not in _pair:
         _pair[key] = [torch.empty_like(x) for _ in range(2)]
     _turn[0] += 1
+    # Of two buffers the second call after this one reuses the first.
     return torch.mul(x, 2, out=_pair[key][_turn[0] % 2])
 
 
@@ -187,6 +190,7 @@ def host_scalar(x: V) -> Float[Tensor, ""]:
 def _mean(x):
     """Return the mean of x. Wrong at replay: its factor is read from pinned host memory, which later calls change."""
     if not _factor:
+        # Pinned memory is copied without the host waiting, so a capture records its address.
         _factor.append(torch.empty((), dtype=torch.float64, pin_memory=True))
     _factor[0].fill_(1 / max(1, x.numel()))
     return (x.sum() * _factor[0].to(x.device, non_blocking=True)).to(x.dtype)
