@@ -60,13 +60,15 @@ class StepWindow(NamedTuple):
             least = [-(-(m - a - e) // s) + 1 for m, s, a, e in ends]
         return cast("Triple", tuple(map(max, grid, least)))
 
-    def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return the largest number of voxels that ``rows`` of them can reach."""
+    def max_outputs(self, rows: int, grid: Triple | None, batch_size: int = 1) -> int:
+        """Return the largest number of voxels that ``rows`` of them can reach, in ``grid`` if that is given."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
             # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
+        if grid is None:
+            return rows * each[0] * each[1] * each[2]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
@@ -107,9 +109,24 @@ def _out_coords(
 ) -> Tensor:
     """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given."""
     window = list(kernel), list(stride), list(padding), list(dilation)
-    if capacity is None:
+    if capacity is not None:
+        return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
+    if not _counts_in_program(coords):
         return ops.out_coords(coords, list(grid), *window)
-    return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
+    most = StepWindow(*map(tuple, window)).max_outputs(coords.shape[0], None)  # type: ignore[arg-type]
+    keys, count = bounded.reached_keys(coords, list(grid), *window, most)
+    rows = count.item()
+    torch._check(rows >= 0)
+    torch._check(rows <= most)
+    return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(grid, *window)])
+
+
+def _counts_in_program(coords: Tensor) -> bool:
+    """Return whether a program is made that may run without Python, which on a GPU reads the number of voxels itself.
+
+    The program makes room for the largest number of voxels, and ``out_coords`` in Python for the usual one first.
+    """
+    return coords.is_cuda and torch.compiler.is_exporting()
 
 
 def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:

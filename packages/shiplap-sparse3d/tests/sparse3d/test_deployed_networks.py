@@ -12,12 +12,15 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
+from shiplap.plugin_api.containers import leaves
+from shiplap_sparse3d import steps
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
+from tests.sparse3d.consumers.hybrids import HYBRIDS
 from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
 from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
-ALL = SPECIMENS | DETECTORS
+ALL = SPECIMENS | DETECTORS | HYBRIDS
 # TRELLIS takes the grid from the coordinates; masks of voxels are an op of Python, which a package cannot hold.
 NAMES = [name for name in ALL if not name.startswith("TRELLIS") and name != "Decoder"]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -45,11 +48,19 @@ def test_a_network_that_chooses_voxels_by_a_mask_is_refused_by_name(tmp_path: Pa
     assert caught.value.where == "sparse3d::chosen_rows"
 
 
-ON_CUDA = {  # the number of a strided layer's voxels is read by Python there, but for a capacity
-    "PTv3": ALL["PTv3"],
-    "OACNN": ALL["OACNN"],
-    "UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n)),
-}
+@pytest.mark.parametrize("name", ["VoxelBackBone8x", "SENet"])
+def test_programs_for_a_gpu_read_the_number_of_voxels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "_counts_in_program", lambda _: torch.compiler.is_exporting())
+    net, program = exported_specimen(ALL[name])
+    called = {str(node.target) for node in program.graph.nodes}
+    assert "sparse3d.reached_keys.default" in called
+    assert "sparse3d.out_coords.default" not in called
+    for given, wanted in scenes_of(ALL[name], net):
+        torch.testing.assert_close(leaves(program.module()(*given)), list(wanted))
+
+
+ON_CUDA = {name: ALL[name] for name in ("PTv3", "OACNN", "VoxelBackBone8x", "SparseEncoder", "UNetV2", "SENet")}
+ON_CUDA |= {"UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n))}
 
 
 @pytest.mark.gpu
@@ -66,11 +77,11 @@ def test_networks_are_one_file_on_cuda(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @CUDA
-def test_a_strided_layer_without_a_capacity_is_named_on_cuda(tmp_path: Path) -> None:
-    _, program = exported_specimen(ALL["VoxelBackBone8x"], "cuda")
+def test_a_pool_that_python_launches_is_named_on_cuda(tmp_path: Path) -> None:
+    _, program = exported_specimen(ALL["Classifier"], "cuda")
     with pytest.raises(ShiplapError, match="SL307") as caught:
         package_model(program, tmp_path / "net.pt2")
-    assert "out_coords" in str(caught.value)
+    assert "pool" in str(caught.value)
 
 
 def hostile_inputs() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
