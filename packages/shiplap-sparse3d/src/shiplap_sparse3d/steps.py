@@ -19,9 +19,9 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
-from shiplap_sparse3d.rows import chosen_rows
+from shiplap_sparse3d.rows import rows_where
 
 __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
@@ -95,7 +95,7 @@ def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
         return coords_out
     # A negative output padding cuts the far border off.
     coords_out = _cut_to_grid(coords_out, window.shape(grid))
-    return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
+    return coords_out if capacity is not None else coords_out.index_select(0, rows_where(coords_out[:, 0] >= 0))
 
 
 def _out_coords(
@@ -107,11 +107,14 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given."""
+    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given.
+
+    A program that is exported for a GPU makes room for the largest number, and not for the usual one first.
+    """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:
         return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
-    if not _counts_in_program(coords):
+    if not runs_without_python(coords, ("cuda",)):
         return ops.out_coords(coords, list(grid), *window)
     most = StepWindow(*map(tuple, window)).max_outputs(coords.shape[0], None)  # type: ignore[arg-type]
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
@@ -119,14 +122,6 @@ def _out_coords(
     torch._check(rows >= 0)
     torch._check(rows <= most)
     return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(grid, *window)])
-
-
-def _counts_in_program(coords: Tensor) -> bool:
-    """Return whether a program is made that may run without Python, which on a GPU reads the number of voxels itself.
-
-    The program makes room for the largest number of voxels, and ``out_coords`` in Python for the usual one first.
-    """
-    return coords.is_cuda and torch.compiler.is_exporting()
 
 
 def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:

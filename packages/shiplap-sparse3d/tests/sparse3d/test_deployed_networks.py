@@ -13,7 +13,7 @@ from torch import Tensor
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
 from shiplap.plugin_api.containers import leaves
-from shiplap_sparse3d import steps
+from shiplap_sparse3d import ops, steps
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.hybrids import HYBRIDS
@@ -21,8 +21,7 @@ from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
 from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
 ALL = SPECIMENS | DETECTORS | HYBRIDS
-# TRELLIS takes the grid from the coordinates; masks of voxels are an op of Python, which a package cannot hold.
-NAMES = [name for name in ALL if not name.startswith("TRELLIS") and name != "Decoder"]
+NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -41,25 +40,22 @@ def test_a_state_dict_is_one_file_that_a_program_without_python_runs(name: str, 
     print(name, done.stdout.replace("\n", ", "))
 
 
-def test_a_network_that_chooses_voxels_by_a_mask_is_refused_by_name(tmp_path: Path) -> None:
-    _, program = exported_specimen(ALL["Decoder"])
-    with pytest.raises(ShiplapError, match="SL307") as caught:
-        package_model(program, tmp_path / "net.pt2")
-    assert caught.value.where == "sparse3d::chosen_rows"
+PLAIN = {"chosen_rows", "offset_table", "offset_cells"}  # ops that Python runs on every device
 
 
-@pytest.mark.parametrize("name", ["VoxelBackBone8x", "SENet"])
-def test_programs_for_a_gpu_read_the_number_of_voxels_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_counts_in_program", lambda _: torch.compiler.is_exporting())
+@pytest.mark.parametrize("name", ["Decoder", "Sequence4D", "MinkUNet", "SENet"])
+def test_programs_for_files_have_no_op_that_only_python_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Here the device of a program is the CPU. On a GPU these are kernels of Python as well.
+    for module in (steps, ops):
+        monkeypatch.setattr(module, "runs_without_python", lambda *_: torch.compiler.is_exporting())
     net, program = exported_specimen(ALL[name])
-    called = {str(node.target) for node in program.graph.nodes}
-    assert "sparse3d.reached_keys.default" in called
-    assert "sparse3d.out_coords.default" not in called
+    called = {str(node.target).split(".")[1] for node in program.graph.nodes if "sparse3d" in str(node.target)}
+    assert not called & (PLAIN | {"unique_coords", "out_coords"})
     for given, wanted in scenes_of(ALL[name], net):
         torch.testing.assert_close(leaves(program.module()(*given)), list(wanted))
 
 
-ON_CUDA = {name: ALL[name] for name in ("PTv3", "OACNN", "VoxelBackBone8x", "SparseEncoder", "UNetV2", "SENet")}
+ON_CUDA = {n: ALL[n] for n in ("PTv3", "OACNN", "VoxelBackBone8x", "SparseEncoder", "UNetV2", "SENet", "MinkUNet")}
 ON_CUDA |= {"UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n))}
 
 

@@ -19,7 +19,7 @@ class RemoveDuplicate(SparseModule):
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
         """Return the first voxel of each cell, in ascending order of the cells."""
         check_sparse("RemoveDuplicate", x)
-        cells, inverse, _ = kernels.unique_coords(x.geometry.coords)
+        cells, inverse, _ = kernels.distinct_voxels(x.geometry.coords)
         rows = torch.arange(inverse.shape[0], device=inverse.device)
         first = torch.full_like(cells[:, 0], inverse.shape[0], dtype=torch.int64)
         first = first.scatter_reduce(0, inverse.long(), rows, "amin")
