@@ -25,9 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from _record import ROOT, changed_files, record, write
 
-sys.path.insert(0, str(ROOT / "packages" / "shiplap-sparse3d"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages" / "shiplap-sparse3d"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # a child of -P lacks it
+
+from _record import ROOT, changed_files, record, write
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
