@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Int32
@@ -79,7 +79,7 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
     """Return ``offset_table``, in an exported program by operators of torch."""
     if not runs_without_python(coords):
-        return cast("Tensor", offset_table(coords, outputs, offsets, stride))
+        return offset_table(coords, outputs, offsets, stride)
     table, repeated = _match_rows(coords, outputs, offsets, stride)
     assert_in_graph(~repeated.any(), "SL211: duplicate coordinates")
     return table
@@ -156,7 +156,7 @@ def reached_cells(
 ) -> Tensor:
     """Return ``offset_cells``, in an exported program by operators of torch."""
     if not runs_without_python(coords):
-        return cast("Tensor", offset_cells(coords, offsets, stride, low, high, transposed))
+        return offset_cells(coords, offsets, stride, low, high, transposed)
     cells = torch.unique(_reached(coords, offsets, stride, low, high, transposed), dim=0)
     torch._check(cells.shape[0] <= coords.shape[0] * offsets.shape[0])
     return cells

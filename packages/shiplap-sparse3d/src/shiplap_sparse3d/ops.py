@@ -7,7 +7,6 @@ each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlat
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int32
@@ -71,7 +70,7 @@ def unique_coords(
 def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``unique_coords``, in a program that is exported for a GPU by an operator of torch."""
     if not runs_without_python(coords, ("cuda",)):
-        return cast("tuple[Tensor, Tensor, Tensor]", unique_coords(coords))
+        return unique_coords(coords)
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
     torch._check(unique.shape[0] <= coords.shape[0])
     return unique, inverse.int(), counts.int()

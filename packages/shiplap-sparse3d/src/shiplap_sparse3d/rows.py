@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Int64
@@ -26,7 +25,7 @@ def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
 def rows_where(mask: Tensor) -> Tensor:
     """Return ``chosen_rows``, in an exported program by an operator of torch."""
     if not runs_without_python(mask):
-        return cast("Tensor", chosen_rows(mask))
+        return chosen_rows(mask)
     rows = mask.nonzero()[:, 0]
     torch._check(rows.shape[0] <= mask.shape[0])
     return rows
