@@ -157,4 +157,5 @@ template_kernel_makers["triton"] = _kernel_of_template
 compile_cache_key.add_trace_listener(_lower_templates)
 compiled_templates.template_tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
+# Only a class of the module can refuse an assignment: a module's own __getattr__ sees missing names alone.
 sys.modules[__name__].__class__ = _Package

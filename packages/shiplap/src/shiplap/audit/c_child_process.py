@@ -22,6 +22,7 @@ SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a litt
 # The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
+# The kinds that the parent writes for scalars, each with its type in C.
 C_NUMBER_TYPES: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
 
 

@@ -29,6 +29,7 @@ from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.
 ROUNDS, ROUND_S = 7, 0.01
+# Differences and quotients over many calls leave out the fixed cost of entering compiled code or a graph.
 CHAIN, GRAPHED = 9, 20
 
 

@@ -42,6 +42,7 @@ RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ende
 # Each try may end another process, so the time is limited.
 SHRINK_SECONDS = 8.0
 
+# Called with the name of a check and the description of a sample.
 ExaminedCallback = Callable[[str, dict[str, Any]], None]
 
 

@@ -18,6 +18,7 @@ import torch
 
 from shiplap.sampling.run import error_line
 
+# The range in the trace that has the calls, without those of the profiler.
 PROFILER_MARK = "shiplap::traced"
 PATTERNS_BY_KIND = {  # what a call is counted as → names of the runtime's and the driver's functions
     "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",

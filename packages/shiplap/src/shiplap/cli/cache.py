@@ -82,6 +82,7 @@ def command(
         raise typer.Exit(status)
 
 
+# The JSON value, the lines for a terminal, and the exit status.
 Result = tuple[Any, list[str], int]
 
 

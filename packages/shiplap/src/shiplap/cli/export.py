@@ -22,6 +22,7 @@ Exit status:
   0  the file is written
   1  the model cannot be exported: the reason is printed
   2  the model does not exist, or the file has another suffix"""
+# The suffix of the file decides its form.
 WRITERS = {".onnx": "ONNX", ".pt2": "AOTInductor"}
 
 

@@ -67,6 +67,7 @@ def command(
         raise typer.Exit(console.FAILED)
 
 
+# The target, the text of its header, and the file to write or compare.
 HeaderJob = tuple[str, str, Path | None]
 
 

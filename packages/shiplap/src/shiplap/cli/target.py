@@ -24,8 +24,11 @@ from shiplap.safe_io.module_path import OWNED_FOLDER, append_module_folder
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
 
+# A name may be qualified itself, as in file.py:namespace::name.
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
+# Modules made from files get this prefix where their own name is not free.
 OWN_NAME = "shiplap_target_"
+# An op that is declared already, or that an installed family declares.
 _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 

@@ -21,6 +21,7 @@ from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
 from shiplap.declare.values import Opaque
 from shiplap.errors import error
 
+# The scalar types for which torch's schemas have a name.
 SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "int",
     float: "float",
@@ -33,6 +34,7 @@ SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     torch.memory_format: "memory_format",
     torch.Generator: "Generator",
 }
+# The element types of lists that torch's schemas have.
 LIST_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "list[int]",
     float: "list[float]",

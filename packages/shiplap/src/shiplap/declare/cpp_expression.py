@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from shiplap.declare.dim_expression import Expr
 
+# Functions in place of operators: they check for overflow, and round as Python does.
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "shiplap::add({}, {})",
     ast.Sub: "shiplap::sub({}, {})",

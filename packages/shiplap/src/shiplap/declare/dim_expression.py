@@ -106,6 +106,7 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "broadcast": _broadcast_sizes,
 }
 
+# Nodes beyond these are refused, so that an expression has the same value in Python and in C++.
 _GRAMMAR = (
     ast.Expression,
     ast.BinOp,

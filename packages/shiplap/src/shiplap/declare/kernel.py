@@ -32,6 +32,7 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Outputs, Result, Supports
 from shiplap.errors import error
 
+# Only suggested in errors: torch itself decides which device types exist.
 DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla")
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns

@@ -41,7 +41,9 @@ _OTHER = None  # any other value
 _Value = Any  # one of the four
 _Stack = list[_Value]
 
+# Instructions without an effect on the values on the stack.
 _QUIET = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "RESUME", "COPY_FREE_VARS", "MAKE_CELL"))
+# The ways in which the versions of Python load a variable of a function.
 _FAST = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_MAYBE_NULL")
 # How many values an instruction takes from the stack. Of any other one it is not known.
@@ -60,6 +62,7 @@ _TAKES = {
 }
 # Functions that show a value, or ask of what kind it is; pytest's show the values of an assertion that fails.
 _SHOWING = (callable, format, id, isinstance, print, repr, str, type)
+# pytest rewrites assertions such that they pass their operands to functions of its own.
 _SHOWING_PACKAGE = "_pytest"
 # Instructions after which the parameter is where it was: its truth, its identity, or nothing is asked for.
 _HARMLESS = frozenset(n for n, takes in _TAKES.items() if takes == 1 and n not in ("GET_ITER", "UNPACK_SEQUENCE")) | {

@@ -37,6 +37,7 @@ ListOption = Literal[
     "unordered",
 ]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+# Keywords that take one name or several.
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 

@@ -26,9 +26,11 @@ from shiplap.errors import error
 from shiplap_headers import include_dir
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+# Includes are resolved by ourselves, so that the digest of a template covers the included text.
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+# Inductor names its symbols so, and would take such an index for one.
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
 # Variables of the code that Inductor writes into a kernel for its neighbours, which would overwrite the template's.
 INDUCTORS = re.compile(r"(?<!\.)\b(tmp\d+|xindex|xmask|ks\d+|in_ptr\d+|out_ptr\d+)\b")

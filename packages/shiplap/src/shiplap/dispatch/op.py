@@ -64,6 +64,7 @@ Samples = TypeVar("Samples", bound=Sampler)
 compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names it
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+# Set here, since declare must not import dispatch.
 code_walk.find_op = declared_ops.get
 
 

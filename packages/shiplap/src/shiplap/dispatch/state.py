@@ -28,6 +28,7 @@ from shiplap.plan import CallPlan
 from shiplap.torch_private import dispatcher_calls
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
+# One object, so that the comparison by identity holds for a device without kernels.
 _NO_KERNELS: list[Kernel] = []
 
 

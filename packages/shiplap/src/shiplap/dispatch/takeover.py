@@ -26,6 +26,7 @@ Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
 ANY_SOURCE = "the name of an op, an autograd.Function or a function"
 DEVICES = ("cpu", "cuda")  # for which a source without a dispatch key is called
 DEVICE_KEYS = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps"}
+# Under these keys one implementation serves each device type.
 EVERYWHERE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 OTHER_RULES = {
     "AutocastCPU": "its autocast rule, in place of which autocast= of the declaration is in force",

@@ -110,6 +110,7 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
+# By op, then by key, place and digest of the code: tables of several versions are held side by side.
 _entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], ChoiceEntry]] = {}
 _resolved: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}
 _memo: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}  # by the quick key: what was found for it

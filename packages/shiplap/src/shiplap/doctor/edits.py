@@ -277,6 +277,7 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             yield tuple(group)
 
 
+# The keywords of torch.compile, by which its calls differ from other methods called compile.
 _COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "options", "disable"})
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 # Calls that are compared, and the bytes of tensors that a recording may hold. What lies beyond is not compared.
 MAX_CALLS = 64
+# The recording of calls is held in memory and written to disk.
 MAX_BYTES = 1 << 30
 _MAX_DEPTH = 8
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))

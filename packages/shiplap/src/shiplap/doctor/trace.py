@@ -16,6 +16,7 @@ from typing import Any
 
 from shiplap import torch_private
 
+# The prefix of torch's logging, with the process id, before the JSON of an event.
 _EVENT_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACT_KINDS = ("dynamo_graph_break_reason", "dynamo_error")
 # The starts of the lines that are read, as torch's JSON writer prints them.

@@ -47,6 +47,7 @@ BAKED_FIX = (
 )
 LIFETIME_FIX = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
 PREPARE_FIX = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
+# A text of its own, since this problem has another fix than wrong results.
 WRITES_PROBLEM = "writes to an input that the schema does not declare mutated"
 CALLBACK_FIX = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
 CAPACITY_FIX = (

@@ -212,6 +212,7 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
     return Observation(error=worst)
 
 
+# For these no wider dtype exists in which the reference could be evaluated.
 DOUBLE_DTYPES = (torch.float64, torch.complex128)
 # The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps

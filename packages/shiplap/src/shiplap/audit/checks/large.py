@@ -24,6 +24,7 @@ from shiplap.sampling.run import reference_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import dim_environment
 
+# The first number of elements that a signed index of 32 bits cannot hold.
 BEYOND_32_BITS = 2**31
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
 

@@ -138,6 +138,7 @@ def _set_handlers(handlers: list[Any]) -> None:
                 signal.signal(number, handler)
 
 
+# Named once, as its changes are listed by variable.
 ENVIRONMENT_NAME = "the environment"
 STATE_WRITERS: dict[str, Callable[[Any], object]] = {
     ENVIRONMENT_NAME: _set_environment,

@@ -21,6 +21,7 @@ from shiplap.sampling.samples import Samples
 from shiplap.sharding.derive import known_rules, why_underivable
 from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
 
+# On three devices the shards of most sizes are unequal.
 MESH_SIZES = (2, 3, 4)
 
 

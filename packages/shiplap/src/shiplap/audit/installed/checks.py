@@ -15,6 +15,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
 
+# A check needs new arguments for each call, since the op may write to them.
 Make = Callable[[], dict[str, Any]]
 
 
@@ -292,6 +293,7 @@ def check_crash(op: Any, make: Make) -> str:
     return ""
 
 
+# The names are part of stored results and baselines.
 BY_NAME: dict[str, Callable[[Any, Make], str]] = {
     "repeat": check_repeat,
     "uninitialized": check_uninitialized,

@@ -9,6 +9,7 @@ from typing import Any
 
 from shiplap.render.lines import Line, TextTable, line, list_first
 
+# Findings are shown in this order, the most harmful first.
 HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
 
 
