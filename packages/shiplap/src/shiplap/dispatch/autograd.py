@@ -259,8 +259,8 @@ def make_autograd(
 
     The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
     recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
-    transforms of torch.func see. Forward mode differentiates ``reference``; ``formula`` is the function whose
-    derivative the gradient is.
+    transforms of torch.func are applied to. Forward mode differentiates ``reference``; ``formula`` is the function
+    whose derivative the gradient is.
     """
     (ops_without_backward.discard if backward is not None else ops_without_backward.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]

@@ -163,8 +163,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
-        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
+        is copied if it is not. No gradient is recorded, and the version of ``out`` is counted up, so that autograd
+        notices the change. Native code runs a call with lists of tensors only where gradients are off, under
+        ``torch.no_grad()`` for example.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
@@ -271,8 +272,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
         ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
 
-        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
-        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is examined
+        when one is requested: if autograd does not record all of it, the reference gives the gradients there, or they
         are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the

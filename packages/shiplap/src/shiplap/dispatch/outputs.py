@@ -320,7 +320,7 @@ def can_refit_outputs(spec: OpSpec) -> bool:
     """Whether the results of repeated equal calls can be checked against one stored description instead of the full
     declaration.
 
-    Not with floating-point arguments, for which gradients would have to be asked about in each call.
+    False for ops with floating-point arguments, since each call of these would have to be checked for gradients.
     """
     if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
         return False

@@ -162,7 +162,8 @@ class OpState(HasCode):
         """Return the kernels among which native code picks on a device type: the first ones in the order of trying, as
         long as they are C functions of one library.
 
-        A ``supports`` is asked by Python. From such a kernel on, and from a kernel of Python on, Python picks.
+        Only Python can call a ``supports``. From the first kernel on that has one, or that is a Python function, Python
+        picks.
         """
         chosen: list[Kernel] = []
         for kernel in (kernels := self.native_kernels(device)):

@@ -98,7 +98,7 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
     """Yield samples with one long dim as long as they are quick. Those that would take too long, judged by the square
     of the dim, are left out.
 
-    The quickest sample stands for what every sample costs, which does not grow.
+    The time of the quickest sample is taken for the fixed cost of each, which does not grow.
     """
     end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}

@@ -24,7 +24,7 @@ class NotApplicable(Exception):
 
 
 class MissingRegistration(Exception):
-    """Something that torch asks of an operator is not registered."""
+    """A registration that torch needs from an operator, such as a fake implementation, is missing."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
