@@ -239,6 +239,7 @@ def _split_advice(annotation: object) -> str:
     """Return a fix for an annotation that cannot be read, that is advice on what to write in its place. Empty if there
     is none.
     """
+    # The order matters, since most cases would also fit the general one at the end.
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
     if isinstance(annotation, type) and issubclass(annotation, AbstractArray):

@@ -149,10 +149,12 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
             use.hiding = use.hiding or value
     elif name in STORES or (name == "STORE_DEREF" and value in code.co_freevars):
         use.stored.add(value)
+    # The owner lies below the key on the stack, so its instruction stands before the key's.
     elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
         key = expression_start(listed, at - 1)
         use.stored.update(_loaded_holder_name(listed, key - 1) if key else ())
     elif name == "IMPORT_NAME":
+        # The two instructions before load the level and the imported names.
         level, names = (listed[at - 2].argval, listed[at - 1].argval) if at > 1 else (0, None)
         use.imports.append((level if isinstance(level, int) else 0, value, tuple(names or ())))
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):

@@ -125,6 +125,7 @@ def read_template(
 
     SL114 if it cannot be used.
     """
+    # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
         called, language, text, function = source.__name__, "torch", "", gives_result(spec, source)
         where = f"{spec.name}, template {called!r}"
@@ -188,6 +189,7 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
     """Raise SL114 if the op cannot have a template, or if Inductor cannot lower this template."""
+    # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
             "SL114",

@@ -324,6 +324,7 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     """Return ``record`` as a function that first detaches the arguments without a gradient by declaration, or all
     tensors if no result carries a gradient.
     """
+    # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]

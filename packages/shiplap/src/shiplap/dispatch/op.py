@@ -230,6 +230,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             return decorate
         self._name_foreign_author(f"a kernel for {device}")
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        # All terms are read before the first kernel is attached, so that an error leaves the op as it was.
         for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
             self._attach(code.bind(self.spec, terms))
         return implementation
@@ -387,6 +388,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         previous = declared_ops.get(self.spec.name)
         if previous is not None:
+            # Another function under the same name would replace the first without a trace.
             if not _is_same_home(previous.reference, self.reference):
                 raise error(
                     "SL108",

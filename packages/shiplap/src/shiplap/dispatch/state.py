@@ -38,6 +38,7 @@ def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
     """
     names = ("rng", "sizes", "dtype", "device")
     named = bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+    # The wrapper costs a call, so that only ops with Enum arguments have it.
     if not spec.enumerated:
         return named
 

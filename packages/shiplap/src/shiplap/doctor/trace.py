@@ -98,6 +98,7 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
             trace.add(*header, lambda: "".join(payload))
 
     for line in lines:
+        # torch indents the lines of a payload by a tab.
         if line.startswith("\t"):
             if header is not None:
                 payload.append(line[1:])
