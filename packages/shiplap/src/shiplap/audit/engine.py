@@ -161,6 +161,7 @@ class _AuditRun:
         elif kind == "seen" and self.examined is not None:
             self.examined(event["check"], event["seen"])
         elif kind == "finding":
+            # The next child must not report an error again that this one has reported.
             self.plan = replace(self.plan, raised=dict(event["raised"]))
             self.ledger.load(event["cells"])
             self._add(self._with_reproducer(Finding(**event["finding"]), event["label"]))
@@ -191,6 +192,7 @@ class _AuditRun:
         ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
         script repeats the samples before it.
         """
+        # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
             return finding
         if time.monotonic() > self.plan.deadline or self._sample_shows_fault(finding.check, label, history=False):
@@ -297,6 +299,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
 
     def work(send: SendEvent) -> dict[str, Any]:
         """Return the cost card as a dict."""
+        # A compilation takes longer than the usual limit for a sample.
         send({"kind": "case", "patience": 300})
         return asdict(measure(op, device=device))
 

@@ -61,6 +61,7 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
         with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
             with torch.profiler.record_function(PROFILER_MARK):
                 run()
+            # Kernels that still run when the profile ends would be missing in it.
             torch.cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"

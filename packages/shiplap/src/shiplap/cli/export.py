@@ -81,6 +81,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     module = called if isinstance(called, torch.nn.Module) else _as_module(called)
     shapes = map_leaves(lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None, tuple(args))
     try:
+        # Dim.AUTO lets torch fix those sizes that the model needs as constants.
         return export(module.eval(), tuple(args), dynamic_shapes=shapes if dynamic else None, strict=False)
     except ShiplapError:
         raise

@@ -63,6 +63,7 @@ def command(
         console.emit_json(results)
     else:
         _print_headers(results)
+    # All headers are compared before the exit, so that one run shows every difference.
     if not all(r["ok"] for r in results):
         raise typer.Exit(console.FAILED)
 

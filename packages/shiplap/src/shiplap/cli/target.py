@@ -72,6 +72,7 @@ def _resolve_target(target: str) -> list[Op]:
     if name:
         return [_find_op_in_module(target, module, name, declared)]
     if not declared:
+        # A draft looks like a declaration, and has an error of its own.
         _refuse_drafts(vars(module).values())
         raise error(
             "SL501",

@@ -104,6 +104,7 @@ def observe_c_abi(op: Op, case: SampleCase) -> Observation:
     for kernel in _c_kernels_for_cpu(op):
         try:
             library = locate_library(kernel.native.library)
+        # The library of another device's kernels is usually not on this machine.
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
         observation = _observe_kernel(kernel, library, list(_make_attempts(op, kernel, case)))

@@ -93,6 +93,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
             continue
         now = process_state()[name]
         try:
+            # The state is put back first, so that a second change by the call shows.
             write(before)
             run()
             after = process_state()[name]

@@ -53,6 +53,7 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
             if problem:
                 return Observation(f"{rule}; shards of {list(sizes)}: {problem}", error=error)
             worst, looked = max(worst, error), [*looked, rule.name]
+    # All shard sizes may violate a precondition, such as a multiple of a tile.
     if not looked:
         return Observation(skip="no shard that the declaration admits")
     return Observation(error=worst, note=f"cut along {', '.join(dict.fromkeys(looked))}")

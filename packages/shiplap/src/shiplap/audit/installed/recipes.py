@@ -255,6 +255,7 @@ def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, C
         if not isinstance(value, TensorRecipe) or not value.shape:
             continue
         if value.dtype in ("int64", "int32"):
+            # Far outside of each tensor, yet within 32 bits.
             for edge in (2**30, -(2**30)):
                 yield (
                     f"{field.name} = {edge}",
