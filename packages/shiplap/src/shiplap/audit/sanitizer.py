@@ -18,6 +18,7 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITIZER_COMMAND = "compute-sanitizer"
 # Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
+# The tool begins each of its own lines with this, so that they differ from those of the script.
 REPORT_PREFIX = "========= "
 FAULT_TITLE = re.compile(
     r"(Invalid |Misaligned |Uninitialized |Error: |Warning: Race|Barrier error|Illegal |Fatal |Stack |Device-side )"

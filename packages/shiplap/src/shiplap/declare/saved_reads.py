@@ -41,7 +41,9 @@ _OTHER = None  # any other value
 _Value = Any  # one of the four
 _Stack = list[_Value]
 
+# Instructions without an effect on the values on the stack.
 _QUIET = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "RESUME", "COPY_FREE_VARS", "MAKE_CELL"))
+# The ways in which the versions of Python load a variable of a function.
 _FAST = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_MAYBE_NULL")
 # How many values an instruction takes from the stack. Of any other one it is not known.
@@ -60,6 +62,7 @@ _TAKES = {
 }
 # Functions that show a value, or ask of what kind it is; pytest's show the values of an assertion that fails.
 _SHOWING = (callable, format, id, isinstance, print, repr, str, type)
+# pytest rewrites assertions such that they pass their operands to functions of its own.
 _SHOWING_PACKAGE = "_pytest"
 # Instructions after which the parameter is where it was: its truth, its identity, or nothing is asked for.
 _HARMLESS = frozenset(n for n, takes in _TAKES.items() if takes == 1 and n not in ("GET_ITER", "UNPACK_SEQUENCE")) | {
@@ -94,6 +97,7 @@ class _SavedReadsWalk:
         parameter whose reads are collected.
         """
         while True:
+            # Wrappers are taken off until the Python function is reached that receives the value.
             if isinstance(fn, functools.partial):
                 position = position + len(fn.args) if isinstance(position, int) else position
                 fn = fn.func
@@ -101,6 +105,7 @@ class _SavedReadsWalk:
                 fn, bound = fn.__func__, True
             elif isinstance(fn, FunctionType):
                 parameters = list(inspect.signature(fn, follow_wrapped=False).parameters.values())
+                # A bound method has self before the arguments of the call.
                 at = position + bound if isinstance(position, int) else position
                 if (name := _receiving_parameter(parameters, at)) is not None:
                     break
@@ -152,6 +157,7 @@ class _CodeBodyWalk:
         reached = True
         for ins, name, value in _plain_instructions(self.source):
             self.line = ins.positions.lineno or self.line if ins.positions else self.line
+            # Code behind an unconditional jump has the stack of the jump that leads to it.
             if (waiting := arrivals.get(ins.offset)) is not None and not reached:
                 self.stack, reached = list(waiting), True
             if name in _QUIET:
@@ -261,6 +267,7 @@ class _CodeBodyWalk:
         args = [self.pop() for _ in range(count)][::-1]
         pair = [self.pop(), self.pop()]
         self.push(_OTHER)
+        # The function stands before or behind a NULL, as the version of Python has it.
         called = next((v for v in pair if isinstance(v, (_KnownValue, _InnerFunction))), _OTHER)
         if any(v is _PARAMETER for v in pair):
             self.fail("it is called")
@@ -285,6 +292,7 @@ class _CodeBodyWalk:
             if not isinstance(attribute, str):
                 self.fail(f"{called.value.__name__} of it takes a name that is not written out")
             self.walk_of.reads.add(str(attribute))
+        # Printing or logging reads no attribute that the gradient depends on.
         elif isinstance(called, _KnownValue) and _only_shows_values(called.value):
             return
         elif isinstance(called, _KnownValue):
