@@ -139,7 +139,7 @@ def run_suite(
         pending = {pool.submit(work, *each) for each in left}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from _record(done, file, report)
+            yield from _store_verdicts(done, file, report)
     finally:
         # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -147,7 +147,7 @@ def run_suite(
             launcher.finish()
 
 
-def _record(
+def _store_verdicts(
     done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
 ) -> Iterator[SuiteVerdict]:
     """Append each verdict of the futures ``done`` to ``file`` as a line of JSON, call ``report`` with it, and yield

@@ -108,7 +108,7 @@ class PatternRewrite(Rewrite):
         misses: list[tuple[str, NearMiss]] = []
         for node in list(graph.nodes):
             if node.op.startswith("call") and canonical_name(node) in roots and node.name not in gone:
-                outcome = self._at(graph, node, patterns)
+                outcome = self._replace_match(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
                     yield outcome
@@ -116,7 +116,7 @@ class PatternRewrite(Rewrite):
                     misses.append((node.name, outcome))
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
-    def _at(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
+    def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
         """Return the outcome at the place whose result is ``node``: the match of the first form of the pattern that
         fits, else the near miss of the nearest, or None.
         """

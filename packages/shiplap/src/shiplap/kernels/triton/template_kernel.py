@@ -223,13 +223,13 @@ class TemplateKernel(Kernel):
         kernel = self._firsts.get(key)
         if kernel is None:
             # supports= may be slow, and equal calls have one answer.
-            kernel = _clear_when_full(self._firsts)[key] = self._first(call)
+            kernel = _clear_when_full(self._firsts)[key] = self._first_config(call)
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
-    def _first(self, call: Binding) -> Config | str:
+    def _first_config(self, call: Binding) -> Config | str:
         """Return the first config of the template that serves the call, or the reason why none does."""
         env, reason = _env_for_template(call.env), ""
-        takes = self._takes(call, env)
+        takes = self._config_refusal(call, env)
         for values in self.template.candidates(env):
             if not (why := takes(values)):
                 return Config.of(values)
@@ -243,11 +243,11 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         reason = self._refusals.get(key)
         if reason is None:
-            reason = self._takes(call, _env_for_template(call.env))(self.values)
+            reason = self._config_refusal(call, _env_for_template(call.env))(self.values)
             _clear_when_full(self._refusals)[key] = reason
         return reason
 
-    def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
+    def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
         text.
         """
@@ -256,7 +256,7 @@ class TemplateKernel(Kernel):
             return lambda values: "Triton is not installed"
         if 0 in declared_output_shape(self.spec.outputs[0], call.env):
             return lambda values: ""  # nothing to compute
-        supports, given = self.template.supports, self._given(call)
+        supports, given = self.template.supports, self._tensor_arguments(call)
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
         def reason(values: Values) -> str:
@@ -274,7 +274,7 @@ class TemplateKernel(Kernel):
         """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it (rows that start
         at 16 bytes), or an empty text.
         """
-        present = self._present(call)
+        present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
                 continue
@@ -283,15 +283,15 @@ class TemplateKernel(Kernel):
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
         return ""
 
-    def _given(self, call: Binding) -> dict[str, Tensor]:
+    def _tensor_arguments(self, call: Binding) -> dict[str, Tensor]:
         """Return the tensor arguments of a call that are not None, by name."""
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
-    def _present(self, call: Binding) -> dict[str, Tensor]:
+    def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
         """Return the tensors that the template reads, by name: arguments, copied where a dim has to be adjacent in
         memory, then tables.
         """
-        given = {name: t for name, t in self._given(call).items() if name in self.words}
+        given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
                 given[name] = adjacent_along(given[name], axis)

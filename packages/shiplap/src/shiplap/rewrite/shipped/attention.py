@@ -75,7 +75,7 @@ class AttentionRewrite(Rewrite):
         """The digest of the code that finds and replaces attention, and of the two options."""
         of = code_digest(
             AttentionRewrite.apply,
-            AttentionRewrite._at,
+            AttentionRewrite._replace_attention,
             follow_scores,
             _call_fused_attention,
             _follow_weights,
@@ -102,13 +102,13 @@ class AttentionRewrite(Rewrite):
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_attention(graph, node)
                 except RewriteObstacle as e:
                     outcome = self.near_miss(e, of=3)
                 if outcome is not None:
                     yield outcome
 
-    def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
+    def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
         """Return the outcome at one softmax: a match, a near miss, or None where it belongs to no attention. Raises
         ``RewriteObstacle`` at an attention with a difference.
         """

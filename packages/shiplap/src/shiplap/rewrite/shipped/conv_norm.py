@@ -113,7 +113,7 @@ class FoldedNorm(Rewrite):
     @property
     def digest(self) -> str:
         """The digest of the rewrite's code, operator, given functions and options."""
-        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
+        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_fold_norm", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
         parts = [code_digest(*own, _fold_parameters, *given)]
@@ -133,7 +133,7 @@ class FoldedNorm(Rewrite):
             return
         for norm in list(self._norms(graph)):
             if self._is_conv(norm.x):
-                yield self._at(graph, norm)
+                yield self._fold_norm(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
         """Whether ``node`` is a call of the convolution."""
@@ -171,7 +171,7 @@ class FoldedNorm(Rewrite):
                     yield _NormAfterConv(node, x, tuple(fit.replaced), tuple(statistics))
                     break
 
-    def _at(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
+    def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
         """Return the match or near miss at one norm behind a convolution."""
         conv: Node = norm.x
         named = canonical_arguments(conv)

@@ -86,7 +86,9 @@ class LinearLoss(Rewrite):
     @property
     def digest(self) -> str:
         """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
-        return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
+        return short_digest(
+            code_digest(LinearLoss.apply, LinearLoss._replace_loss, _find_layer, self.loss), self.always
+        )
 
     def programs(self) -> Iterator[Program]:
         """Return the programs of the proof: losses of linear layers as models spell them."""
@@ -98,14 +100,14 @@ class LinearLoss(Rewrite):
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_loss(graph, node)
                 except RewriteObstacle as e:
                     if _has_layer_above(e.node):
                         yield self.near_miss(e, of=2)
                 else:
                     yield outcome
 
-    def _at(self, graph: Graph, node: Node) -> Outcome:
+    def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
         """Return the outcome at the loss ``node``. Raises the ``RewriteObstacle`` on the way to its layer, or for a
         small loss.
         """
@@ -170,17 +172,17 @@ def _find_layer(node: Node) -> _LossOfLayer:
     if torch_call_name(node) == "nll_loss":
         if torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
             raise RewriteObstacle(at, "operator", f"{name_and_operator(at)} is no log_softmax over the classes")
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = tensor_argument(at)
     numbers: list[float] = []  # the factors so far, from the loss upward
     while not _reads_layer(found, at):
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = _step_above(found, at, numbers)
     _read_numbers(found, at, numbers)
     return found
 
 
-def _take(found: _LossOfLayer, at: Node) -> None:
+def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
     """Add ``at`` to the nodes that are replaced. Raises ``RewriteObstacle`` where another node reads it."""
     for reader in at.users:
         if reader not in found.nodes:
@@ -196,7 +198,7 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
         return False
     if found.class_dim != fake_value(at).dim() - 1:
         raise RewriteObstacle(at, "shape", "the loss is over another dim than the classes of the layer")
-    _take(found, at)
+    _add_replaced_call(found, at)
     found.layer = canonical_arguments(at)
     return True
 

@@ -111,7 +111,7 @@ class Rotary(Rewrite):
         """The digest of the code that finds and replaces rotations, and of the option."""
         of = code_digest(
             Rotary.apply,
-            Rotary._at,
+            Rotary._replace_rotation,
             PairRotation.__call__,
             PairRotation._pair,
             _RotaryReplacement.__call__,
@@ -138,7 +138,7 @@ class Rotary(Rewrite):
             elif piece is not None:
                 # Its calls are no further rotations.
                 gone.update(piece[0].nodes)
-                yield self._at(graph, *piece)
+                yield self._replace_rotation(graph, *piece)
         for piece in strange:  # what belongs to a match, or to a part that was reported, is no miss of its own
             if gone.isdisjoint(piece.nodes):
                 gone.update(piece.nodes)
@@ -147,7 +147,7 @@ class Rotary(Rewrite):
             if torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
                 yield self._written(writers)
 
-    def _at(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
+    def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
         """Return the match or near miss for a part of the graph that rotates pairs as ``turn`` does."""
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
