@@ -36,7 +36,9 @@ class PythonWriter:
     """The collector of the lines of a function body and of the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
-        """Start with no lines. ``careful`` selects conditions that also accept symbolic sizes."""
+        """Start a function body without lines and rules. ``careful`` selects conditions that also accept symbolic
+        sizes.
+        """
         self.careful, self.lines, self.rules = careful, list[str](), list[ArgumentRule]()
         self.constants: dict[str, Constant] = {}
 

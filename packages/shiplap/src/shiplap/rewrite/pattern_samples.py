@@ -364,9 +364,7 @@ class PatternSamples:
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the possible ranks of the arguments whose number of dims the declaration leaves open, for
-        ``recipe``.
-        """
+        """Return the ranks that ``recipe`` gives to the arguments whose number of dims the declaration leaves open."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}

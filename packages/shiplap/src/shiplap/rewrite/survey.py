@@ -363,11 +363,11 @@ def _measure_variants(
         SurveyStep(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1]))
         for i, r in enumerate(matched)
     ]
-    preserving_state = (
+    differences = (
         _largest_difference(changed.results, plain.results),
         _largest_difference(plain.results, _run_with_backward(fn, args, changed.train)),
     )
-    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
+    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *differences, tuple(steps))
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:

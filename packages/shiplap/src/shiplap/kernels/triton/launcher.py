@@ -63,7 +63,7 @@ class Launcher:
         self.__module__ = getattr(kernel, "__module__", __name__)
         self.__qualname__ = getattr(kernel, "__qualname__", type(kernel).__qualname__)
         self.compiled_by_key: dict[tuple[Any, ...], Any] = {}
-        self.hash: Any = None  # of the source that all of `found` was compiled from
+        self.hash: Any = None  # of the source that all of `compiled_by_key` was compiled from
         self._launch: Callable[..., Any] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:

@@ -72,8 +72,8 @@ class StackedChains(GroupRewrite):
 
 
 def _is_dense_pointwise(node: Node) -> bool:
-    """Whether ``node`` is a pointwise call whose result and operands are contiguous or of one shape, so that it can be
-    stacked.
+    """Whether ``node`` is a pointwise call whose result is contiguous and whose operands all have the shape of the
+    result, so that it can be stacked.
     """
     held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):

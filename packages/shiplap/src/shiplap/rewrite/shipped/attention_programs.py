@@ -16,7 +16,7 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention with a factor on the scores and an added mask."""
+    """Return attention whose scores are multiplied by a factor and masked by an added ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
