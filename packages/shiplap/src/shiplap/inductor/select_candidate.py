@@ -120,8 +120,8 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return the selection of a call, with its drawn inputs and the store keys of the call with its neighbours and
-        alone.
+        """Return the selection for a call: its neighbours in the graph, sample inputs, and the keys under which its
+        choice is stored, with neighbours and alone.
         """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))

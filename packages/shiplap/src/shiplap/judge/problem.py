@@ -377,7 +377,9 @@ class OpProblem(JudgeProblem):
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the length of the sums behind one element of the results, which the dims of the declaration show."""
+        """Return the number of terms that are summed for one element of the results, as the dims of the declaration
+        show.
+        """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 

@@ -64,7 +64,7 @@ class TimingTurns:
     """
 
     def __init__(self) -> None:
-        """Start with no judgement running."""
+        """Start with no judgement that compiles or runs."""
         self._state = threading.Condition()
         self._compiling = 0
         self._busy = False

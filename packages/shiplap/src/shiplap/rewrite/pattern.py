@@ -89,7 +89,9 @@ class PatternRewrite(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof, drawn from the pattern's annotations or given by ``samples=``."""
+        """Return the programs (functions with arguments) on which the rewrite is proven, drawn from the pattern's
+        annotations or given by ``samples=``.
+        """
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:

@@ -103,8 +103,8 @@ class CAbiImplementation(Implementation):
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the texts on which the kernel's identity in caches depends: the declared function, and the digest of
-        the library's content.
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the declared function, and the
+        digest of the library's content.
         """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None

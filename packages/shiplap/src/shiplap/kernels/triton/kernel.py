@@ -98,7 +98,7 @@ class LaunchedKernel(CFunctionKernel):
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
-        """Launch with the compile-time values of a config from now on."""
+        """Use the compile-time values of a config, by name, for launches from now on."""
         super().configure(values)
         self.config_values = dict(values)
 

@@ -90,7 +90,7 @@ class TemplateKernel(Kernel):
         self._run: RunTemplate | None = None
 
     def configure(self, values: Values) -> None:
-        """Render with the values of a config from now on."""
+        """Use the values of a config, by name, for the kernels that are rendered from now on."""
         self.values = values
         self._reset()
 

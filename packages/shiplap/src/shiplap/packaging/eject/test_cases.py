@@ -59,7 +59,7 @@ def _cases(op: Op) -> Iterator[SampleCase]:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among ``values`` and in lists there, in order."""
+    """Yield the tensors among ``values``, and those in lists among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value

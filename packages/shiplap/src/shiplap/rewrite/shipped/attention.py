@@ -87,7 +87,9 @@ class AttentionRewrite(Rewrite):
         return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: attention as models spell it."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: attention as models spell
+        it.
+        """
         return attention_programs()
 
     def may_match(self, graph: Graph) -> bool:

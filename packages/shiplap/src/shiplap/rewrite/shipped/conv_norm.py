@@ -79,7 +79,9 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
-        """Keep the convolution and the options of the rewrite."""
+        """Keep the convolution, the programs of its proof and the options of the rewrite, and prepare patterns of the
+        norms that are written out.
+        """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
             dtype: (fn, PatternSamples(fn, PatternSignature(f"{name}_norm", fn), (), None))
@@ -121,7 +123,9 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of a convolution with a norm behind it, on which the rewrite is proven."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: a convolution with a norm
+        behind it.
+        """
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:

@@ -91,7 +91,9 @@ class LinearLoss(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: losses of linear layers as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: losses of linear layers as
+        models spell them.
+        """
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:

@@ -72,7 +72,9 @@ class RmsNorm(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: RMS norms as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: RMS norms as models spell
+        them.
+        """
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:

@@ -120,7 +120,9 @@ class Rotary(Rewrite):
         return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: rotary embeddings as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: rotary embeddings as models
+        spell them.
+        """
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
