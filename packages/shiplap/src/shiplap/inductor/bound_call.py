@@ -95,7 +95,9 @@ class LoweredCall:
         """
 
         def run(*tensors: Any) -> Any:
-            """Return the result of ``function`` on ``tensors`` and the other arguments of this call."""
+            """Return the result of the wrapped function of all op arguments, with ``tensors`` as the tensor arguments
+            that are present and the other arguments as in this call.
+            """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
 

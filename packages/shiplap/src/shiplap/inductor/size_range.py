@@ -297,7 +297,9 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
-            """Return the operations of a sample with ``size`` for one symbol and at most 64 for the others."""
+            """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for the other
+            symbols, by the function ``work``.
+            """
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
         # No guard can check such a size: data decides it, or there is no other graph to go to.

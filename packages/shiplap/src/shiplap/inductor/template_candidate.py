@@ -281,7 +281,7 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
     declared = template.grid
 
     def grid(*given: Any, cdiv: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
-        """Return the launch grid for sizes by position, followed by the config."""
+        """Return the template's launch grid. ``given`` are the sizes by position, followed by the config."""
         *sizes, config = given
         return declared(dict(zip(names, sizes, strict=True)), config, cdiv)
 

@@ -362,8 +362,8 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the source of a file with the device of the suite in place of CUDA, and with imports of the renamed
-        helpers ``task`` and ``utils``.
+        """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
+        ``task`` and ``utils`` under names of this problem.
         """
         text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', file.read_text(errors="replace"))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)

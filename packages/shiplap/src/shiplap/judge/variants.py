@@ -195,8 +195,8 @@ def _unusual_value_forms(
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return ``plain`` with the kind of values ``kind``, described as ``what``, and other ``changes`` of its
-        fields.
+        """Return a copy of the usual form with the kind of values ``kind``, described as ``what`` in its label, and
+        other ``changes`` of its fields.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -468,7 +468,7 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
-        """Return random numbers between 0 and 1 on the device of ``t``."""
+        """Return a tensor of this shape of random numbers between 0 and 1, on the device of the values."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
     # Zeros, halves and minus halves: equal values, and sums without rounding errors.

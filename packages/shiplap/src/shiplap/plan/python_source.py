@@ -123,7 +123,9 @@ def compile_function(
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
-        """Return the error of the rule with this number, with the given texts and the rule's own title and fix."""
+        """Return the catalogue error of the rule with this number, with the given texts and the rule's own title and
+        fix.
+        """
         rule = rules[number]
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 

@@ -121,7 +121,7 @@ def _trace_replacement(
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return ``fn`` traced as a graph on the fake values of the inputs."""
+        """Return ``fn`` traced as a graph, on the fake values of the nodes among the replacement's arguments."""
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )

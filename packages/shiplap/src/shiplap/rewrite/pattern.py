@@ -218,14 +218,14 @@ def make_replacement(
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return those results of the replacement that the pattern computes, as a list."""
+        """Return, as a list, those results of the replacement for ``args`` that the pattern computes."""
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
-        """Return the results of the replacement, then its gradients for the gradients of results at the end of
-        ``given``. Raise ReplacementRefused where a gradient is missing.
+        """Return the results of the replacement, then its gradients. ``given`` are its arguments, then the gradients of
+        its results. Raise ReplacementRefused where a gradient is missing.
         """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():

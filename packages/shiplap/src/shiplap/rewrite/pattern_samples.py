@@ -280,7 +280,9 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the pattern's result, after checks that dims of one name have one size."""
+            """Return the pattern's result for ``args``, after stating by ``torch._check`` that dims of one name have
+            one size.
+            """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
                     torch._check(args[i].shape[a] == args[j].shape[b])

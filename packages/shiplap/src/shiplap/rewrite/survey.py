@@ -313,7 +313,9 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
     names = tuple(given)
 
     def called(*values: Any) -> Any:
-        """Return the result of ``fn`` for values in the order of the names."""
+        """Return the result of the wrapped function for ``values``, which are passed by name in the order of the
+        names.
+        """
         return fn(**dict(zip(names, values, strict=True)))
 
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
@@ -386,7 +388,7 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any) -> Any:
-        """Return the result of ``fn``, unchanged."""
+        """Return the result of the wrapped function for ``args``."""
         return fn(*args)
 
     # A new code object: torch would otherwise find the code that it compiled for the variant before.

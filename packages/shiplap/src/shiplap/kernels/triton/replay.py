@@ -299,8 +299,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of ``plain`` for ``args``. From the 32nd call on, look now and then for the compiled
-        library, and drop derived choices once it is there.
+        """Return the result of the call ``args``, launched from Python. From the 32nd call on, look now and then for
+        the compiled library, and drop derived choices once it is there.
         """
         number = next(_replay_state.calls)
         if (

@@ -375,7 +375,9 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        """Return a fresh output for ``args``, which differ from the first call's in their addresses alone."""
+        """Return a fresh output of the template for ``args``, the arguments of a call that differs from the recorded
+        one in addresses alone.
+        """
         # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
             with torch.cuda.device(device):

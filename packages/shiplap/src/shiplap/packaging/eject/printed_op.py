@@ -385,7 +385,9 @@ class PrintedOp:
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
-            """Return the Python expression for a constant, a fact of a tensor, a named integer, a scalar or a size."""
+            """Return the Python expression for ``name``: a constant, a fact of a tensor, a named integer, a scalar or a
+            size.
+            """
             if name in fixed:
                 return fixed[name]
             if (fact := parse_fact(name)) is not None and name not in scalars:

@@ -242,7 +242,9 @@ def _make_projections(count: int, bias: bool) -> Any:
     """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of all layers of ``x``, each behind a tanh."""
+        """Return the results of all linear layers of ``x``, each behind a tanh. ``parameters`` are the weights, then
+        the biases if there are any.
+        """
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))
 

@@ -160,8 +160,8 @@ def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> C
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the sine of each call's result. The tensors fill the places of tensors in ``shared`` and ``own``, in
-        order.
+        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, then those
+        of each call.
         """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]

@@ -143,7 +143,9 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
-        """Return the chain's results for the members, computed once on stacked operands."""
+        """Return a result for each member, computed once on stacked ``operands``, a list of members' tensors for each.
+        ``own`` says which results must not share memory.
+        """
         # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
         made: dict[Node, Tensor] = {}

@@ -267,7 +267,7 @@ def _conv_norm_programs() -> Iterator[Program]:
             padding: Any = padding,
             groups: int = groups,
         ) -> Tensor:
-            """Return the evaluated batch norm of a convolution."""
+            """Return the evaluated batch norm of ``conv2d`` of ``x``, with the bias ``b`` if given."""
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
