@@ -113,7 +113,7 @@ class Explanation:
 
     @property
     def graphs(self) -> int:
-        """The number of compiled graphs."""
+        """The number of graphs that were compiled while the explanation was recorded."""
         return len(self.source)
 
     @property

@@ -61,7 +61,7 @@ class SizedCall(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of the call."""
+        """The device of the tensors of the call."""
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
         """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those

@@ -226,7 +226,7 @@ class SpecialisedSizes(Mapping[str, Any]):
         return iter(self.env)
 
     def __len__(self) -> int:
-        """Return the number of sizes."""
+        """Return the number of sizes by name, without reading any."""
         return len(self.env)
 
 

@@ -137,8 +137,8 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the cells (axis, duty) of the judgement's ledger. Axes that the reference refuses, or that the caller
-    leaves out, are marked as not applying, with the reason.
+    """Return the cells of the judgement's ledger: for each axis of the inputs and each duty, how many samples were
+    compared. Axes that the reference refuses or the caller leaves out do not apply, with the reason.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}

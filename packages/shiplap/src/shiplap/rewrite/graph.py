@@ -57,7 +57,7 @@ def place_replacement(
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
     """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return the match, or a near miss where nothing was changed.
+    Return the match, or a near miss (the place and the reason) where nothing was changed.
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
@@ -172,8 +172,8 @@ def _why_results_differ(
 
 
 def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    """Return a function that makes the near miss of ``rewrite`` at the node ``at`` from an obstacle and a reason.
-    ``of`` is the number of nodes of the pattern.
+    """Return a function that takes an obstacle and a reason and returns the near miss (a place where a rewrite fits but
+    for one thing) of ``rewrite`` at ``at``. ``of`` is the number of nodes of the pattern.
     """
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")

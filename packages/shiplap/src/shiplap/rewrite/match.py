@@ -121,12 +121,14 @@ class NearMiss:
 
     @property
     def text(self) -> str:
-        """The near miss in one line: the kind of obstacle, the line of source, the reason and the remedy."""
+        """One line about this place where a rewrite almost fits: the kind of obstacle, the line of source, the reason
+        and the remedy.
+        """
         fix = f"; {self.fix}" if self.fix else ""
         return f"{self.obstacle}{_at_line(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
 
     def __str__(self) -> str:
-        """Return the rewrite's name and the near miss in one line."""
+        """Return one line: the rewrite's name, then the obstacle, line of source, reason and remedy."""
         return f"{self.rewrite}: {self.text}"
 
 

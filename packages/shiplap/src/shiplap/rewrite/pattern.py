@@ -95,7 +95,9 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses."""
+        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses:
+        places where the pattern fits but for one thing.
+        """
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
@@ -119,8 +121,8 @@ class PatternRewrite(Rewrite):
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
     def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
-        """Return the outcome at the place whose result is ``node``: the match of the first form of the pattern that
-        fits, else the near miss of the nearest, or None.
+        """Replace the first form of the pattern that fits at the result ``node``, and return the match, else the near
+        miss of the form that fits best, or None.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -193,8 +195,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss of the match ``fit`` with the obstacle ``stop``, or None if less than half of the
-        pattern fits.
+        """Return the near miss (place and reason) of the incomplete match ``fit``, which ``stop`` ended, or None if
+        less than half of the pattern fits.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.

@@ -117,12 +117,12 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The places where a rewrite was applied."""
+        """The records of the places where a rewrite was applied, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places where a rewrite fits but for one thing."""
+        """The records of the places, over all graphs, where a rewrite fits but for one thing, with the reason."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:

@@ -93,7 +93,7 @@ class _TrackedSizes(Mapping[str, EnvValue]):
         return iter(self.env)
 
     def __len__(self) -> int:
-        """Return the number of names."""
+        """Return the number of all sizes, read or not."""
         return len(self.env)
 
 

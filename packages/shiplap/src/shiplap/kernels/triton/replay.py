@@ -225,7 +225,7 @@ class _RecordingOwner:
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
-        """Free the recording that C++ holds."""
+        """Free the recorded launches that the C++ library holds for this object."""
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 

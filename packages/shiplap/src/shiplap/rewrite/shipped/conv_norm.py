@@ -129,8 +129,8 @@ class FoldedNorm(Rewrite):
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Fold each batch norm behind a convolution of ``graph`` into its weights, and yield matches and near
-        misses.
+        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield the match of
+        each, or a near miss (place and reason) where that is not possible.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
@@ -176,7 +176,9 @@ class FoldedNorm(Rewrite):
                     break
 
     def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
-        """Return the match or near miss at one norm behind a convolution."""
+        """Fold one norm into the convolution before it and return the match, or return the near miss with the reason
+        why it stays.
+        """
         conv: Node = norm.x
         named = canonical_arguments(conv)
         if norm.batch:
@@ -221,7 +223,7 @@ class FoldedNorm(Rewrite):
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a near miss of this rewrite at ``node``."""
+        """Return the record that a norm stays unfolded: the place ``node``, the kind of obstacle and the reason."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 

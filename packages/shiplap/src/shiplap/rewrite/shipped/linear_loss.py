@@ -97,7 +97,9 @@ class LinearLoss(Rewrite):
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the losses of linear layers in ``graph``, and yield matches and near misses."""
+        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a match for
+        each, or a near miss (place and reason) where one stays.
+        """
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
@@ -110,8 +112,8 @@ class LinearLoss(Rewrite):
                     yield outcome
 
     def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
-        """Return the outcome at the loss ``node``. Raises the ``RewriteObstacle`` on the way to its layer, or for a
-        small loss.
+        """Replace the loss ``node`` and the linear layer before it in the graph, and return the match. Raise the
+        ``RewriteObstacle`` met on the way from the loss to its layer, or that of a small loss.
         """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])

@@ -64,7 +64,7 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake value of the tensor that is squared."""
+        """The fake value (shape, dtype and device without data) of the tensor that is squared."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 

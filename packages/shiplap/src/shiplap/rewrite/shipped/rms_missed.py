@@ -110,7 +110,7 @@ def _broadcasts_to(by: Node, scaled: Node) -> bool:
 
 
 def _is_size_one(size: Any) -> bool:
-    """Whether a size is known to be 1."""
+    """Whether a size, a number or a symbolic size, is known to be 1."""
     return isinstance(size, int) and size == 1
 
 

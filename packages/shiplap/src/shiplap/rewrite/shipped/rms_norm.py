@@ -104,7 +104,9 @@ class RmsNorm(Rewrite):
         return self.near_miss(miss, of=5)
 
     def _replace_norm(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
-        """Return the match or near miss at one root of a mean of squares, or the obstacle of its scaling."""
+        """Replace the RMS norm around one root of a mean of squares, and return the match or near miss, or the obstacle
+        of its scaling.
+        """
         nodes = list(squares.nodes)
         scaled = _find_scaling_call(squares, nodes)
         if isinstance(scaled, RewriteObstacle):

@@ -150,7 +150,9 @@ class Rotary(Rewrite):
                 yield self._written(writers)
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Return the match or near miss for a part of the graph that rotates pairs as ``turn`` does."""
+        """Replace ``piece``, a part of the graph that rotates pairs as ``turn`` does, and return the match, or a near
+        miss where it stays.
+        """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
             return self._near(piece.out, "cost", why, "leave it: Inductor's own code is used")
@@ -176,7 +178,9 @@ class Rotary(Rewrite):
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
-        """Return a near miss of this rewrite at the node ``at``."""
+        """Return the record of a rotation that stays unreplaced: the place ``at``, the kind of obstacle, the reason and
+        the remedy.
+        """
         return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 

@@ -70,12 +70,16 @@ class ScoresOfAttention:
 
     @property
     def sink(self) -> int:
-        """The number of columns that a sink joins to the scores as the last step, or 0."""
+        """The number of columns of an attention sink (extra logits, which take weight and have no value) that the last
+        step joins to the scores, or 0.
+        """
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def sinks(self) -> bool:
-        """Whether one of the steps is a sink, in any spelling."""
+        """Whether one of the steps is an attention sink (extra logits, which take weight and have no value): a joined
+        column or a rescaling of the result.
+        """
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
 
