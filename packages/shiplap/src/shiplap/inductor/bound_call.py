@@ -165,8 +165,6 @@ class LoweredCall:
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
         """Return constants for a template about the memory of this call: ``K_ALIGN``, a power of two that always
         divides the size ``k``, and ``A_INNER``, the axis of ``a`` with stride 1, or -1.
-
-        ``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1.
         """
         alignments = {
             f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)

@@ -171,8 +171,7 @@ class TemplateCandidate(Candidate):
         """Return the Inductor node that runs the kernel as the result of the call. With ``fusion``, Inductor may fuse
         neighbours into it, unless the template's ``fuses`` declines.
 
-        With split-K, a pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that
-        operation.
+        With split-K, a pointwise operation after the kernel adds partial sums, and neighbours are fused into that one.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)

@@ -249,8 +249,6 @@ def _max_other_shapes(case: JudgeSession) -> int:
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders that the process of ``target`` must not read: for the candidate that of the reference, if the
     judge itself added it to ``sys.path``.
-
-    That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added_folders else []

@@ -110,8 +110,8 @@ def run_suite(
     """Yield a verdict on each problem: first those that ``file`` has from an earlier run with the same reference,
     candidate and options, then the others as they are judged, ``jobs`` at a time.
 
-    ``file`` has the verdicts of earlier runs, and gets those of this one. A verdict there counts if reference,
-    candidate and options are the same. If the caller stops early, all processes are ended.
+    ``file`` has the verdicts of earlier runs, and gets those of this one. If the caller stops early, all processes are
+    ended.
     """
     # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}

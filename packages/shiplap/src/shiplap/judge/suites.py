@@ -265,6 +265,7 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
     source = path.read_text(errors="replace")
+    # An import from __future__ must stay the first statement.
     head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
     candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
     yield SuiteProblem(name, "BackendBench", f"{reference}:reference", f"{candidate}:candidate")

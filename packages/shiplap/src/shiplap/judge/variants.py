@@ -70,8 +70,6 @@ class InputForm:
     def whole(self) -> bool:
         """Whether every result of the reference must be finite for this form to be used, since the reference may not be
         meant for such values.
-
-        The reference may not be meant for such values.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
@@ -111,8 +109,7 @@ def make_input_forms(
     """Return the forms on which a candidate is called: the shapes of ``first`` with every kind of values, then at most
     ``most`` other, random shapes. ``runs`` says whether the reference accepts a form.
 
-    These are the shapes of ``first`` with every kind of values, then at most ``most`` other shapes that ``runs``
-    accepts. The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
+    The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
     tried on smaller ones. With ``layouts``, memory that is not contiguous and unaligned starts are tried too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
@@ -497,8 +494,6 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
 def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Return a tensor of the given shape whose values are drawn from those of ``t``, which are known to be valid for
     the reference.
-
-    The values of ``t`` are known to be valid for the reference.
     """
     count = prod(shape)
     if not t.numel() or not count:

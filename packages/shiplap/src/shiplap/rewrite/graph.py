@@ -62,7 +62,7 @@ def place_replacement(
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
     included. A result that lies in memory otherwise than the output is copied to the output's dim order, unless no
-    reader sees the difference. Nothing is changed when the result is a near miss: ``fn`` raised, its results have
+    reader sees the difference. A near miss has these causes: ``fn`` raised, its results have
     another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
     between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """

@@ -287,6 +287,7 @@ def survey_rewrites(
         fn, args = bind_by_name(fn, args)
     say("proving the rewrites")
     watched = _RecordingRewrites(*rewrites)
+    # A function that is compiled already would run without a pass over its graphs.
     reset_compiler()
     try:
         say("compiling with them")

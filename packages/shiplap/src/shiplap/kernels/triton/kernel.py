@@ -199,6 +199,7 @@ class LaunchedKernel(CFunctionKernel):
         """
         form, number = self.native, -1
         for step in form.program.steps:
+            # A launch that is left out counts as well: the number is its place in the program.
             number += isinstance(step, KernelLaunch)
             if step.when is not None and not step.when(numbers):
                 continue

@@ -196,6 +196,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
     if not made:
         raise error("SL405", where="shiplap_record", got=_binding_message(binding), expected="a recording")
     owner = _RecordingOwner(binding, made, recording)
+    # The C function also takes the output, and None for each tensor that this op has not.
     size = next(n for n in REPLAY_TENSOR_COUNTS if n > len(places))
     addresses = [*(f"args[{i}].data_ptr()" for i in places), "out.data_ptr()", *["None"] * (size - len(places) - 1)]
     scope: dict[str, object] = {
@@ -209,6 +210,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
         "device": out.device,
     }
     lines = [
+        # The default value keeps the recording alive as long as the function.
         "def rerun(args, owner=owner):",
         "    out = empty(shape, dtype=dtype, device=device)",
         f"    if replay(made, {', '.join(addresses)}): failed()",

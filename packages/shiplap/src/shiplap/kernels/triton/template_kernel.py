@@ -141,6 +141,7 @@ class TemplateKernel(Kernel):
         numbers, each = itertools.count(), list[object]()
         for tensor, shape, strides in kept.tensors:
             each += [None if tensor is None else replay.BroughtTensor(next(numbers)), shape, strides]
+        # With split-K the kernel stores partial sums, and the second launch adds them into the result.
         stored = result if kept.sums is None else target
         given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
@@ -323,6 +324,7 @@ class TemplateKernel(Kernel):
             **values,
         }
         ranks = {k: t.dim() for k, t in present.items()}
+        # A constant that the template does not name is left out, so that calls that differ in it alone share a text.
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
         out_rank = len(declared_output_shape(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide

@@ -125,7 +125,7 @@ class CallPrinter:
         """Return the lines of ``body`` behind calls of the check functions, in a function with the op's own parameters.
         The sizes that the body reads are assigned.
 
-        The sizes that the body reads are kept. ``memory``: whether arguments may share none, which fakes do not tell.
+        ``memory``: whether arguments may share none, which fakes do not tell.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}

@@ -38,6 +38,7 @@ class StackedNorms(GroupRewrite):
         if held is None or not held.dtype.is_floating_point or isinstance(eps, Node) or fake_tensor(node) is None:
             return None
         affine = tensor_signature(fake_tensor(scale)), tensor_signature(fake_tensor(shift))
+        # The normalized shape as text, since a list has no hash.
         return (
             tensor_signature(held),
             tensor_signature(fake_tensor(node)),

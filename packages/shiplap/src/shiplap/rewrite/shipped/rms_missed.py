@@ -216,6 +216,7 @@ def _explain_normalize(node: Node) -> RewriteObstacle | None:
     while at is not None and keeps_values(at):
         at = single_user(at)
     scaled = tensor_and_factor(at) if at is not None else None
+    # The factor is sqrt(n) rounded to a float, so its square is not quite n.
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None
