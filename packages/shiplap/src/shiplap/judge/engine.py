@@ -374,11 +374,10 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
 ) -> None:
-    """Compare the candidate's results with the reference's on one form, where it is timed also on nearby values and on
-    new values in the same tensors. Raise CandidateError if they differ.
+    """Compare the candidate's results with the reference's on one form, and where the form will be timed also on nearby
+    values and on new values in the tensors of the last call. Raise CandidateError if they differ.
 
-    A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
-    call. If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
+    If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
@@ -500,10 +499,8 @@ def _measure_all_forms(
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
     """Time one form within ``seconds`` and add the times to ``case``, with up to three attempts where they are
-    implausible. Raise ImplausibleTiming if only the candidate can be the reason, else record a gap.
-
-    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise
-    ImplausibleTiming is raised, which counts as a fault.
+    implausible. If they stay so, raise ImplausibleTiming where only the candidate can be the reason, else record a gap,
+    since load on the machine may be it.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:
