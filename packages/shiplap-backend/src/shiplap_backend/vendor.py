@@ -174,8 +174,8 @@ def node_classes(
     every: str = "makes",
     outputs: Mapping[str, int | str] | None = None,
 ) -> Functions:
-    """Return the constructors of the operation classes that the header ``table`` lists (``_OPENVINO_OP_REG(Add,
-    ov::op::v1)``), as functions by class name.
+    """Return the constructors of the operation classes that the header ``table`` lists
+    (``_OPENVINO_OP_REG(Add, ov::op::v1)``), as functions by class name.
 
     ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
     """

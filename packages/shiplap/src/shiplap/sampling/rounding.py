@@ -80,8 +80,8 @@ class _RoundingMode(TorchDispatchMode):
     """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
-        """Make a mode that multiplies the operands and results of torch operators by random factors of about ``1 +
-        eps``, drawn from ``seed``.
+        """Make a mode that multiplies the operands and results of torch operators by random factors of about
+        ``1 + eps``, drawn from ``seed``.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)

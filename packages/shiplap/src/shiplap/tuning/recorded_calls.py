@@ -166,8 +166,8 @@ def stop_recording() -> None:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for ``shiplap
-    tune --profile``.
+    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for
+    ``shiplap tune --profile``.
 
     Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
     """
