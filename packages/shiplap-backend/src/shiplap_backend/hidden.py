@@ -234,7 +234,9 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text, argument, value) if a simple condition fixes an argument to one value."""
+    """Yield (text, argument, value) if ``tree`` fixes an argument to one value, as ``name``, ``not name`` and
+    ``name == 2`` do.
+    """
     match tree:
         case ast.Name(id=name):
             yield name, name, True

@@ -181,8 +181,9 @@ class CallBatch:
     def _time_queued(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Let the process queue all calls behind a closed gate, then open the gate and time them while the process is
-        stopped. Raises CallsNotQueued if it waits for the device meanwhile.
+        """Let the process queue all calls behind a closed gate (a word in shared memory at which its GPU stream waits),
+        then open it and time the calls while the process is stopped. Raises CallsNotQueued if it waits for the device
+        meanwhile.
         """
         try:
             message = protocol.RunBatch(self._number, gated=True)

@@ -193,8 +193,8 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return the measurements for each request: one of eager calls, and one of templates in compiled code where
-    ``compiled`` asks for it.
+    """Return the measurements for each request, as (op, recipe, device, tuner): one of eager calls, with the tuner
+    None, and one of each template tuner for compiled code where ``compiled`` asks for it.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:

@@ -34,7 +34,7 @@ class VerifyOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate is correct."""
+        """Whether verification has found no problem: no wrong result, no exception and no refusal."""
         return not self.problem
 
 
