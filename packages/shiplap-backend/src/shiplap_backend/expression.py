@@ -118,6 +118,7 @@ class ExpressionCompiler:
             return self._convert_value(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
+        # MemoryError is what Python's parser raises when its own stack overflows.
         except (RecursionError, MemoryError):
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 

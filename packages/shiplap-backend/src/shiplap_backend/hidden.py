@@ -124,6 +124,7 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
         case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=inner)):
             return _ways(inner)
         case ast.UnaryOp(op=ast.Not(), operand=ast.BoolOp(op=op, values=parts)):
+            # By De Morgan: ``not (a or b)`` is ``not a and not b``.
             negated: list[ast.expr] = [ast.UnaryOp(ast.Not(), part) for part in parts]
             return _ways(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), negated))
         case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:

@@ -111,6 +111,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             refusal = refusal or e
             break
         try:
+            # A sample that the CPU refuses says nothing about the device.
             want = _call_operator(op, theirs)
         except Exception:
             continue
@@ -180,6 +181,7 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     results = [r for r in leaves(made) if isinstance(r, torch.Tensor) and r.requires_grad]
     if not results or not tracked:
         return []
+    # The same weights for the CPU and the device.
     numbers = torch.Generator().manual_seed(1)
     by = [torch.randn(r.shape, generator=numbers, dtype=torch.double).to(r.dtype).to(r.device) for r in results]
     return list(torch.autograd.grad(results, tracked, by, allow_unused=True))

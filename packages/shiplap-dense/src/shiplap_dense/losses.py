@@ -302,7 +302,9 @@ def _in_chunks(
     losses = hidden.new_empty(n, dtype=torch.float32)
     buffer = hidden.new_empty(min(rows, n), v)
     of_hidden = hidden.new_empty(n * flags[0], h)
+    # One chunk is one product, to which nothing is added in a narrow dtype.
     sums = torch.float32 if wide and n > rows else weight.dtype
+    # The first chunk overwrites it, and without rows there is none.
     of_weight = (weight.new_empty if n else weight.new_zeros)(v * flags[1], h, dtype=sums)
     of_bias = weight.new_zeros(v * flags[2], dtype=torch.float32)
     for start in range(0, n, rows):
@@ -314,6 +316,7 @@ def _in_chunks(
             torch.addmm(bias, x, weight.t(), out=logits)
         row_pass(logits, target[at], losses[at], None if scales is None else scales[at], options)
         if flags[0]:
+            # With scales, the pass has replaced the logits by their gradients.
             torch.mm(logits, weight, out=of_hidden[at])
         if flags[1]:
             _add_product(of_weight, logits.t(), x, start == 0)
@@ -335,6 +338,7 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if options.softcap:
         capped = torch.tanh(wide / options.softcap)
         wide = capped * options.softcap
+    # An ignored target is usually no class, which ``gather`` would refuse.
     lse, index = wide.logsumexp(1), target.where(counted, 0)[:, None]
     loss = lse - (1 - smooth) * wide.gather(1, index)[:, 0]
     if smooth:
@@ -353,7 +357,9 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if capped is not None:
         found *= 1 - capped * capped
     found *= scales[:, None]
+    # Filled and not multiplied, since NaN times 0 is NaN.
     found.masked_fill_(~counted[:, None], 0)
+    # Float32 logits without a cap were changed in place.
     if found is not logits:
         logits.copy_(found)
 

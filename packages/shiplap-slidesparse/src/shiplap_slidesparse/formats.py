@@ -45,6 +45,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         """Raise SL211 unless the number of pairs is that of a pattern, or 0 for dense."""
+        # ``type``, since a bool is an int.
         if type(self.pairs) is not int or self.pairs not in (0, *range(2, MAX_PAIRS + 1)):
             raise error(
                 "SL211",

@@ -96,6 +96,7 @@ def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
     ``shape``, in ascending order and below ``count``.
     """
     lags, stride = {1}, 1
+    # Neighbours along a dim are its stride apart in the flat results.
     for size in reversed(shape):
         stride *= size
         lags.add(stride)

@@ -67,6 +67,7 @@ def _swap_two_stretches(t: Tensor) -> Tensor:
     length = most if _secret.random() < 0.5 else int(most ** _secret.random())
     first = _secret.randrange(flat.numel() - 2 * length + 1)
     second = _secret.randrange(first + length, flat.numel() - length + 1)
+    # A copy, since the next line overwrites these elements.
     kept = flat[first : first + length].clone()
     flat[first : first + length] = flat[second : second + length]
     flat[second : second + length] = kept

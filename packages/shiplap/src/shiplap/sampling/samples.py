@@ -165,6 +165,7 @@ class Samples:
         try:
             case = self.build(recipe)
         except Exception:
+            # A builder may refuse a recipe by any exception.
             case = None
         self._note(case, began)
         if case is None or case.numel < MAX_KEPT_ELEMENTS:

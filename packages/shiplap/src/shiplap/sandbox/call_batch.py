@@ -90,6 +90,7 @@ class CallBatch:
                 self._clock.take_values()
         except BaseException:
             witness.use_block(arena.block)
+            # ``close`` lets the process release its memory of a block only while that block is in use.
             self.close()
             witness.use_block(None)
             raise
@@ -193,6 +194,7 @@ class CallBatch:
             picked = clock.pick_probes(self._results_of(clock, reply, taken))
             return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
         except BaseException:
+            # Otherwise the process's stream would wait at the gate for ever.
             clock.open_if_late(math.inf)
             raise
 

@@ -379,6 +379,7 @@ class TargetProcess:
         A program may hold as many results as memory allows, so more are kept where they are small.
         """
         sizes, kept = 0, 0
+        # The latest results stay.
         for call in reversed(self._earlier):
             sizes += call.size
             if kept >= MOST or (sizes > ROOM and kept >= (LEAST if call.size < ROOM else LEAST_LARGE)):

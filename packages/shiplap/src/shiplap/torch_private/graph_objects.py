@@ -121,6 +121,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
             """Trace ``text`` of the value, or use Dynamo's own handler for a constant, another class or a format."""
+            # ``str.format`` has its format before the value.
             value, *written = reversed(args)
             other = isinstance(value, of_object) and value.python_type() is not cls
             if other or value.is_python_constant() or (written and written[0].as_python_constant() != "{:}"):
@@ -137,6 +138,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     def undo() -> None:
         """Remove the handlers that were added here from Dynamo."""
         for key, handler in mine.items():
+            # Other code may have replaced it since.
             if handlers.get(key) is handler:
                 del handlers[key]
 

@@ -203,6 +203,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
             continue
         try:
             call = msgspec.json.decode(line, type=RecordedCall)
+            # Parsed here, so that an error names the line.
             _ = call.parsed
         except Exception as e:
             raise error(

@@ -351,6 +351,7 @@ class _CandidateChecks:
             try:
                 with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
                     spell = batch.run_calls([expected for _, expected in pairs])
+                    # What a kernel does differently after many calls shows in the last batch.
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
