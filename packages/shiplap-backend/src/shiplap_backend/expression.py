@@ -371,6 +371,7 @@ class ExpressionCompiler:
                 arguments = self._arguments(function, tree)
             except ExpressionError as e:
                 problems.append(str(e))
+                # What the failed attempt has recorded is taken back.
                 del self.scopes[depth:]
                 self.used, self.baked, self.inputs = before
                 continue

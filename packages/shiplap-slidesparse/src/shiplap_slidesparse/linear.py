@@ -372,6 +372,7 @@ class Linear(nn.Linear):
             try:
                 self.pack()
             except ShiplapError as e:
+                # torch collects the errors of all modules and raises them together.
                 errors.append(f"{prefix}weight: {e}")
         error_msgs.extend(errors)
 

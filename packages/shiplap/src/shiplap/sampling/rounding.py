@@ -124,6 +124,7 @@ class _RoundingMode(TorchDispatchMode):
     def _noise(self, t: Tensor, growth: float) -> Tensor:
         """Return a tensor of the shape of ``t`` with random factors, uniform within ``1 +- growth * eps``."""
         width = growth * self.eps
+        # Drawn on the CPU, so that every device gets the same factors.
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
         return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 

@@ -229,6 +229,7 @@ class CallBatch:
         with it every later one.
         """
         found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        # Another number of answers is reported by ``_compare_calls``.
         for call, given in zip(reply.calls, self._given, strict=False):
             places = [p for p in call.outs if isinstance(p, TensorLocation) and p.device == KIND]
             for place in places or [p for p in given.places if p.device == KIND]:

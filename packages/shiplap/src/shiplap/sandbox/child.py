@@ -236,6 +236,7 @@ class Child:
         """Return the locations of the parameters and buffers of the target module with the requested names."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         self._last = [state[name].detach() for name in message.names]
+        # The other process reads them as soon as it has the reply.
         if _on_devices(self._last):
             torch.cuda.synchronize()
         return protocol.ResultPlaces([self._describe_place(v) for v in self._last])
@@ -320,6 +321,7 @@ class Child:
         results.clear()
         on_device = self._block is not None and bool(_on_devices(sets))
         with torch.no_grad():
+            # All calls are queued behind this wait before the clock starts.
             if message.gated and self._block is not None:
                 self._block.driver.wait_for_word(self._block, GATE_AT)
             if self._block is not None:
@@ -453,6 +455,7 @@ def _ops(
         before = read_interpreter_state()
         result = flatten_results(target(*args))
         gc.collect()
+        # A kernel that runs after the profile has ended would not be listed.
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
         left, threads = changed_interpreter_state(before), intact.threads()
