@@ -129,8 +129,8 @@ class DeviceClock:
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:
-        """Write the values. Return the time before that, at which the clock starts, and the time at which calls that
-        are not queued may begin.
+        """Write the arguments' values into the shared block. Return the time before that, at which the clock starts,
+        and the time at which calls that are not queued may begin.
 
         The clock runs from the first: work that a process has left to the device could read the values as they come.
         """

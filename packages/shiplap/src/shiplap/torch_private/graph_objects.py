@@ -188,7 +188,9 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
-            """Return the attributes of an object on which compiled code is guarded."""
+            """Return the attributes ``fields`` of an object. Code that was compiled for other values of these is
+            compiled again.
+            """
             return [getattr(value, name) for name in fields]
 
         _register_class(cls, typ=KIND, guard_fn=guarded, members=members)

@@ -90,7 +90,7 @@ def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRu
     """
 
     def run_poisoned() -> Any:
-        """Call ``run`` with poisoned memory and return its results as a tuple."""
+        """Call ``run`` while new memory is filled with ``byte``, and return its results as a tuple."""
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
 

@@ -146,7 +146,9 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice without a kernel that stands for a bucket which the budget did not reach. It is not stored."""
+    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. It
+    is not stored.
+    """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
     return Choice(

@@ -136,8 +136,8 @@ def _make_local_bench(task: SelectionTask) -> Bench:
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice of the installed frozen table for the bucket of ``drawn``, or the declared default. Raises
-    SL607 for a missing entry in strict mode.
+    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``, or the declared
+    default. Raises SL607 for a missing entry in strict mode.
     """
     blank = Choice(
         op.spec.name,
