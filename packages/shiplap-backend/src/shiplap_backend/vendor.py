@@ -288,6 +288,7 @@ def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]
     for (a, _), (b, _) in zip(one, other, strict=False):
         if not (a == b or {a, b} <= {"node", "tensor"} or {a, b} <= {*numbers, "node"}):
             return False
+    # A parameter that one has alone tells both apart, unless it may be left out.
     shared = min(len(one), len(other))
     return all(optional for _, optional in (*one[shared:], *other[shared:]))
 

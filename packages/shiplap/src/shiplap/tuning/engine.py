@@ -251,7 +251,6 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
     when a size is missing, or a name or dtype does not fit.
 
     ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
-    SL502 when a size is missing, or a name or dtype does not fit.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
