@@ -116,9 +116,8 @@ def _code_roots(op: Op) -> Iterator[Any]:
 
 
 def _native_source_texts(op: Op) -> Iterator[str]:
-    """Yield the source texts of native kernels.
-
-    These are files beside the library or the declaration that contain the name of the kernel's function.
+    """Yield the source texts of native kernels: of each file beside the library or the declaration that contains the
+    name of the kernel's function.
     """
     for kernels in op.kernels.values():
         for kernel in kernels:

@@ -39,8 +39,8 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
 
 
 def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the summands into which a matrix product is cut along its inner dim, and the number of terms of each; None
-    for another operator.
+    """Return the partial sums into which a matrix product is cut along its inner dim, and the number of terms of each;
+    None for another operator.
     """
     if name not in PRODUCTS:
         return None

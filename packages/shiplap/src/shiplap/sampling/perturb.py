@@ -40,6 +40,7 @@ def _exchange_pairs(t: Tensor) -> Tensor:
     flat = t.detach().clone().reshape(-1)
     if flat.numel() > MANY:  # a permutation of all places takes longer than most kernels
         drawn = torch.randint(0, flat.numel(), (MANY // 4,), device=flat.device).unique()
+        # An even number, so that each place has a partner.
         places = drawn[torch.randperm(drawn.numel() // 2 * 2, device=flat.device)]
     else:
         places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, flat.numel() // 4)]

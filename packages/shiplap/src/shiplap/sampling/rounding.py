@@ -96,6 +96,7 @@ class _RoundingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         plainer = row_formula(name, args) or core_decompositions().get(func)
         if plainer is not None:
+            # A mode is off while it handles a call, and the parts have rounding errors of their own.
             with self:
                 result = plainer(*args, **kwargs)
                 if result is not NotImplemented:

@@ -116,6 +116,7 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
         os.environ.clear()
         os.environ.update(order.environment)
         os.chdir(order.folder)
+        # It is cached, and was found by the old environment.
         tempfile.tempdir = None
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
     torch.set_num_threads(order.threads)
