@@ -95,6 +95,7 @@ def _written_gradients(
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
     of_sum = 1 + 2 * options.lse_square_scale * logits.logsumexp(1, keepdim=True)
+    # An ignored target is usually no class, which ``one_hot`` would refuse.
     hot = F.one_hot(target.masked_fill(~counted, 0), weight.shape[0])
     smooth = options.label_smoothing
     found = (logits.softmax(1) * of_sum - (1 - smooth) * hot - smooth / weight.shape[0]) * slope
@@ -276,6 +277,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         else:
             torch.addmm(total, a, b, out=total)
     elif total.is_cuda:
+        # On CUDA alone torch adds products of 16 bits to a float32 matrix.
         torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=total.dtype, out=total)
     elif first:
         total.copy_(a @ b)

@@ -59,6 +59,7 @@ class ConvertedExperts(nn.Module):
         if not own.has_bias:
             return out
         bias: Tensor = getattr(own, f"{name}_bias")
+        # The number of a row without an expert is no index.
         return out + bias[chosen.clamp(0, own.num_experts - 1)]
 
 
