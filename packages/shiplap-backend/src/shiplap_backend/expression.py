@@ -118,6 +118,7 @@ class ExpressionCompiler:
             return self._convert_value(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
+        # MemoryError is what Python's parser raises when its own stack overflows.
         except (RecursionError, MemoryError):
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
@@ -370,6 +371,7 @@ class ExpressionCompiler:
                 arguments = self._arguments(function, tree)
             except ExpressionError as e:
                 problems.append(str(e))
+                # What the failed attempt has recorded is taken back.
                 del self.scopes[depth:]
                 self.used, self.baked, self.inputs = before
                 continue

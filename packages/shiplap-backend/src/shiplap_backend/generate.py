@@ -162,6 +162,7 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 def _render_unit(share: list[Wrapper]) -> str:
     """Return the C++ source of one translation unit with these wrappers and their registrations."""
+    # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
     registered = [d for w in share for d in (w.declaration, *w.derived)]

@@ -34,6 +34,7 @@ def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
     slack = eps * ROUNDING * float(runs[runs.isfinite()].abs().max()) if bool(runs.isfinite().any()) else 0.0
     rng, half = torch.Generator().manual_seed(len(runs)), len(got)
     signs = torch.cat([torch.ones(half), -torch.ones(half)]).double()
+    # Random divisions of the same runs show how large a difference is by chance.
     divided = torch.stack([signs[torch.randperm(2 * half, generator=rng)] for _ in range(DIVISIONS)])
     for name, (features, allowed) in _run_features(runs, shape, slack).items():
         spread = features.std(0)
@@ -96,6 +97,7 @@ def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
     ``shape``, in ascending order and below ``count``.
     """
     lags, stride = {1}, 1
+    # Neighbours along a dim are its stride apart in the flat results.
     for size in reversed(shape):
         stride *= size
         lags.add(stride)

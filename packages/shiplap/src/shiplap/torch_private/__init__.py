@@ -266,6 +266,7 @@ def capture_graph(
     try:
         result = call()
     except Exception as e:
+        # The capture has to be ended all the same.
         failure = e
     try:
         graph.capture_end()

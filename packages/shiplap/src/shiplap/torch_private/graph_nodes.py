@@ -134,6 +134,7 @@ class _Recorder(TorchFunctionMode):
         if name in RECORDED_OPERATORS:
             return self.graph.call_function(RECORDED_OPERATORS[name], passed)
         if name in REFLECTED and len(passed) == 2:
+            # ``1 - x`` arrives as ``x.__rsub__(1)``.
             return self.graph.call_function(REFLECTED[name], (passed[1], passed[0]))
         if name.startswith("__"):
             raise _Unusual(name)
@@ -533,6 +534,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     if asserted:
         with graph.inserting_before(output):
             (last, message), kept = asserted[-1], list(results)
+            # Chained, so that one check of a result depends on all conditions.
             for each in asserted[:-1]:
                 last = check(last, *each)
             for i, result in enumerate(results):
@@ -547,6 +549,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         output.args = (results,)
         for spec, arg in zip(specs, plain, strict=True):
             spec.arg = arg
+        # A node can be erased only after those that use it.
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()
@@ -570,6 +573,7 @@ def shared_onnx_registry() -> Iterator[None]:
         if key not in known:
             known[key] = make(*args, **kwargs)
         registry = copy(known[key])
+        # The lists are copied as well, since an export may add to them.
         registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
         return registry
 

@@ -21,8 +21,8 @@ def is_size(held: Any) -> bool:
 
 
 def is_number(held: Any) -> bool:
-    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in ``x.shape[-1] **
-    -0.5``.
+    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in
+    ``x.shape[-1] ** -0.5``.
     """
     return is_size(held) or isinstance(held, torch.SymFloat)
 

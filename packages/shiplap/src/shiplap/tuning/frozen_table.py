@@ -104,6 +104,7 @@ def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[s
             raise ValueError("'entries' is no list")
         entries = [unseal_entry(entry) for entry in listed]
         for key, value in entries:
+            # Called for its ValueError, so that damage shows when the table is read and not at a call.
             choice_from_json(key, value, "frozen")
             _check_device_type(key)
     except ValueError as e:

@@ -111,6 +111,7 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
         here = now.get(key["device"])
         if here is None or key_differences(key.as_dict(), here, MACHINE):
             continue
+        # Digests of an op differ between versions of Python, those of its file do not.
         same_file = about["python"] != _python_version() and about["files"].get(op.spec.name) == _file_digest(op)
         if key["source"] != op.identity and not same_file:
             why.add(f"{op.spec.name} is another version of the op")

@@ -130,6 +130,7 @@ class ConfirmationInputs:
         for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
             recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
             left = [r for r in recipes if str(r) not in listed]
+            # Without a seed, so that no kernel can predict the sizes.
             drawn = secrets.SystemRandom().sample(left, min(most - len(listed), len(left)))
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
