@@ -84,7 +84,9 @@ def command(
 
 
 def _parse_codes(text: str) -> tuple[int, ...]:
-    """Parse ``"2,9"`` to ``(2, 9)``. Raises SL613 for any other text."""
+    """Return the class codes of a text such as ``"2,9"`` as ``(2, 9)``. Raises SL613 unless it has numbers from 0 to
+    255, separated by commas.
+    """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
         raise error("SL613", where="--classes", got=repr(text), expected="class codes from 0 to 255, as 2,9")

@@ -77,7 +77,9 @@ def command(
 
 
 def _load_network(target: str) -> Any:
-    """Return the network that ``target`` names, or that the named function makes. SL840 for anything else."""
+    """Return the network that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function makes.
+    Raises SL840 for anything else.
+    """
     from torch.nn import Module
 
     module, name = verbs.load_target(target)
@@ -92,7 +94,9 @@ def _load_network(target: str) -> Any:
 
 
 def _cells(network: Any, grid: str | None) -> Sequence[int]:
-    """Return the cells per axis that ``--grid`` names, or those of the network."""
+    """Return the cells per axis in the text ``grid`` of the option ``--grid`` or, without it, those that ``network``
+    has as an attribute, or else 128 for each. Raises SL613 for other texts.
+    """
     if grid is not None:
         parts = grid.split(",")
         if not all(part.strip().isdigit() for part in parts):

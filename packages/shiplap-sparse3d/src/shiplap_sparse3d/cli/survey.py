@@ -74,6 +74,9 @@ def command(
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:
+                """Advance the progress bar of ``stage``, or print the address of the workers' dashboard, which is the
+                ``note`` of the stage "workers".
+                """
                 if stage == "workers":
                     verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
                 else:
@@ -132,7 +135,9 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
 
 def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
-    """Return the result of the user's function. Raises SL825 if the function raises, as for missing weights."""
+    """Return ``function()``, the model of ``--model target``. Raises SL825 if the function raises, as for missing
+    weights.
+    """
     try:
         return function()
     except ShiplapError:

@@ -75,7 +75,9 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
-    """Raise an error for a scan in which all points are ground, or none."""
+    """Raise SL826 for a scan in which all points or none have one of the ``classes`` that count as ground. ``code`` has
+    the class code of each point.
+    """
     present, counts = np.unique(code, return_counts=True)
     listed = (
         ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"
@@ -89,4 +91,5 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
 
 
 def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
+    """Return the error SL826 for a scan from which the demonstration cannot learn."""
     return error("SL826", where=str(path), got=got, expected=expected)

@@ -88,5 +88,5 @@ class DemoResult:
     backend: str = "inductor"
 
     def json(self) -> dict[str, Any]:
-        """Return one object of plain values."""
+        """Return the result as a dictionary of plain values for JSON."""
         return asdict(self)
