@@ -96,6 +96,7 @@ class SparseConvolution(SparseModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Create the layer and its parameters. Raises SL208 for sizes and options that do not fit together."""
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.in_channels, self.out_channels, self.groups = ndim, in_channels, out_channels, groups
@@ -113,7 +114,9 @@ class SparseConvolution(SparseModule):
         self._allocate(bias, device=device, dtype=dtype)
 
     def _refuse(self) -> None:
-        """Raise SL208 for arguments of the layer that do not fit together."""
+        """Raise SL208 unless ``groups`` divides both numbers of channels, and unless a kernel of one cell with stride 1
+        has no padding.
+        """
         where = type(self).__name__
         if self.in_channels % self.groups or self.out_channels % self.groups:
             got = f"{self.in_channels} and {self.out_channels} channels"
@@ -123,7 +126,9 @@ class SparseConvolution(SparseModule):
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
     def _allocate(self, bias: bool, **factory: Any) -> None:
-        """Allocate weight, bias and count, in the order of spconv's checkpoints."""
+        """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
+        order of spconv's checkpoints. ``factory`` has their device and dtype.
+        """
         if self.record_voxel_count and not self.subm and not self.inverse:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
@@ -134,7 +139,9 @@ class SparseConvolution(SparseModule):
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
-        """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
+        """Set weight and bias to random values, Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as
+        ``torch.nn.Conv3d`` does.
+        """
         fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
@@ -142,6 +149,9 @@ class SparseConvolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def is_inverseable(self) -> bool:
+        """Return whether a ``SparseInverseConv`` layer can go back along this layer: it has an ``indice_key`` and
+        changes the voxels.
+        """
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
@@ -155,12 +165,15 @@ class SparseConvolution(SparseModule):
 
     @property
     def window(self) -> LayerWindow:
+        """Return kernel, stride, padding and dilation, and for a transposed layer the output padding, as one object."""
         extra = self.output_padding if self.transposed else None
         return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
     @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        """Return the convolution with its activation, and ``add_input`` added where that is given."""
+        """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given. Raises SL209
+        for anything but a sparse tensor, and SL202 or SL208 for features or an ``indice_key`` that do not fit.
+        """
         where = type(self).__name__
         checkpointed = check_sparse(where, input)
         features = input._features
@@ -175,13 +188,15 @@ class SparseConvolution(SparseModule):
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """Return the product of a kernel of one cell."""
+        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias: ``[n, out]``."""
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
-        """Return the convolution of features by a plan, with the layer's activation."""
+        """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
+        ``data`` is the record of the input and output voxels, and ``inside`` whether this runs inside a checkpoint.
+        """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
@@ -197,7 +212,9 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """Return the record under ``indice_key`` if this layer may use it, or a new one."""
+        """Return the record of input and output voxels under ``key`` if this layer may use it, or a new one. Raises
+        SL208 for a record that does not fit this layer.
+        """
         data = indices.find_record(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
@@ -241,6 +258,9 @@ class _Strided(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create a convolution, or a transposed one, for the number of axes of the class. The arguments are those of
+        :class:`SparseConvolution`.
+        """
         super().__init__(
             self.NDIM,
             in_channels,
@@ -280,6 +300,9 @@ class _Inverse(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the inverse of the layer that has the same ``indice_key``, for the number of axes of the class.
+        ``kernel_size`` must be that layer's.
+        """
         super().__init__(
             self.NDIM,
             in_channels,
@@ -314,6 +337,9 @@ class _SubM(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create a submanifold convolution, whose outputs are the input's voxels, for the number of axes of the class.
+        The arguments are those of :class:`SparseConvolution`.
+        """
         super().__init__(
             self.NDIM,
             in_channels,

@@ -30,4 +30,5 @@ def torch_tensor_to_tv(
 
 
 def torch_tensors_to_tv(*tens: torch.Tensor) -> tuple[Tensor, ...]:
+    """Return a tensorview on the memory of each of the torch tensors."""
     return tuple(map(torch_tensor_to_tv, tens))

@@ -51,7 +51,9 @@ class TracedLayer(Protocol):
 def convolve_in_graph(
     layer: TracedLayer, input: SparseConvTensor, add_input: SparseConvTensor | None = None
 ) -> SparseConvTensor:
-    """Return ``layer(input, add_input)``."""
+    """Return ``layer(input, add_input)`` inside a compiled graph: the convolution with its bias and activation, plus
+    ``add_input`` if given, in fewer Python frames than ``SparseConvolution.forward``.
+    """
     known = isinstance(input, SparseConvTensor)
     if not known:
         check_sparse(type(layer).__name__, input)
@@ -67,7 +69,9 @@ def convolve_in_graph(
 
 
 def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """Return ``features`` after the convolution, on its voxels."""
+    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record under its
+    ``indice_key`` or a new one. The activation is left to the caller.
+    """
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
     # Identity of the indices shows that the record is of these very voxels.
@@ -92,7 +96,8 @@ def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use the record of another submanifold layer on the same voxels.
+    """Return whether ``layer`` may use ``data``, the record of an earlier submanifold layer on the same voxels: kernel,
+    dilation, algorithm and spatial shape are equal.
 
     False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of its own.
     """

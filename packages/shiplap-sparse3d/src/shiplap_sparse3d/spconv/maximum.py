@@ -19,6 +19,8 @@ def max_pool_from_zero(features: Tensor, table: Tensor, table_t: Tensor | None =
 
 
 def max_pool_from_zero_grad(features: Tensor, grad: Tensor, table: Tensor, table_t: Tensor) -> Tensor:
-    """Return the gradient of :func:`max_pool_from_zero`; ``table_t`` is the transpose of ``table``."""
+    """Return the gradient of :func:`max_pool_from_zero` for its features: ``grad [m, c]`` → ``[n, c]``. ``table_t`` is
+    the transpose of ``table``.
+    """
     largest, taps = pooling.max_pool_with_taps(features, table)
     return pooling.max_pool_grad(grad.masked_fill(largest < 0, 0), taps, table_t)

@@ -68,6 +68,9 @@ class IndicePool(SparseModule):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the pool. ``stride`` None is the kernel size. Raises SL208 for an unsupported number of axes or
+        another number of sizes.
+        """
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.subm, self.indice_key = ndim, subm, indice_key
@@ -88,11 +91,16 @@ class IndicePool(SparseModule):
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the unsorted tables of ``plan``.
+        Subclasses compute a maximum or a mean.
+        """
         raise NotImplementedError
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        """Return the pooled tensor, and keep the record of its step under ``indice_key``."""
+        """Return the pooled sparse tensor, and keep the record of its voxels under ``indice_key``, along which an
+        inverse convolution can go back. Raises SL208 for a key that is taken.
+        """
         where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
@@ -108,6 +116,7 @@ class IndicePool(SparseModule):
         return output
 
     def extra_repr(self) -> str:
+        """Return the sizes and the algorithm of the layer as text."""
         text = ", ".join(f"{n}={getattr(self, n)}" for n in ("kernel_size", "stride", "padding", "dilation"))
         return f"{text}, algo={self.algo}"
 
@@ -116,6 +125,7 @@ class SparseMaxPool(IndicePool):
     """The largest value of the voxels in the window, at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the larger of zero and the largest of its inputs, ``[m, c]``."""
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
@@ -125,6 +135,7 @@ class SparseAvgPool(IndicePool):
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the mean of its existing inputs, ``[m, c]``."""
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
@@ -144,6 +155,7 @@ class _PoolOfRank(IndicePool):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the pool for the number of axes of the class. ``stride`` None is the kernel size."""
         super().__init__(
             self.NDIM,
             kernel_size,
@@ -189,12 +201,13 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
     """One row a scene, ``[batch_size, c]``: the mean or the maximum of its voxels, zeros for an empty scene."""
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
+        """Create the pool: the mean of each scene if ``is_mean``, and otherwise the maximum."""
         super().__init__(name=name)
         self.is_mean = is_mean
 
     @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
-        """Return ``[batch_size, c]``: the mean or the maximum of each scene."""
+        """Return ``[batch_size, c]``: the mean or the maximum of the features of each scene."""
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
@@ -204,6 +217,7 @@ class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
     """Largest value of each scene."""
 
     def __init__(self, name: str | None = None) -> None:
+        """Create a pool that takes the maximum of each scene."""
         super().__init__(is_mean=False, name=name)
 
 
@@ -211,6 +225,7 @@ class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
     """Mean of each scene."""
 
     def __init__(self, name: str | None = None) -> None:
+        """Create a pool that takes the mean of each scene."""
         super().__init__(is_mean=True, name=name)
 
 

@@ -46,7 +46,9 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return ``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    """Return ``int64 [n]``: for each row of ``coords`` (``int32 [n, 4]`` in a grid of ``shape``) the first row with the
+    same coordinates.
+    """
     # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
     ordered = coords.index_select(0, order)
@@ -71,7 +73,9 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """Convolve as a plan does: ``[n, co]``."""
+        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells: each row reads itself at
+        the centre, and the first row of each neighbouring cell.
+        """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
@@ -89,7 +93,9 @@ class SharedPlan(Plan):
 
 
 def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
+    """Return the product of ``rows [n, ci]`` and ``weight [co, ci / groups]`` within each of ``groups`` groups of
+    channels: ``[n, co]``.
+    """
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
     split = rows.reshape(rows.shape[0], groups, rows.shape[1] // groups).transpose(0, 1)  # [groups, n, ci / groups]
@@ -98,7 +104,8 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan of a submanifold layer, for voxels that may share cells where that is allowed.
+    """Return the plan of a submanifold layer, in which voxels may share cells where :func:`expect_duplicates` or the
+    CPU allows that.
 
     Raises SL211 where they do and it is not, and for rows outside the grid.
     """
@@ -122,12 +129,15 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
 
 @built_outside_modes
 def _has_twins(geometry: Geometry) -> bool:
+    """Return whether any two rows of ``geometry`` have the same coordinates. A GPU is waited for."""
     first = first_rows(geometry.coords, geometry.spatial_shape)
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
 
 
 def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
+    """Return the plan of a submanifold layer on voxels of which several may be in one cell. The first row of each cell
+    is found once for all kernels.
+    """
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
         distinct = Geometry.unchecked(coords, geometry.spatial_shape, geometry.batch_size, False, geometry.ndim)
@@ -145,13 +155,15 @@ def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) 
 
 @built_outside_modes
 def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """:func:`first_rows`, and ``coords`` with padding in place of the other rows."""
+    """Return :func:`first_rows` of ``coords``, and ``coords`` in which every row that is not the first of its cell is
+    replaced by padding (-1).
+    """
     first = first_rows(coords, shape)
     alone = first == torch.arange(first.shape[0], device=first.device)
     return first, torch.where(alone[:, None], coords, -1)
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """Raise SL211 for an operation without a meaning for voxels that share a cell."""
+    """Raise SL211 if ``plan`` is of voxels that share a cell, for which the operation ``where`` has no meaning."""
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

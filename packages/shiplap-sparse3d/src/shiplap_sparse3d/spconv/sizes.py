@@ -30,7 +30,9 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 
 def _of_graph(cells: Any) -> int:
-    """Return a number of cells inside a graph: an integer, a size, or a constant that the graph asserts."""
+    """Return ``cells``, one size of a grid, inside a graph that is being compiled: a Python integer, a symbolic size
+    from a tensor, or the present number of an array, which the graph then asserts.
+    """
     if isinstance(cells, (int, Tensor)):
         return int(cells)
     number: int = _constant_number(cells)
@@ -46,6 +48,7 @@ _OTHER_ARRAY = (
 
 @constant_result
 def _constant_number(value: Any) -> int:
+    """Return ``int(value)``, which a compiled graph holds as a constant."""
     return int(value)
 
 

@@ -17,7 +17,9 @@ class RemoveDuplicate(SparseModule):
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        """Return the first voxel of each cell, in ascending order of the cells."""
+        """Return a sparse tensor with the first voxel of each cell of ``x``, in ascending order of the cells, and an
+        empty ``indice_dict``.
+        """
         check_sparse("RemoveDuplicate", x)
         cells, inverse, _ = kernels.unique_coords(x.geometry.coords)
         rows = torch.arange(inverse.shape[0], device=inverse.device)
