@@ -43,6 +43,7 @@ _PADDINGS = ("zeros", "normalize")
 
 
 def _require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise SL208 unless ``value``, the argument ``name`` of the function ``where``, is one of ``choices``."""
     if value not in choices:
         raise error("SL208", where=f"{where}, argument {name!r}", got=repr(value), expected=f"one of {choices}")
 
@@ -58,7 +59,9 @@ def _blocks(
     *,
     up: bool,
 ) -> NeighborCache:
-    """Return the cache of blocks of ``factor`` voxels that do not overlap, from the coarse to the fine if ``up``."""
+    """Return the cache of blocks of ``factor`` voxels that do not overlap: from the coarse to the fine voxels if
+    ``up``, and otherwise from the fine to the coarse. Raises SL208 for a factor below 1.
+    """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
     return neighbors_of_call(
@@ -89,7 +92,7 @@ def sparse_upsample(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Upsampling: each voxel becomes a block of ``scale_factor`` voxels.
+    """Return the features of the finer voxels, of which each voxel of the input becomes a block of ``scale_factor``.
 
     Args:
         feats: ``[n, c]``.
@@ -140,7 +143,8 @@ def sparse_pixel_shuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Pixel shuffle: ``[n, V * c]`` becomes ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels.
+    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, from ``feats [n, V *
+    c]``, whose channels have the voxels of a block one after the other. Raises SL202 for other channels.
 
     The arguments and the results are those of :func:`sparse_upsample`.
     """
@@ -164,7 +168,8 @@ def sparse_pixel_unshuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Pixel unshuffle, the inverse of :func:`sparse_pixel_shuffle`: ``[n, c]`` to ``[m, V * c]`` on coarser voxels.
+    """Return features ``[m, V * c]`` on coarser voxels, which have the ``V = prod(downscale_factor)`` finer voxels of
+    their block side by side, with coordinates, shape and cache: the inverse of :func:`sparse_pixel_shuffle`.
 
     A block has zeros where it has no voxel.
     """
@@ -178,7 +183,9 @@ def sparse_pixel_unshuffle(
 
 
 def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> Tensor:
-    """Return ``int32 [m, corners]``: the voxel at each whole ``cells [m, d]`` plus a corner, or -1."""
+    """Return ``int32 [m, corners]``: the row of the voxel of ``coords`` at each of ``cells [m, d]`` plus each corner,
+    or -1. ``cells`` are whole numbers, in floating point or not.
+    """
     wide = with_scene(coords)
     far = (cells.abs() < 2**31 - 1).all(1, keepdim=True)  # False for NaN as well
     wanted = torch.where(far, cells, 0).int()
@@ -190,7 +197,9 @@ def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> T
 def _sample_linear(
     feats: Tensor, coords: Tensor, points: Tensor, axes: int, padding_mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the features between the voxels around each point, and the sum of the weights of those that are there."""
+    """Return the features interpolated between the voxels around each of ``points [m, d]``, ``[m, c]``, and the sum of
+    the weights of those voxels that exist, ``[m]``. The last ``axes`` columns are interpolated.
+    """
     lead = points.shape[1] - axes
     corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
     lowest = torch.cat([points[:, :lead].round(), points[:, lead:].floor()], 1)
@@ -215,7 +224,8 @@ def sparse_grid_sample(
     n_spatial_dims: int | None = None,
     return_mask: bool = False,
 ) -> Any:
-    """Return ``[..., c]``: the features of sparse voxels at the points ``grid [..., d]``, differentiable in both.
+    """Return the features of sparse voxels at the points ``grid [..., d]``, ``[..., c]``, differentiable in features
+    and points.
 
     Args:
         feats: ``[n, c]``.
