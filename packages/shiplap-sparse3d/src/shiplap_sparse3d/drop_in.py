@@ -48,6 +48,9 @@ class DropIn:
     """Modules under the names of a peer. As a context manager it removes them at the end of the block."""
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
+        """Keep the ``modules`` that were put into ``sys.modules``, by name, and ``forget``, which :meth:`undo`
+        calls.
+        """
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
@@ -59,16 +62,19 @@ class DropIn:
         self._forget()
 
     def __enter__(self) -> DropIn:
+        """Return this drop-in, which the end of the block undoes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Undo the drop-in."""
         self.undo()
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Make ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+    """Make ``import spconv`` and ``import flex_gemm`` (those of ``names``, by default both) find shiplap's facades from
+    now on, and return an object whose ``undo()``, or whose ``with`` block, ends that.
 
     ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
@@ -98,6 +104,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def undone() -> None:
+        """Remove what the drop-in registered with torch, and restore the setting of duplicates."""
         forget()
         if "flex_gemm" in new:
             _torch_ops.clear()  # which removes torch.ops.flex_gemm
@@ -108,7 +115,9 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of a facade, by the names under which programs import them."""
+    """Return the modules of the facade ``name`` by the names under which programs import them, such as
+    ``spconv.pytorch``.
+    """
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
         package = importlib.import_module(source)

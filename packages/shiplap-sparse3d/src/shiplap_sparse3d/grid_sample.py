@@ -29,7 +29,9 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
+    """Return the rows ``int32 [b, l]`` of the voxels at ``cells [b, l, 3]``, or -1. Cells are whole numbers in floating
+    point, which may be NaN or far away, and their scene is their first index.
+    """
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
@@ -39,7 +41,9 @@ def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
-    """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
+    """Return the lookup of the voxels ``coords`` by coordinate. Raises SL211 for rows outside the grid of ``shape`` and
+    for duplicates. ``op`` is the op's name for the message.
+    """
     check_coords(op, coords, shape)
     return GridLookup(coords, shape)
 
@@ -48,7 +52,9 @@ def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
 def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
-    """Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does."""
+    """Return the row of the voxel that holds each query, ``int32 [b, l]``, or -1 if there is none. Queries ``[b, l]``
+    belong to scene ``b``. Raises SL211 for duplicate voxels and those outside the grid.
+    """
     return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
 
@@ -77,14 +83,16 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
-    """Raise SL211 for a row of indices with an entry outside of ``[-1, rows)``."""
+    """Raise SL211 for a row of ``indices`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    message.
+    """
     refuse_rows(
         op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})"
     )
 
 
 def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
-    """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
+    """Return ``feats[indices]``, ``[q, k, c]`` in at least float32, with zeros where the index is -1."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     return rows_under(feats, indices).to(wide)
 
@@ -107,7 +115,8 @@ def indice_weighted_sum(
 def indice_weighted_sum_grad(
     grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
 ) -> Float[Tensor, "rows c"]:
-    """Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
+    """Return the gradient of the features of ``indice_weighted_sum``, ``[rows, c]``, from ``grad``, the gradient of its
+    output. ``rows`` is the number of rows of the features.
 
     Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
     threads. Raises SL211 as ``indice_weighted_sum`` does.

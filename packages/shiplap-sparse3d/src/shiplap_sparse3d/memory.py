@@ -8,7 +8,9 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that are free on ``device``, or None where that is not known."""
+    """Return the bytes that are free on ``device``, or None where that is not known: torch's unused reserve of a GPU
+    included, and on the CPU with swap and at most the limit of the container.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -36,7 +36,8 @@ def subm_plan(
     run: int = 1 << 18,
     scenes: int = 0,
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
-    """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do.
+    """Return the sorted neighbour table of a submanifold convolution: ``sort_table(subm_table(coords, spatial_shape,
+    kernel, dilation), parts, run)``. Raises SL211 as those ops do.
 
     ``scenes``: how many there are, so that a row of another one is outside; 0 if that is not known.
     """
@@ -87,7 +88,8 @@ def conv_plan(
     Int32[Tensor, "parts_t n"],
     Int32[Tensor, "parts_t b_t"],
 ]:
-    """``sort_table`` of ``conv_table`` in ``parts``, and of its transpose in ``parts_t`` (0: no transpose).
+    """Return the sorted neighbour table of a strided convolution, ``sort_table`` of ``conv_table`` in ``parts`` parts,
+    and that of its transpose in ``parts_t`` parts (0: no transpose).
 
     Raises SL211 as those do.
     """

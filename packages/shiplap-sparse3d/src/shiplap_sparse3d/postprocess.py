@@ -21,7 +21,7 @@ MAX_TAPS = 32  # bits of a code
 
 
 def _bits_of_codes(codes: Tensor) -> Tensor:
-    """Return ``bool [..., 32]``: the bits of int32 codes, lowest first."""
+    """Return ``bool [..., 32]``: the bits of int32 ``codes``, lowest first."""
     return (codes[..., None] >> torch.arange(MAX_TAPS, device=codes.device) & 1).bool()
 
 

@@ -15,7 +15,7 @@ from shiplap_sparse3d.tensor import SparseTensor, cat
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return the batch of ``samples``, one a scene: the ``collate_fn`` of a ``DataLoader``.
+    """Return the batch of ``samples``, each of which becomes a scene: the ``collate_fn`` of a ``DataLoader``.
 
     Sparse tensors become one with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as the first
     column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dim are joined along
@@ -49,14 +49,18 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _check_structure(found: Sequence[Any]) -> None:
-    """Raise SL202 where the samples to collate differ in structure."""
+    """Raise SL202 unless all elements of ``found``, which describe the structure of each sample to collate, are
+    equal.
+    """
     if any(other != found[0] for other in found):
         got = ", ".join(map(str, dict.fromkeys(map(str, found))))
         raise error("SL202", where="sparse3d.collate", got=f"samples with {got}", expected="samples of one structure")
 
 
 def _join_rows(samples: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all samples; coordinates get the number of their sample as a first column."""
+    """Return the rows of all samples as one tensor. Coordinates (``int32`` matrices) get the number of their sample as
+    a first column. Raises SL202 for samples that differ in more than their rows.
+    """
     first = samples[0]
     if any(sample.dim() != first.dim() or sample.shape[1:] != first.shape[1:] for sample in samples):
         got = ", ".join(str(tuple(sample.shape)) for sample in samples)
@@ -67,7 +71,8 @@ def _join_rows(samples: Sequence[Tensor]) -> Tensor:
 
 
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Return the sum of sparse tensors on any voxels of one grid: zeros are added where a voxel is missing.
+    """Return the sum of sparse tensors on any voxels of one grid, on the union of their voxels. Zeros are added where a
+    voxel is missing.
 
     Voxels are in ascending (batch, x, y, z) order, unless all tensors are on the same ones. How many there are is up to
     the data, so a GPU has to be waited for.
