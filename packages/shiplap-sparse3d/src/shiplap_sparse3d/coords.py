@@ -99,14 +99,18 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``) in the order of their numbers
+    ``v = (kx*Ky + ky)*Kz + kz``.
+    """
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
 
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
+    """Return the output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` cells on each axis, at
+    least 0.
+    """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
@@ -255,7 +259,9 @@ class GridLookup:
         self.rows = torch.cat([rows.int(), rows.new_full((1,), -1, dtype=torch.int32)])
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [...]``: the row that equals each of the queries ``[..., 4]``, or -1 if there is none."""
+        """Return ``int32 [...]``: the number of the voxel that equals each of ``queries [..., 4]`` (scene, x, y, z), or
+        -1 if there is none.
+        """
         known = inside_grid(queries, self.shape) & (queries[..., 0] < _max_scenes(self.shape))
         wanted = torch.where(known, keys_of(queries, self.shape), NO_KEY)
         at = torch.searchsorted(self.keys, wanted)
@@ -288,7 +294,9 @@ class RowLookup:
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [q]``: the row that equals each query, the first of equal ones, or -1 if there is none."""
+        """Return ``int32 [q]``: the number of the row that equals each of ``queries [q, columns]``, the first of equal
+        rows, or -1 if there is none.
+        """
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
             return missing

@@ -54,7 +54,9 @@ class DropIn:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the modules, so that imports of the names find the real packages again."""
+        """Remove the facades' modules from ``sys.modules``, so that imports of their names find the real packages
+        again, and restore the settings.
+        """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -136,14 +138,18 @@ def _facade_modules(name: str) -> dict[str, ModuleType]:
 
 
 def _drop_in_error(got: str) -> int:
-    """Print SL613 for a command line without a program, and return the exit status 2."""
+    """Print the error SL613 for a command line without a program to stderr, and return the exit status 2. ``got`` says
+    what is missing.
+    """
     words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
     print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
     return 2
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or ``-m
+    module [argument ...]``, with both facades in place. Exits with status 2 without a program.
+    """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -45,10 +45,10 @@ class _Unread:
     """An object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Drop what the object was made of."""
+        """Accept any arguments and keep none: a stand-in for an object of a checkpoint that is not read."""
 
     def __setstate__(self, state: Any) -> None:
-        """Drop the state of the object."""
+        """Accept any state and keep none."""
 
 
 def _names_in(path: Path) -> set[str]:
@@ -77,7 +77,8 @@ def _globals_of(content: Any) -> Iterator[str]:
 
 
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
-    """Return the weights in a checkpoint of OpenPCDet, mmdet3d or Pointcept, or in a plain state dict.
+    """Return the weights in the file ``path``, a checkpoint of OpenPCDet, mmdet3d or Pointcept or a plain state dict,
+    with the ``project`` given or found by its keys.
 
     Only tensors and plain values are read; other objects, such as the log of a training run, are left out, and no code
     of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way, such as one

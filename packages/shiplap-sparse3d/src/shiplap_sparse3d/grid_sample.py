@@ -62,7 +62,8 @@ def nearest_map(
 def trilinear_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
-    """Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+    """Return the rows of the eight voxels around each query, and their weights in trilinear interpolation: -1 and 0
+    where a voxel is missing.
 
     Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
     divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
@@ -101,7 +102,7 @@ def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
 def indice_weighted_sum(
     feats: Float[Tensor, "n c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"]
 ) -> Float[Tensor, "q c"]:
-    """``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``; an index of -1 adds nothing, whatever its weight.
+    """Return ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``. An index of -1 adds nothing, whatever its weight.
 
     Raises SL211 for an index outside ``[-1, n)``.
     """
@@ -130,13 +131,17 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
+    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, the gradient of the weights, ``float32 [q, k]``, with 0
+    where the index is -1.
+    """
     return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of the weighted sum: of the features and of the weights."""
+    """Return the gradients of ``indice_weighted_sum`` for its features and weights, by name, as far as ``needs`` asks
+    for them.
+    """
     gradients = {}
     if needs.feats:
         gradients["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
@@ -147,7 +152,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the second gradients of the weighted sum: of its gradient and of the weights."""
+    """Return the gradients of ``indice_weighted_sum_grad`` for its arguments ``grad`` and ``weights``, by name, as far
+    as ``needs`` asks for them.
+    """
     gradients = {}
     if needs.grad:
         gradients["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)
@@ -172,7 +179,8 @@ indice_weighted_sum_grad.kernel(
 def grid_sample_3d(
     feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
 ) -> Tensor:
-    """Return ``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
+    """Return the features of sparse voxels at the points ``grid``, ``[b, l, c]``, differentiable in ``feats``. Raises
+    SL208 for another ``mode`` or form of ``shape``.
 
     Args:
         feats: ``[n, c]``.

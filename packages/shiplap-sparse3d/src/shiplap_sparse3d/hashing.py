@@ -35,7 +35,7 @@ _GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
 
 
 def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Return an empty table ``(keys, values)`` for at most ``n`` distinct keys.
+    """Return the keys ``int64`` and values ``int32`` of an empty hash table, all -1, with room for ``n`` distinct keys.
 
     Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
     half of the slots stay empty, runs are short.
@@ -53,7 +53,9 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
+    """Return the slot of a table with ``capacity`` slots at which the search for ``key`` starts: MurmurHash3's 64-bit
+    finaliser, scaled to the capacity.
+    """
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         mixed = (mixed ^ mixed >> 33) * factor % _KEY
@@ -154,7 +156,7 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each key, or -1 for keys that are not in the table."""
+    """Return the value of each of ``keys`` in the table, or -1 for keys that are not there."""
     return _look_up_keys(table_keys, table_values, keys)
 
 
@@ -166,7 +168,8 @@ def hash_insert_3d(
     values: Int32[Tensor, "m"],
     spatial_shape: list[int],
 ) -> None:
-    """Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
+    """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is its cell's number,
+    ``((b*X + x)*Y + y)*Z + z``.
 
     Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
     """

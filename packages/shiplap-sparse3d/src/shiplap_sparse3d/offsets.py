@@ -50,7 +50,8 @@ def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
 def offset_table(
     coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
 ) -> Int32[Tensor, "m k"]:
-    """Return the row of ``coords`` at ``outputs * stride + offsets``, or -1. ``outputs`` may have equal rows.
+    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets`` for each output and
+    each offset, or -1. ``outputs`` may have equal rows.
 
     Raises SL211 for duplicate rows of ``coords``.
     """
@@ -90,7 +91,8 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: ``coords = output * stride + offset`` for a tap.
+    """Return the distinct outputs that an input reaches, ascending: the integer rows with ``coords = output * stride +
+    offset`` for one of ``offsets``.
 
     ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
     """
@@ -139,7 +141,8 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel in tap order: the last axis counts fastest.
+    """Return the offsets of a kernel's taps around its output, one tuple a tap, in the order of the weight: the last
+    axis counts fastest. Raises SL208 for another ``region``.
 
     Args:
         kernel: taps per axis.
@@ -191,7 +194,7 @@ def distinct_cells(coords: Tensor) -> Tensor:
 
 @built_outside_modes
 def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
-    """Return ``int32 [m, 1]``: the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    """Return ``int32 [m, 1]``: the number of the row of ``coords`` that equals each row of ``wanted``, or -1."""
     columns = coords.shape[1]
     return offset_table(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
 

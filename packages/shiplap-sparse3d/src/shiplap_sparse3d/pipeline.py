@@ -199,7 +199,8 @@ def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels
 
 
 def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``(feats, coords)`` of ``parts`` micro-batches with equal numbers of scenes and ``rows`` rows, stacked.
+    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other, each with as
+    many scenes and padded to ``rows`` rows.
 
     ``torch.chunk(t, parts)`` of each are the micro-batches, which is how torch's schedules cut.
 

@@ -184,7 +184,9 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """Return the plan over tables whose rows are in the order of the output."""
+        """Return the plan over tables whose rows are in the order of the outputs, as pooling and exports read them. An
+        unsorted plan is returned unchanged.
+        """
         if self.order is None:
             return self
         back = (ops.by_output(*self.back[:2]), None, None) if self.back is not None else None

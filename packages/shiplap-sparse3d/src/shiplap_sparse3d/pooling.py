@@ -51,7 +51,8 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the mean of the rows that exist under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the mean of the input rows that exist under the taps of each output, zeros without one: ``feats [n, c]``,
+    ``table [m, k]`` → ``[m, c]``.
 
     ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
     """

@@ -43,7 +43,8 @@ def sparse_quantize(
     ignore_label: int = -100,
     conflict: Literal["vote", "ignore"] = "vote",
 ) -> QuantizedPoints:
-    """Return the cells of ``points``, with one point and one label for each. :func:`voxelize` takes means instead.
+    """Return the distinct cells of ``points`` (``floor(points / size)``), with the first point and one label for each.
+    :func:`voxelize` takes means of features instead.
 
     Args:
         points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.

@@ -105,7 +105,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
-    """Return the voxels in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
+    """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
 
     Each is an int, or one for each axis. A padded tensor keeps its rows.
     """
@@ -117,7 +117,8 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 
 
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
-    """Return ``int32 [n, k]``: the row of the voxel under each tap of a submanifold kernel, or -1.
+    """Return ``int32 [n, k]``: the row of the voxel under each tap of a kernel centred on each voxel, or -1 where there
+    is none.
 
     Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
     """

@@ -189,7 +189,8 @@ _MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encod
 
 
 def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return codes of voxels along a curve, ``int32 [n]`` where 31 bits hold them and ``int64 [n]`` otherwise.
+    """Return the codes of voxels along a space-filling curve, which sort near voxels near each other, ``int32 [n]`` if
+    31 bits hold all codes of ``shape``, and otherwise ``int64 [n]``.
 
     Args:
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
@@ -207,7 +208,9 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return ``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of the ``codes`` (int32 or int64) that :func:`encode_seq`
+    returned for the same shape, mode and axes.
+    """
     _, decode, order = _check_curve(mode, axes)
     coords: Tensor = decode(codes.long(), _code_layout(shape)[0], order)
     return coords

@@ -233,7 +233,8 @@ class SparseTensor(Arithmetic):
             )
 
     def __getitem__(self, chosen: int | slice | Tensor | SparseTensor) -> SparseTensor:
-        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again. ``x[mask]``: the voxels of a bool mask.
+        """Return scenes or voxels: ``x[b]`` and ``x[start:stop]`` are those scenes, counted from 0 again, and
+        ``x[mask]`` has the voxels of a bool mask. Raises SL209, SL204, SL202 or SL208 for anything else.
 
         A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on the same voxels, as ``x[x > 0]`` of one
         channel. How many rows stay is up to the data, so a GPU has to be waited for. A padded tensor keeps all of its
@@ -291,13 +292,13 @@ class SparseTensor(Arithmetic):
         return self._keeping(inside, moved, len(chosen))
 
     def __iter__(self) -> Iterator[SparseTensor]:
-        """Its scenes, one by one."""
+        """Return an iterator over the scenes, each a sparse tensor."""
         return (self[scene] for scene in range(self.batch_size))
 
     # --- what is asked of the features, as of a tensor ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Rows: as many as there are voxels, and padding."""
+        """Return the number of rows, voxels and padding together."""
         return self.feats.shape[0]
 
     @property
@@ -575,7 +576,9 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
-    """Raise SL211 for the first point whose cell is outside of the grid."""
+    """Raise SL211 for the first of ``points`` whose cell, in ``cells``, is outside of the grid ``shape`` (None: at
+    least 0 and below 2^31).
+    """
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 

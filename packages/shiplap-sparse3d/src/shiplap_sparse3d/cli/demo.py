@@ -94,7 +94,8 @@ def _parse_codes(text: str) -> tuple[int, ...]:
 
 
 def _require_device(device: str) -> None:
-    """Raise SL605 for a device without kernels for the demo, before any work.
+    """Raise SL605, before any work, unless ``device`` is of a kind for which the demo has kernels (CPU or CUDA) and is
+    there.
 
     The kernels of the demo exist for two kinds of devices.
     """
@@ -111,7 +112,9 @@ def _require_device(device: str) -> None:
 
 
 def _print_demo(result: DemoResult) -> None:
-    """Print the numbers of a demo, the verdicts of its audits and the path of its report."""
+    """Print the headline numbers of ``result``, the verdicts of its audits and the path of its HTML report to
+    stdout.
+    """
     from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()

@@ -70,7 +70,7 @@ def _word_address(slots, slot, DENSE: tl.constexpr):
 
 @triton.jit
 def _word_of_ones(word):
-    """Return the number of set bits in words of 64, in a form that the compiler turns into one instruction."""
+    """Return the number of set bits of each 64-bit word, in a form that the compiler turns into one instruction."""
     x = word.to(tl.uint64, bitcast=True)
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
@@ -219,7 +219,9 @@ def _bricks_of_window(
 
 @triton.jit
 def _split_corners(of, ROWS: tl.constexpr):
-    """Return the eight columns of ``[rows, 8]``."""
+    """Return the eight columns of ``of [rows, 8]`` (a slot or word for each brick that a window meets) as eight
+    tensors.
+    """
     # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
     z0y0, z0y1 = tl.split(z0)

@@ -220,7 +220,8 @@ def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]
 
 
 def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
-    """Return into how many runs of rows the weight gradient is cut: a power of two that fills some waves.
+    """Return into how many runs of rows, each with a program of its own, the weight gradient is cut: a power of two
+    that fills some waves of programs.
 
     Of tiles of 128 x 128 two fit a multiprocessor, of 64 x 64 four; from two waves of whole tiles on, cutting costs.
     (Best of 1 to 64 at 512, 256, 128 and 64 channels: 2, 8, 32 and 64; H200, 2026-11-22.)

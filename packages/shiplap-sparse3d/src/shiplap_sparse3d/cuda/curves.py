@@ -108,7 +108,9 @@ def encode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the curve code of each voxel to ``codes [n]``, -1 for padding, and report rows that do not fit."""
+    """Write the curve code of each voxel to ``codes [n]``, -1 for padding. Rows that do not fit the code are reported
+    in ``status``.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     b = tl.load(coords + row * 4, mask=inside, other=-1)
@@ -139,7 +141,9 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding, and report bad codes."""
+    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding. Invalid codes are reported in
+    ``status``.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)

@@ -47,7 +47,9 @@ def _load_keys(keys, row, n):
 
 @triton.jit
 def slot_of(table, key, capacity):
-    """Return the slot of each key (of any shape), or -1 for keys that are not in the table."""
+    """Return the slot of the hash map ``table`` that holds each key (of any shape), int64, or -1 for keys that are not
+    there.
+    """
     slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
@@ -99,7 +101,7 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
-    """Write the value of each key to ``out [n]``, -1 where the table does not hold the key."""
+    """Write the value of each key of the hash map to ``out [n]``, or -1 for keys that it does not hold."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)

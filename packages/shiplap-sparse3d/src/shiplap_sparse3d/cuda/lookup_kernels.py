@@ -129,7 +129,8 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j, and sort keys if ``KEY`` is not 0.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part and, unless
+    ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are reported.
 
     A program looks up the ``SIZE`` taps of one part.
     """

@@ -87,7 +87,9 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``, the largest value under the taps, and ``taps [m, c]``, its tap or -1."""
+    """Write ``out [m, c]``, the largest value under the taps of each output (0 without a hit), and ``taps [m, c]``, the
+    tap that it comes from, or -1.
+    """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     best = make_accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
@@ -156,7 +158,9 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``: the sum of the values under the taps, or their mean over the hits."""
+    """Write ``out [m, c]``: the sum of the values under the taps of each output or, if ``AVERAGE``, their mean over the
+    hits.
+    """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)

@@ -51,7 +51,9 @@ def query_kernel(
     CORNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the row of each query's voxel (one corner), or rows and weights of the voxels around it (eight)."""
+    """Write the row of the voxel that holds each query to ``indices`` (``CORNERS`` 1), or rows and weights of the eight
+    voxels around it (8). A missing voxel is -1 with weight 0.
+    """
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
     inside = query < count
@@ -94,7 +96,9 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write ``out [queries, channels]``: the weighted sum over the corners, and report invalid indices."""
+    """Write ``out [queries, channels]``: for each query, the sum over its corners of a feature row times a weight.
+    Invalid indices are reported.
+    """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

@@ -94,7 +94,9 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
 
 
 def _square_mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
-    """Return the weighted mean over the square of ``radius`` cells around each cell, or 0 where all weights are 0."""
+    """Return a matrix with the weighted mean of ``values`` over the square from ``-radius`` to ``radius`` cells around
+    each cell, or 0 where all weights are 0.
+    """
     total, weight = (_square_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 

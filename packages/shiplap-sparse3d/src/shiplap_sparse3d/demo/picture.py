@@ -23,7 +23,8 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """Return a PNG, 1,000 pixels wide: height and truth above, prediction below. Points right of the line are held out.
+    """Return a PNG, 1,000 pixels wide, of the scan from above: panels for its heights, the true classes and the
+    predicted ones, with a line left of the held-out points.
 
     The three panels of a scan as deep as wide stand in a row.
 

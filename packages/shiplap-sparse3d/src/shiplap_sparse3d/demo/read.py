@@ -22,13 +22,16 @@ FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
 def load_shipped_scan() -> Scan:
-    """Return the scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
+    """Return the scan that comes with the package, a laser scan of the Statue of Liberty. Provenance:
+    ``data/README.md``.
+    """
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
         return read_scan(path, (2,), 1.0)
 
 
 def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
-    """Return the last returns of ``path`` without noise. Ground points are those of ``classes``.
+    """Return the last returns in the file ``path``, without noise, with coordinates in metres from their minimum.
+    Points of ``classes`` are ground.
 
     Args:
         path: LAS, LAZ or COPC.

@@ -21,7 +21,9 @@ VERDICTS = (
 
 
 def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Return ``(label, value, note)`` of every headline number, for the terminal and the HTML report."""
+    """Return ``(label, value, note)`` as text for every headline number of ``result``, for the terminal and the HTML
+    report.
+    """
     r = result
     here = "" if r.backend == "inductor" else "no C++ compiler was found, so Inductor did not take part"
     return [

@@ -31,7 +31,9 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Return the height of each point over the lowest of its cell, ``[p, 3] -> [p]`` in metres."""
+    """Return the height of each point over the lowest point of its square cell, whose edge is ``width`` metres: ``[p,
+    3] -> [p]`` in metres.
+    """
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
@@ -42,7 +44,8 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
 
 
 def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
-    """Return the height of each point above the lowest point within ``radii`` metres, on a raster of 2 m cells.
+    """Return the height of each point above the lowest point within each of ``radii`` (metres), measured on a raster of
+    2 m cells.
 
     Shape: ``[p, 3] -> [p, len(radii)]``, metres, never negative.
     """

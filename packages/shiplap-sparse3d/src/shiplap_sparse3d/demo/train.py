@@ -114,7 +114,8 @@ def train_network(
 
 
 def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: int) -> float:
-    """Return the logit above which points are called ground: the best for IoU if the probabilities are right.
+    """Return the logit above which points are called ground: the best threshold for intersection over union if the
+    probabilities are right.
 
     Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
     the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J. J is

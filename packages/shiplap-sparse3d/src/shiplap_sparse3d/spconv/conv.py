@@ -155,7 +155,9 @@ class SparseConvolution(SparseModule):
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
+        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        ``record_voxel_count``.
+        """
         return getattr(self, indices.COUNT, None)
 
     @property

@@ -61,7 +61,8 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number.
+    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number, and return
+    whether the forward pass of a reentrant checkpoint is running. ``where`` is the layer's name.
 
     Layers check before they read, and not when a tensor is made: models replace the features first and assign the
     voxels afterwards. Returns whether this is the forward pass of a reentrant checkpoint.
@@ -77,7 +78,9 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast_features(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
+    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is unchanged in float64 and while
+    autocast is off.
+    """
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor

@@ -124,7 +124,8 @@ def get_indice_pairs_implicit_gemm(
     direct_table: bool = True,
     do_sort: bool = True,
 ) -> tuple[Any, ...]:
-    """Return output indices, hits of each tap, both tables, and masks with their sorting orders, as spconv does.
+    """Return the output voxels of a convolution on ``indices``, the number of hits of each tap, the tables of both
+    directions, and masks with their sorting orders, in the order of spconv.
 
     ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``: masks
     ``int32 [rows, ceil(taps / 32)]`` have a bit for each hit of a row; there are two of each for
@@ -165,7 +166,9 @@ def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the hit bits ``int32 [rows, words]`` and the rows sorted by them, for each part of the taps."""
+    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits ``int32
+    [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
+    """
     taps, rows = table.shape
     words = -(-taps // 32)
     hit = torch.nn.functional.pad((table >= 0).t(), (0, words * 32 - taps)).view(rows, words, 32)

@@ -87,7 +87,9 @@ class IndicePool(SparseModule):
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
+        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        ``record_voxel_count``.
+        """
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:

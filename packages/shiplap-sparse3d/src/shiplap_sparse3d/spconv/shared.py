@@ -35,7 +35,8 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Set whether submanifold layers on a GPU, and those in later graphs, allow voxels in one cell.
+    """Set whether submanifold layers on a GPU, and those in graphs compiled from now on, allow several voxels in one
+    cell, and return the previous setting.
 
     On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
     distinct. Returns the previous setting.
@@ -85,7 +86,9 @@ class SharedPlan(Plan):
 
     @property
     def by_row(self) -> Tensor:
-        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1."""
+        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1. Unlike the plan's table, it has
+        each row itself at the centre.
+        """
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
         own = torch.arange(table.shape[0], dtype=table.dtype, device=table.device)

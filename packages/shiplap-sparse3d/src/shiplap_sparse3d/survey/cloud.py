@@ -57,7 +57,8 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
 
 
 def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
-    """Raise SL822 for a LAZ file whose chunk table has more chunks than its bytes can hold.
+    """Raise SL822 for a LAZ file whose chunk table, the list of its compressed blocks, has more chunks than the bytes
+    of the file can hold.
 
     lazrs reserves memory for the chunks of the table, and ends the process if there is not enough. lazrs reports other
     damage itself. Each chunk begins with a point that is not compressed.

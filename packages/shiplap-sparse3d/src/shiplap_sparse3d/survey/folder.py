@@ -47,11 +47,13 @@ class SurveyFolder:
         return self.path / "sorted" / f"{segment}.json"
 
     def result_path(self, tile: Tile) -> Path:
-        """Return the path of the classes of a tile, one byte a point, in the order of the input."""
+        """Return the path of the file with the predicted classes of ``tile``: one byte a point, in the order of the
+        input.
+        """
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
     def done_mark_path(self, tile: Tile) -> Path:
-        """Return the path of the mark of a tile whose classes are written."""
+        """Return the path of the JSON mark that is there when the classes of ``tile`` are written."""
         return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
 
     @property
@@ -129,7 +131,7 @@ class SurveyFolder:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
 
     def remove_written(self) -> None:
-        """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays.
+        """Remove the files that a survey has written, and the folder if nothing else is in it. Files of the user stay.
 
         Marks go before the files that they stand for: after an interruption the rest is made again.
         """
@@ -142,7 +144,7 @@ class SurveyFolder:
             self.path.rmdir()
 
     def write_result(self, tile: Tile, codes: np.ndarray[Any, Any]) -> None:
-        """Write the classes of a tile, and then its mark, which holds their digest.
+        """Write the class codes of ``tile`` to its file, and then its mark, which holds the SHA-256 of that file.
 
         No call waits for the disk, which workers share: the digest detects what a loss of power has damaged.
         """

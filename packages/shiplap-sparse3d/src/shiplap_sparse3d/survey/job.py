@@ -133,7 +133,7 @@ class PointTable:
         return list(self._places)
 
     def count(self, tile: Tile) -> int:
-        """Return the number of points of ``tile``."""
+        """Return the number of points of ``tile`` in all segments."""
         return int(self.of_tiles([tile])["count"].sum())
 
     def of_tiles(self, tiles: list[Tile]) -> np.ndarray[Any, Any]:
@@ -178,7 +178,7 @@ class SurveyJob:
         return range(-(-self.total // self.segment))
 
     def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of a segment, and how many points it has."""
+        """Return the number of the first point of segment ``number``, and how many points the segment has."""
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 

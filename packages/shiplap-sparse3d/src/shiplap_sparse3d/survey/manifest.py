@@ -36,7 +36,8 @@ class Manifest:
         return self.job.points.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
-        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
+        training.
 
         ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
         points of other classes. ``model.forward`` takes the other three and returns the logits of the points.
@@ -74,7 +75,8 @@ def prepare(
     halo: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Manifest:
-    """Sort the points of a classified survey into tiles, for a training loop.
+    """Sort the points of a classified survey into tiles, read their classes, and return the manifest whose ``batch``
+    gives a training loop the examples.
 
     Call this in one process before several processes train. If ``folder`` already has the sorted points, as after
     ``survey(..., keep=True)`` with the same voxels and tiles, they are reused.

@@ -47,7 +47,8 @@ class Points:
 
 
 def point_features(points: Points) -> Tensor:
-    """Return five features without neighbours: 1, scaled intensity, number of returns, first return, last return.
+    """Return five features of each point, ``float32 [p, 5]``, that depend on no neighbours: 1, scaled intensity, number
+    of returns, whether it is the first return, and whether it is the last.
 
     Shape: ``float32 [p, 5]``.
     """

@@ -28,7 +28,8 @@ class Seen:
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
-    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
+    """Test the derived receptive field ``field``: change single voxels, run ``net``, and compare its outputs. Returns
+    how far changes reached.
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
     One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
@@ -66,7 +67,9 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _sees_beyond(got: str, field: Field) -> ShiplapError:
-    """Return SL820 for a network whose outputs change with inputs beyond its receptive field."""
+    """Return the error SL820 for a network whose outputs change with inputs beyond ``field``. ``got`` says what was
+    observed.
+    """
     return error(
         "SL820",
         where="the probe of the receptive field",

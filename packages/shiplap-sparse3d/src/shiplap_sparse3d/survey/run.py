@@ -78,7 +78,8 @@ def survey(
     device: str | None = None,
     progress: Progress = lambda stage, done, total, note: None,
 ) -> SurveyResult:
-    """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
+    """Classify every point of ``source`` with the network of ``model``, write ``target`` (the same points in the same
+    order with new classes), and return the numbers of the run.
 
     Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
     interrupted survey, call this function again with the same arguments; the workers may be others.

@@ -18,7 +18,7 @@ from shiplap_sparse3d.survey.predict import damaged_points, prepare_tile, read_t
 
 
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
-    """Return the class codes of the points of ``tile``, in the order of the input.
+    """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
     Threads read and prepare tiles beside the network, and run it one after the other. On a GPU each thread has a stream
     of its own, of high priority, which sorts points into voxels and builds the tables that the network needed for the

@@ -59,7 +59,8 @@ class Tiling:
         return (x, x + self.size), (y, y + self.size)
 
     def grid(self, tile: tuple[int, int], extent: CellExtent) -> CellBox:
-        """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
+        """Return the grid (origin and shape in cells) on which ``tile`` is predicted: its core and its halo, as far as
+        the survey extends.
 
         Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
         """
@@ -81,7 +82,7 @@ class Tiling:
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Return tiles on which the network gives the same values as on the untiled survey.
+    """Return the tiling of a survey into squares on which the network gives the same values as on the untiled survey.
 
     All lengths are numbers of voxels, and must be multiples of the total stride of the network.
 

@@ -154,7 +154,7 @@ class WindowCache(PlanCache):
         return flat_table(self._built.t)
 
     def __getitem__(self, name: str) -> Any:
-        """Return ``cache["neighbor_map"]``, as FlexGEMM's caches do."""
+        """Return the attribute ``name``, since FlexGEMM's caches are indexed, as in ``cache["neighbor_map"]``."""
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
@@ -366,7 +366,9 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution: its plan, grid and window."""
+        """Return the cache of a submanifold convolution: its plan, grid and window. ``shape`` is (B, C, W, H, D), and
+        ``needs_grad`` is not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
 
@@ -455,7 +457,9 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution onto given outputs: its plan, grid, window and outputs."""
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its plan, grid, window and outputs.
+        ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
 

@@ -123,6 +123,6 @@ def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bo
 
 
 def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
-    """Return the row of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64``, or -1."""
+    """Return the row number of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64 [...]``, or -1."""
     found = find_rows(with_scene(key), with_scene(query.reshape(-1, key.shape[1])))
     return found[:, 0].long().view(query.shape[:-1])

@@ -23,7 +23,9 @@ def hashmap_build(keys: Tensor) -> Tensor:
 
 
 def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """Return ``int32 [q]``: the row of ``keys`` in the map that equals each of ``queries [q, d]``, or -1."""
+    """Return ``int32 [q]``: the row number of ``keys`` that equals each of ``queries [q, d]`` among the rows in
+    ``hashmap``, or -1.
+    """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
     return torch.where(found >= 0, hashmap[found.clamp_min(0)], -1) if len(hashmap) else found.int()
 
