@@ -34,6 +34,7 @@ def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
     taps of a row together. Padding (-1) stays -1.
     """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
+    # Padding that moved could equal the coordinates of a voxel.
     return torch.where((rows[:, :1] == -1)[:, None], -1, moved).flatten(0, 1)
 
 

@@ -29,8 +29,10 @@ def batch_norm(
     share them. Deviations are taken from the mean of all, so a process with few rows loses no digits.
     """
     wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
+    # One tensor, so that processes exchange one message for both.
     sums = torch.cat([keep.sum()[None].to(wide.dtype), torch.where(keep, wide, 0).sum(0)])
     voxels, *_ = sums = total(sums)
+    # Without any row the mean is zero, and not NaN.
     count = voxels.detach().clamp_min(1)
     mean = sums[1:] / count
     centred = torch.where(keep, wide - mean, 0)
@@ -46,9 +48,11 @@ def update_running_stats(
     """Move the running statistics in place by the share ``step`` towards those of :func:`batch_norm` (with the unbiased
     variance), unless there was no row.
     """
+    # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
     for running, seen in ((running_mean, mean), (running_var, unbiased)):
         moved = running + (seen.to(running.dtype) - running) * step
+        # A selection and no branch, since a graph does not know the number of rows.
         running.copy_(torch.where(voxels > 0, moved, running))
 
 
@@ -96,6 +100,7 @@ def functional_group_norm(
 ) -> Tensor:
     """Return ``torch.nn.functional.group_norm`` of rows ``[n, c]``, without a branch on the number of rows."""
     groups = feats.reshape(feats.shape[0], num_groups, feats.shape[1] // num_groups)
+    # Each group of a row has statistics of its own, as a layer norm has for a row.
     out = torch.nn.functional.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)
     out = out if weight is None else out * weight
     return out if bias is None else out + bias

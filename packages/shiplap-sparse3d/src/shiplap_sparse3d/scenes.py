@@ -122,5 +122,6 @@ def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1)
 
     Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
     """
+    # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table
     return table

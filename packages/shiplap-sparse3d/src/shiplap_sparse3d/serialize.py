@@ -240,6 +240,7 @@ def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
         )
     bits = (max(int(s) for s in shape[2:]) - 1).bit_length()
     used = 3 * bits + (int(shape[0]) - 1).bit_length()
+    # Three axes of 21 bits fill the 63 bits of a positive int64.
     if bits > 21 or used > 63:
         raise error(
             "SL208",

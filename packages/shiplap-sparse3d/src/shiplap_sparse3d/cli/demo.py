@@ -66,6 +66,7 @@ def command(
             fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
     _parse_codes(classes)
+    # All options are checked before anything slow is imported.
     if not 0 < unit < 1e6:
         raise error("SL613", where="--unit", got=unit, expected="metres above 0, as 0.3048 for feet")
     _require_device(device)

@@ -61,6 +61,7 @@ def command(
         if project is not None and project not in export.PROJECTS:
             raise error("SL613", where="--project", got=project, expected=", ".join(export.PROJECTS))
         held = export.read_checkpoint(checkpoint, project)
+        # The network's module imports spconv when it is loaded.
         with drop_in("spconv"):
             network = _load_network(model)
             found = export.load_weights(network, held, prefix)

@@ -201,12 +201,14 @@ def _launch_insert(
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
+        # As after an insertion, in which the values of empty slots become -1.
         table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
     # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
     _keys[_row_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
+    # As an unsigned number -1 is the largest, so every value is lower.
     slots.fill_(-1)
     if capacity:
         _values[_row_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)

@@ -123,6 +123,7 @@ def conv_table(
     """
     word = status.word(coords.device)
     if not coords.shape[0]:
+        # Without inputs there is no hash to look anything up in.
         out.fill_(-1)
     elif out.numel():
         grid = output_shape(shape, kernel, stride, padding, dilation)

@@ -187,6 +187,7 @@ def find_queries(
         rows,
         queries.contiguous(),
         indices,
+        # A pointer is needed in any case, and for one corner nothing is written to it.
         indices if weights is None else weights,
         count,
         queries.shape[1],

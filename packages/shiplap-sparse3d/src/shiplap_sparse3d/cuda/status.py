@@ -32,6 +32,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     place = torch.device("cuda" if device is None else device)
     if place.type != "cuda":
         return
+    # A plain ``cuda`` means the current device, whose index is needed below.
     with torch.cuda.device(place):
         place = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.synchronize(place)

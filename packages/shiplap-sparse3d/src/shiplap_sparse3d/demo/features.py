@@ -76,6 +76,7 @@ def _square_maximum(raster: Tensor, radius: int) -> Tensor:
     cell.
     """
     for _ in range(2):
+        # The transpose lets the second round go along the other axis, and undoes itself.
         raster = _maximum_along_rows(raster, radius).T
     return raster
 
@@ -85,6 +86,7 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
     computed from windows that double in length.
     """
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
+    # Cells beyond the border never are the maximum.
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
     while 2 * wide <= window:
         # Windows double: the number of passes is logarithmic in the radius.

@@ -50,6 +50,7 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
             keep = last & ~np.isin(code, NOISE)
             xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
             codes.append(code[keep])
+            # For each chunk, so that a huge file is refused before it fills the memory.
             if sum(map(len, codes)) > MOST:
                 raise _unfit_scan_error(
                     path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area"

@@ -54,6 +54,7 @@ def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
     ``progress`` is called at the beginning and the end of each stage.
     """
     start = time.perf_counter()
+    # The counts of graphs and recompiles are those of this run alone.
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")

@@ -85,6 +85,7 @@ class PlanCache:
         """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:
+            # Otherwise each backward pass would build the tables of the way back again.
             self._use_plan(self._built.complete())
         if algorithm == Algorithm.EXPLICIT_GEMM:
             return explicit_gemm(feats, weight, bias, flat_table(self._built))

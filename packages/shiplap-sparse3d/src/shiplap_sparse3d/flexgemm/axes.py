@@ -24,6 +24,7 @@ def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
     one number for all axes.
     """
     known = [*inspect.signature(call).parameters]
+    # An argument may be passed by its position or by its name.
     places = tuple((name, known.index(name) if name in known else len(known)) for name in names)
     two, three, four = (_function_of(call, ndim, places) for ndim in AXES)
     return cast("Call", two), cast("Call", three), cast("Call", four)

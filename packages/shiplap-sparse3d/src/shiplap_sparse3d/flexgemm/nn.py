@@ -77,6 +77,7 @@ class FlexModule(nn.Module):
         """
         if self.ndim is not None:
             return per_axis(value, name, self.ndim, least)
+        # Without the number of axes a single number cannot be expanded.
         if isinstance(value, int):
             where = f"{type(self).__name__}, argument {name!r}"
             raise error("SL208", where=where, got=value, expected="one number for each axis")

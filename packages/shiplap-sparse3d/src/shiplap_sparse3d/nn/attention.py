@@ -98,6 +98,7 @@ class SparseAttention(SparseModule):
         begin, start = count.cumsum(0) - count, (patches_of.cumsum(0) - patches_of) * size
         place = torch.arange(scene.shape[0], device=scene.device) - begin.index_select(0, scene)
         slots = torch.empty_like(order).scatter(0, order, start.index_select(0, scene) + place)
+        # A bound that no data decides: each scene, and the padding, may leave a patch incomplete.
         return slots, (scene.shape[0] + size - 1) // size + scenes + 1
 
     def extra_repr(self) -> str:

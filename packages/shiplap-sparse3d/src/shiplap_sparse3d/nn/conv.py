@@ -72,6 +72,7 @@ class Convolution(SparseModule):
         bias. Raises SL208, SL209 or SL204 for sizes, ``others`` (arguments that the layer does not have) and dtypes.
         """
         super().__init__()
+        # torch's layers have this argument, and its default is the only mode here.
         if others.get("padding_mode") == "zeros":
             others = {name: value for name, value in others.items() if name != "padding_mode"}
         self._refuse_arguments(others)
@@ -173,6 +174,7 @@ def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
     the opposite taps.
     """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
+    # Taps that are their own mirror image have a table that is its own transpose.
     symmetric = opposite == taps[::-1]
     back = None if symmetric else (_columns(table, opposite), None, None)
     chosen = Plan(_columns(table, taps), plan.rows, symmetric=symmetric, back=back)
@@ -255,6 +257,7 @@ class SubMConv3d(Convolution):
             every = itertools.product(*(range(-(size // 2), size // 2 + 1) for size in sizes))
             cells = [cell for cell in every if sum(step != 0 for step in cell) <= 1]
         box = [2 * max(abs(cell[axis]) for cell in cells) + 1 for axis in range(ndim)]
+        # The table of the whole box is built before the taps are chosen from it.
         if math.prod(box) > _MAX_BOX:
             got = f"offsets in a box {tuple(box)}"
             raise error("SL208", where=f"{where}, argument 'offsets'", got=got, expected=f"at most {_MAX_BOX} cells")

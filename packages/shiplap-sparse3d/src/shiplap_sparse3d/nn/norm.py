@@ -33,6 +33,7 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
             return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running_norm(x.feats))
+        # torch's own function refuses a single row in training.
         if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._has_mixed_dtypes):
             return x.replace(batch_norm(self, x.feats, x.is_voxel))
         return x.replace(self._running_norm(x.feats) if self._has_mixed_dtypes else super().forward(x.feats))
@@ -146,6 +147,7 @@ class SyncBatchNorm(BatchNorm):
         """Return a synchronised batch norm with the very parameters and buffers of ``norm``. Hooks of ``norm`` are not
         taken over, as in torch.
         """
+        # On ``meta``, since the parameters and buffers are replaced at once.
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
         made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
         made._parameters, made._buffers = norm._parameters, norm._buffers
@@ -183,6 +185,7 @@ class _RankTotal(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         """Return the sum of ``part`` over the ranks of ``group``, and keep the group for the backward pass."""
         ctx.group = group
+        # ``all_reduce`` works in place, and the caller still needs its tensor.
         summed = part.clone()
         dist.all_reduce(summed, group=group)
         return summed

@@ -62,6 +62,7 @@ class WindowPool(SparseModule):
         meaning here.
         """
         super().__init__()
+        # Arguments of torch's pools are accepted with their default values only.
         usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
         self._refuse_arguments({k: v for k, v in others.items() if k not in usual or v is not usual[k]})
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)

@@ -107,6 +107,7 @@ class SparsePixelShuffle3d(Resampling):
             raise error("SL202", where=type(self).__name__, got=got, expected=expected)
         step = self._finer(x, coordinates)
         table = step.plan.unsorted().table
+        # Each finer cell lies in one block, so it has one hit at most.
         hit, tap = (table >= 0).int().max(1)
         values = (
             x.feats.reshape(x.feats.shape[0], x.feats.shape[1] // taps, taps).transpose(1, 2).flatten(0, 1)

@@ -34,6 +34,7 @@ class HashTable:
         for what, dtype, allowed in (("key_dtype", key_dtype, KEYS), ("value_dtype", value_dtype, VALUES)):
             if dtype not in allowed:
                 raise error("SL204", where=f"{where}, {what}", got=dtype, expected=", ".join(map(str, allowed)))
+        # spconv's tables on a GPU have a fixed size, and programs pass it.
         if device.type != "cpu" and max_size <= 0:
             raise error("SL208", where=where, got=f"max_size={max_size} on {device}", expected="1 or more")
         self.is_cpu, self.key_dtype, self.value_dtype, self.max_size = (
@@ -75,6 +76,7 @@ class HashTable:
         at, present = self._find(keys)
         if values is None:
             values = torch.zeros_like(keys, dtype=self.value_dtype)
+        # An empty table has no row to read, not even for a missing key.
         if self._keys.numel():
             values.copy_(torch.where(present, self._values[at], values))
         return values, ~present

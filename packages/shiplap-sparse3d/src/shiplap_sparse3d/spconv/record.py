@@ -94,6 +94,7 @@ class IndiceData:
                 plan = plan_of(self.geometry, self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
+            # Tables of such a graph may be inference tensors, which other code must not get.
             if in_passing_graph():
                 self.passing_plan = plan
             else:

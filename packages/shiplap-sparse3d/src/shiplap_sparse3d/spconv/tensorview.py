@@ -98,6 +98,7 @@ def to_torch(array: Any) -> torch.Tensor:
         return array.torch
     if isinstance(array, torch.Tensor):
         return array
+    # Tensorviews of the real cumm have ``numpy()``, and arrays have not.
     return torch.from_numpy(np.ascontiguousarray(array.numpy() if hasattr(array, "numpy") else array))
 
 

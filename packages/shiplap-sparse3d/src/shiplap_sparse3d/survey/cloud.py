@@ -45,6 +45,7 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
         reader = laspy.open(path)
     except OSError as failure:
         raise error("SL822", where=str(path), got=failure.strerror or failure, expected="a readable file") from None
+    # laspy and lazrs have no common base class for errors of damaged files.
     except (laspy.LaspyException, ValueError, struct.error, RuntimeError) as failure:
         raise _unreadable_error(path, failure) from None
     with reader:
@@ -183,6 +184,7 @@ def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]
     # Renamed at the end, so that an interruption leaves no half file under the target's name.
     draft = target.with_name(f".{target.name}.part")
     with open_cloud(source) as reader, open_new(draft) as new:
+        # A copy, so that the reader's own header keeps its VLRs.
         header, done, compress = copy.deepcopy(reader.header), 0, target.suffix.lower() == ".laz"
         # The octree of a COPC file describes the old order of points.
         header.vlrs[:] = [vlr for vlr in header.vlrs if vlr.user_id != "copc"]
@@ -196,5 +198,6 @@ def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]
             if extra:
                 writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
         new.flush()
+        # On the disk before it is renamed: after a loss of power the target is never an empty file.
         os.fsync(new.fileno())
     draft.replace(target)

@@ -45,6 +45,7 @@ def _installed_versions() -> dict[str, str]:
     versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            # The local part, such as ``+cpu``, names a build, which may differ between machines.
             versions[name] = importlib.metadata.version(name).partition("+")[0]
     return versions
 
@@ -56,6 +57,7 @@ class JobPlugin(WorkerPlugin):
         """Pickle ``job`` with its network on the CPU, and keep what workers compare or set: the versions of the client,
         the identity of the sorted points, ``device``, and ``threads`` of torch (None: torch's default).
         """
+        # A copy: ``cpu`` moves a module in place, and the client's network stays where it is.
         net = deepcopy(job.model.net).cpu()
         self._content = cloudpickle.dumps(replace(job, model=replace(job.model, net=net)))
         self._identity = read_mark(job.folder.points_identity)
@@ -65,6 +67,7 @@ class JobPlugin(WorkerPlugin):
         """Keep ``worker``, on which Dask starts this plugin. The job is unpickled later, by the first task, because
         only the error of a task reaches the client.
         """
+        # Locks cannot be pickled, so this one is made on the worker.
         self._worker, self._lock = worker, threading.Lock()
         self._job: SurveyJob | None = None
 
@@ -265,12 +268,14 @@ class DaskEngine(SurveyEngine):
                     running[future] = waiting.popleft()
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=_LOOK)
+                    # A future that was given up after a lost connection may still end.
                     if future in running:
                         place, item = running.pop(future)
                         waiting.appendleft((place, item))
                         ready[place] = item, self._take_result(future, task, item)
                         waiting.popleft()
             except _LostError:
+                # ``extendleft`` reverses, so the items come back in their old order.
                 waiting.extendleft(sorted(running.values(), key=lambda each: -each[0]))
                 running.clear()
                 self._reconnect()
@@ -285,6 +290,7 @@ class DaskEngine(SurveyEngine):
         into the queue ``ended`` when it ends. Raises ``_LostError`` if the scheduler does not answer.
         """
         try:
+            # A new key each time: for a known one Dask would return the earlier result.
             key = f"{task.__name__}-{self._name}-{place}-{time.time_ns()}"
             future = self._client.submit(_run_task, self._name, task, item, key=key, pure=False)
         except Exception:
@@ -342,6 +348,7 @@ class DaskEngine(SurveyEngine):
                 self._client.close(timeout=1)
             with contextlib.suppress(_LostError):
                 self._client = self._connect(max(0.1, until - time.monotonic()))
+                # A scheduler that was started again does not have the plugin.
                 return self._register()
 
     def close(self) -> None:

@@ -46,12 +46,14 @@ class SurveyEngine:
             try:
                 for item in items:
                     begun.append((item, pool.submit(task, job, item)))
+                    # One more than there are threads, so that no thread waits while a result is used.
                     if len(begun) > threads:
                         done, future = begun.popleft()
                         yield done, future.result()
                 for done, future in begun:
                     yield done, future.result()
             finally:
+                # After an error, or if the caller stops early, nobody needs the tasks that are left.
                 pool.shutdown(cancel_futures=True)
 
     def close(self) -> None:

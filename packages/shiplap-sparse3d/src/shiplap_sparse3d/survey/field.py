@@ -273,6 +273,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     """
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
+    # Gradients make the graph in which the paths through the network are followed.
     feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
     voxels = SparseTensor(feats, _sample_voxels().to(device), (_GRID,) * 3)
     record = _PassRecord([_GridLevel(voxels.geometry, (1, 1, 1))])
@@ -289,6 +290,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     # Only paths that carry a gradient are in the graph of autograd.
     widest = None if record.lost or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
     before, after = widest or _sum_intervals(record.intervals)
+    # A shift of the grid has to be a multiple of the stride of every level.
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
     return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
 
@@ -346,6 +348,7 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Tri
             waiting += missing
             continue
         waiting.pop()
+        # Paths begin at the input alone, and not at parameters.
         hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
         for parent in inputs:
             hull = _interval_hull(hull, known[parent])

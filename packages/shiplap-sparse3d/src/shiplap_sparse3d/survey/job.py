@@ -110,9 +110,11 @@ class PointTable:
         for column, name in enumerate(("x", "y", "count", "check")):
             slices[name] = np.concatenate([each.tiles[:, column] for each in segments])
         slices["start"] = np.concatenate([np.cumsum(each.tiles[:, 2]) - each.tiles[:, 2] for each in segments])
+        # Within a tile by segment, which is the order of the input.
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
         before = np.cumsum(slices["count"]) - slices["count"]
         changed = (np.diff(slices["x"], prepend=slices["x"][0]) != 0) | (np.diff(slices["y"], prepend=0) != 0)
+        # The differences do not show the first tile if its y is zero.
         changed[0] = True
         heads = np.flatnonzero(changed)
         slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))

@@ -102,5 +102,6 @@ def prepare(
         with open_new(draft) as file, open_cloud(job.source) as reader:
             for points in read_chunks(reader, job.source):
                 file.write(np.asarray(points["classification"]).astype(np.uint8).tobytes())
+        # Renamed when it is complete: a file of this name is not written again.
         draft.replace(labels)
     return Manifest(job)

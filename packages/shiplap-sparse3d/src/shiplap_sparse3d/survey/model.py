@@ -49,8 +49,6 @@ class Points:
 def point_features(points: Points) -> Tensor:
     """Return five features of each point, ``float32 [p, 5]``, that depend on no neighbours: 1, scaled intensity, number
     of returns, whether it is the first return, and whether it is the last.
-
-    Shape: ``float32 [p, 5]``.
     """
     first, last = points.return_number <= 1, points.return_number >= points.number_of_returns
     intensity = (points.intensity.float() / 256).log1p()

@@ -61,6 +61,7 @@ class TilePoints:
         of the network.
         """
         rows = self.rows.to(self.job.model.device, non_blocking=True)
+        # The rows are those of whole tiles, of which the network needs a margin only.
         return question_of(self.job, self.tile, _cut_to_box(rows, self.job, self.tile))
 
 
@@ -140,6 +141,7 @@ def run_network(model: SurveyModel, of: PreparedTile) -> TileAnswer:
     if not best.is_cuda:
         return TileAnswer(best, model.classes, None)
     stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
+    # Into pinned memory, since a copy to other memory waits for the GPU.
     best = torch.empty(best.shape, dtype=best.dtype, pin_memory=True).copy_(best, non_blocking=True)
     arrived = torch.cuda.Event(blocking=True)  # the thread that waits for it sleeps
     arrived.record(stream)

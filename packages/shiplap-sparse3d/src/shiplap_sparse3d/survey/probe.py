@@ -49,7 +49,9 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
     device = parameter.device if parameter is not None else torch.device("cpu")
     below, above = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
     with evaluation_mode(net), torch.no_grad():
+        # Tiles are cut along x and y only.
         for axis in (0, 1):
+            # The first and the last cell of a coarse cell are the extreme places of an input.
             for shift in {0, field.stride[axis] - 1}:
                 coords, grid, row = _draw_corridor(field, axis, shift)
                 for distance in _changed_outputs(run or net, coords, grid, row, channels, device):

@@ -110,6 +110,7 @@ def survey(
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_target(source, target)
+    # Workers of a cluster move their own copies of the network.
     if device is not None and workers is None and scheduler is None:
         model.net.to(device)
     check_codes(source, model.classes)
@@ -125,6 +126,7 @@ def survey(
             write_cloud(source, target, _merged_codes(job, engine, progress))
         if not keep:
             job.folder.remove_written()
+    # macOS counts bytes, and Linux counts units of 1,024 bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
         str(target),

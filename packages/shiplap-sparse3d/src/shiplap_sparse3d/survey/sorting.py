@@ -50,6 +50,7 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     counts = np.diff(starts, append=count)
     made = SortedSegment(np.column_stack([tiles[starts], counts, checks]), low.tolist(), high.tolist())
     write_whole(job.folder.points_path(number), rows.tobytes(), lasting=False)
+    # The mark comes last, since it says that the points are complete.
     content = {"tiles": made.tiles.tolist(), "low": made.low, "high": made.high}
     write_mark(job.folder.sorted_mark_path(number), content, lasting=False)
     return made
@@ -66,6 +67,7 @@ def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment
     try:
         tiles, low, high = ([*mark[name]] for name in ("tiles", "low", "high"))
         rows = np.array(tiles, dtype=object).reshape(-1, 4)
+        # ``type``, since ``isinstance`` would accept the booleans of JSON.
         if not all(type(value) is int for value in (*rows.flat, *low, *high)) or (len(low), len(high)) != (3, 3):
             return None
         rows = rows.astype(np.int64)

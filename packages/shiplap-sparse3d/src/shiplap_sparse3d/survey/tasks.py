@@ -59,6 +59,7 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     first, count = job.segment_range(number)
     path = job.folder.points_path(number)
     place = np.fromfile(path, POINT)["index"] - first if path.exists() else np.empty(0)
+    # Damaged numbers would write outside of the array, or leave points without a class.
     if not np.array_equal(np.sort(place), np.arange(count)):
         raise damaged_points(job.folder, number)
     codes = np.empty(count, np.uint8)

@@ -159,6 +159,7 @@ def sparse_conv(
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
     check_rows(where, feats, coords.shape[0])
+    # As in ``torch.nn.ConvNd``; taps given as offsets have no padding.
     if kernel_delta is None and padding is None:
         padding = (0,) * (weight.dim() - 2)
     cache = neighbors_of_call(

@@ -164,6 +164,7 @@ class WindowCache(PlanCache):
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
         plan, kernel = self.plan(algorithm, parts), self.window.kernel
+        # The lists hold a bit for each tap in words of 32 bits.
         if table.shape[1] > 32:
             return SpConvConfig(table, None, [], [], [], None, None, None, parts, algorithm, plan, kernel)
         code, order, inputs, outputs, ends = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
@@ -313,6 +314,7 @@ def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
     """Return whether ``shape`` has five sizes and only its last one, and not the second, is ``channels``: the form of
     FlexGEMM 2.0.
     """
+    # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
     return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 

@@ -57,6 +57,7 @@ def init_hashmap(
     cells = n * math.prod(grid)
     if cells >= 2**63:
         raise error("SL208", where="init_hashmap", got=f"{cells} cells", expected="less than 2^63")
+    # FlexGEMM chooses the shorter keys where they number all cells.
     dtype = torch.uint32 if cells < 2**32 else torch.uint64
     keys = torch.full((hashmap_size,), torch.iinfo(dtype).max, dtype=dtype, device=device)
     return (keys, torch.empty(hashmap_size, dtype=torch.uint32, device=device)) if with_values else keys
@@ -99,6 +100,7 @@ def sort_coords(coords: Tensor, num_keys: int | None = None) -> Tensor:
         expected = f"0 to {coords.shape[1]}"
         raise error("SL208", where="sort_coords, argument 'num_keys'", got=num_keys, expected=expected)
     order = torch.arange(coords.shape[0], device=coords.device)
+    # Stable sorts from the last column on order rows by all columns.
     for column in reversed(range(columns)):
         order = order[coords[order, column].argsort(stable=True)]
     return order
