@@ -44,17 +44,17 @@ _ALONG_CHANNELS = "softmax log_softmax softmin normalize glu cumsum cumprod"
 _OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, numbers.Number)
 
 
-def _functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
+def _named_functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
     """Return the functions of ``names`` (separated by blanks) that the modules or classes ``homes`` have, as a set."""
     return frozenset(getattr(home, name) for home in homes for name in names.split() if hasattr(home, name))
 
 
-_ALONG = _functions((torch, Tensor, functional), _ALONG_CHANNELS)
-_JOINS = _functions((torch,), "cat concat concatenate")
-_PRODUCTS = _functions((torch, Tensor), "matmul mm __matmul__")
+_ALONG = _named_functions((torch, Tensor, functional), _ALONG_CHANNELS)
+_JOINS = _named_functions((torch,), "cat concat concatenate")
+_PRODUCTS = _named_functions((torch, Tensor), "matmul mm __matmul__")
 _POINTWISE = (
-    _functions((torch, Tensor), f"{_UNARY} {_BINARY}")
-    | _functions((functional,), _OF_NN)
+    _named_functions((torch, Tensor), f"{_UNARY} {_BINARY}")
+    | _named_functions((functional,), _OF_NN)
     | frozenset(getattr(Tensor, f"__{name}__") for name in _OPERATORS.split() if hasattr(Tensor, f"__{name}__"))
 )
 
@@ -77,7 +77,7 @@ def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> 
         """Return ``func`` of the features of ``self`` and of ``other`` as a sparse tensor on the same voxels, or
         NotImplemented.
         """
-        return self._binary(func, other, sign, swapped=swapped)
+        return self._apply_binary(func, other, sign, swapped=swapped)
 
     return method
 
@@ -110,7 +110,7 @@ class Arithmetic(SummableTensor):
             args = [*args[0], *args[1:]] if args else [*kwargs["tensors"]]
         first: Arithmetic = next(value for value in [*args, *kwargs.values()] if isinstance(value, Arithmetic))
         if func in _ALONG or func in _JOINS or func in _PRODUCTS:
-            return first._of_channels(func, name, args, kwargs)
+            return first._apply_along_channels(func, name, args, kwargs)
         rows = [_rows_of(value, first, name) for value in args]
         named = {key: _rows_of(value, first, name) for key, value in kwargs.items()}
         if torch.compiler.is_compiling() and name in _WRITTEN_IN_PYTHON and len(args) == 2 and not kwargs:
@@ -126,9 +126,9 @@ class Arithmetic(SummableTensor):
         if func is functional.group_norm and torch.compiler.is_compiling():
             named |= {"input": rows[0]} if rows else {}
             return first.replace(row_norms.functional_group_norm(named.pop("input"), *rows[1:], **named))
-        return first._of_rows(func, rows, named, name)
+        return first._apply_to_rows(func, rows, named, name)
 
-    def _of_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _apply_along_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return ``func`` of the features along the channels (a softmax, a concatenation, ``x @ weight``) as a sparse
         tensor. Raises SL209 where the function would mix rows. ``name`` is the function's name for the message.
         """
@@ -152,7 +152,7 @@ class Arithmetic(SummableTensor):
         parts = [value for value in args if type(value) is not int]
         return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
 
-    def _of_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
+    def _apply_to_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
         """Return ``func(*rows, **named)`` as a sparse tensor on the same voxels. Raises SL202 for operands that do not
         broadcast against the features. ``name`` is the function's name for the message.
         """
@@ -193,16 +193,16 @@ class Arithmetic(SummableTensor):
 
     def plus(self, other: Any) -> Any:
         """Return ``self + other`` as a sparse tensor, or NotImplemented for an operand of another type."""
-        return self._binary(torch.add, other, "+")
+        return self._apply_binary(torch.add, other, "+")
 
-    def _binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
+    def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
         """Return ``func`` of the features and the operand ``other``, in exchanged order if ``swapped``, as a sparse
         tensor, or NotImplemented for an operand of another type. ``sign`` names the operation in errors.
         """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
         rows = _rows_of(other, self, sign)
-        return self._of_rows(func, [rows, self.feats] if swapped else [self.feats, rows], {}, sign)
+        return self._apply_to_rows(func, [rows, self.feats] if swapped else [self.feats, rows], {}, sign)
 
     __add__ = __radd__ = plus
     __sub__, __rsub__ = _operator(operator.sub, "-"), _operator(operator.sub, "-", swapped=True)
@@ -267,7 +267,7 @@ def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
     return error("SL209", where=f"torch.{name} of a SparseTensor", got=got, expected=expected, fix=fix)
 
 
-def _method(name: str) -> Any:
+def _tensor_method(name: str) -> Any:
     """Return a method that applies ``torch.Tensor``'s method ``name`` to the features of a sparse tensor, and returns a
     sparse tensor on the same voxels.
     """
@@ -283,4 +283,4 @@ def _method(name: str) -> Any:
 
 for _name in f"{_UNARY} {_BINARY} {_ALONG_CHANNELS} matmul".split():
     if hasattr(Tensor, _name) and not hasattr(Arithmetic, _name):
-        setattr(Arithmetic, _name, _method(_name))
+        setattr(Arithmetic, _name, _tensor_method(_name))

@@ -105,7 +105,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
         _torch_ops.append(placed["flex_gemm"].kernels.cuda.register_torch_ops())
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
-    def undone() -> None:
+    def restore_settings() -> None:
         """Remove what the drop-in registered with torch, and restore the setting of duplicates."""
         forget()
         if "flex_gemm" in new:
@@ -113,7 +113,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
         if before is not None:
             expect_duplicates(before)
 
-    return DropIn(new, undone)
+    return DropIn(new, restore_settings)
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:

@@ -106,7 +106,9 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
     weights = {str(n).removeprefix("module.").replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
     if not weights:
         got = f"keys {', '.join(map(str, list(held)[:6]))}" if isinstance(held, Mapping) else type(held).__name__
-        raise _refused(path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name")
+        raise _checkpoint_error(
+            path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name"
+        )
     return Checkpoint(path, project or _project_of(held), weights)
 
 
@@ -139,16 +141,16 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
                 if whole
                 else f"no place with all of {', '.join(names[:4])}, ..."
             )
-            raise _refused(checkpoint.path, got, "one place that has all weights of the network; see --prefix")
+            raise _checkpoint_error(checkpoint.path, got, "one place that has all weights of the network; see --prefix")
         prefix = whole[0]
     given = {name: checkpoint.weights[prefix + name] for name in wanted if prefix + name in checkpoint.weights}
     missing = [name for name in names if name not in given]
     if missing:
-        raise _refused(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
+        raise _checkpoint_error(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
     try:
         network.load_state_dict(given | _kernels_of_today(network, given), strict=False)
     except RuntimeError as e:
-        raise _refused(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
+        raise _checkpoint_error(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
     return prefix
 
 
@@ -198,26 +200,28 @@ class Deployed(nn.Module):
         is set, the network reads those numbers in place of values of its tensors.
         """
         if self.numbers is None:
-            return self._call(features, coords)
+            return self._call_network(features, coords)
         with FixedNumbers(self.numbers):
-            return self._call(features, coords)
+            return self._call_network(features, coords)
 
-    def _call(self, features: Tensor, coords: Tensor) -> Any:
+    def _call_network(self, features: Tensor, coords: Tensor) -> Any:
         """Return the tensors in the network's result for voxels with ``features`` and ``coords``, passed as its project
         passes them.
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
             made = self.network(dict(given))
-            return _plain({k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made)
+            return _result_tensors(
+                {k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made
+            )
         if self.project == "pointcept":
             scene = coords[:, 0].long()
             ends = torch.stack([(scene <= number).sum() for number in range(self.batch_size)])
-            return _plain(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
-        return _plain(self.network(features, coords, self.batch_size))
+            return _result_tensors(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
+        return _result_tensors(self.network(features, coords, self.batch_size))
 
 
-def _plain(value: Any) -> Any:
+def _result_tensors(value: Any) -> Any:
     """Return the tensors in a network's result ``value``, in the same nesting, sparse ones as (features, coordinates).
     Numbers and settings are left out.
     """
@@ -226,10 +230,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SparseTensor):
         return value.feats, value.coords
     if isinstance(value, Mapping):
-        kept = {name: _plain(v) for name, v in value.items()}
+        kept = {name: _result_tensors(v) for name, v in value.items()}
         return {name: v for name, v in kept.items() if v is not None}
     if isinstance(value, (list, tuple)):
-        return [v for v in map(_plain, value) if v is not None]
+        return [v for v in map(_result_tensors, value) if v is not None]
     return value if isinstance(value, Tensor) else None
 
 
@@ -369,6 +373,6 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
     return torch.randn(len(coords), channels), coords
 
 
-def _refused(path: Path, got: str, expected: str) -> Exception:
+def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
     """Return the error SL840 for the checkpoint ``path``."""
     return error("SL840", where=str(path), got=got, expected=expected)

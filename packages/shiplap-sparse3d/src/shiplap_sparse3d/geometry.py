@@ -46,7 +46,7 @@ def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
 
 
 def in_passing_graph() -> bool:
-    """Return whether a graph without gradients is traced, which may run in inference mode. Dynamo tells no more."""
+    """Return whether Dynamo is tracing a graph without gradients, which may run in inference mode."""
     return is_compiling() and not torch.is_grad_enabled()
 
 
@@ -179,7 +179,7 @@ class Geometry:
         return made
 
     @property
-    def _kept(self) -> Tables:
+    def _store(self) -> Tables:
         """Return the store for tables that are built now: the common one, or one that is ignored outside of the mode.
 
         Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left: a graph
@@ -194,7 +194,7 @@ class Geometry:
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
         """Return the plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
-        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._kept
+        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None and self._by_offsets:
@@ -289,7 +289,7 @@ class Geometry:
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
-        back, kept = torch.is_grad_enabled() if back is None else back, self._kept
+        back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
         if there is None:
             self._check_scenes("Geometry.step")
@@ -551,7 +551,8 @@ class Geometry:
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return these voxels and tables with a ``parent``. Kept ones have none: both would keep each other alive."""
+        """Return a geometry of these voxels, with shared tables, whose origin is ``parent``."""
+        # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
         child._is_reached = self._is_reached

@@ -29,7 +29,7 @@ _STEP = ("d >= 1", "len(stride) == d", "min(stride) >= 1", "stride[0] == 1")
 _INT32 = torch.iinfo(torch.int32)
 
 
-def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
+def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
     """Return ``int64 [rows * taps, d]``: ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, all
     taps of a row together. Padding (-1) stays -1.
     """
@@ -57,7 +57,7 @@ def offset_table(
     Raises SL211 for duplicate rows of ``coords``.
     """
     # Whole rows are compared, so that no number of columns or range of values is too large.
-    wanted = _targets(outputs, offsets, stride)
+    wanted = _tap_targets(outputs, offsets, stride)
     if wanted.shape[0] == 0:
         return offsets.new_empty(outputs.shape[0], offsets.shape[0])
     _, number, count = torch.unique(torch.cat([coords.long(), wanted]), dim=0, return_inverse=True, return_counts=True)
@@ -75,7 +75,7 @@ def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list
     """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
-    columns = [find(_targets(outputs, tap[None], stride)) for tap in offsets]
+    columns = [find(_tap_targets(outputs, tap[None], stride)) for tap in offsets]
     return torch.stack(columns, 1) if columns else offsets.new_empty(outputs.shape[0], 0)
 
 

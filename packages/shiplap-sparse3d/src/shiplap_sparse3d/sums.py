@@ -56,14 +56,14 @@ class SummableTensor:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
-            if is_compiling() or not _for_us_alone(func, types):
+            if is_compiling() or not _is_only_handler(func, types):
                 return NotImplemented
             raise _refused_function_error(func, types[0], args)
         first, second = args
         return first.plus(second) if isinstance(first, SummableTensor) else second.plus(first)
 
 
-def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
+def _is_only_handler(func: Callable[..., Any], types: Sequence[type]) -> bool:
     """Return whether no other type may handle the call of ``func``: Python tries the other operand of an operator, and
     torch the other types.
     """

@@ -198,7 +198,7 @@ class SparseTensor(Arithmetic):
             )
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
-        return self._on(feats, coords, self.batch_size, padded=True)
+        return self._with_voxels(feats, coords, self.batch_size, padded=True)
 
     @property
     def is_voxel(self) -> Tensor:
@@ -246,9 +246,9 @@ class SparseTensor(Arithmetic):
         if not isinstance(chosen, (int, slice, Tensor)) or isinstance(chosen, bool):
             fix = "pass a bool mask of the voxels, an int or a slice of scenes"
             raise error("SL209", where="SparseTensor[...]", got=repr(chosen), expected="a mask or scenes", fix=fix)
-        return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
+        return self._select_by_mask(chosen) if isinstance(chosen, Tensor) else self._select_scenes(chosen)
 
-    def _of_mask(self, mask: Tensor) -> SparseTensor:
+    def _select_by_mask(self, mask: Tensor) -> SparseTensor:
         """Return the voxels where ``mask`` is true. Raises SL204 unless it is ``bool``, and SL202 unless ``[n]`` or
         ``[n, 1]``.
         """
@@ -258,9 +258,9 @@ class SparseTensor(Arithmetic):
             raise error("SL204", where=where, got=mask.dtype, expected="torch.bool", fix=fix)
         if mask.dim() not in (1, 2) or mask.shape[0] != n or (mask.dim() == 2 and mask.shape[1] != 1):
             raise error("SL202", where=where, got=f"a mask {tuple(mask.shape)}", expected=f"[{n}] or [{n}, 1]")
-        return self._keeping(mask.flatten(), self.coords, self.batch_size)
+        return self._keep_rows(mask.flatten(), self.coords, self.batch_size)
 
-    def _keeping(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
+    def _keep_rows(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
         """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` in place of the old coordinates."""
         feats, padded = self.feats, self.geometry.padded
         if padded:
@@ -268,15 +268,15 @@ class SparseTensor(Arithmetic):
         else:
             rows = chosen_rows(inside)
             coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
-        return self._on(feats, coords, batch_size, padded=padded)
+        return self._with_voxels(feats, coords, batch_size, padded=padded)
 
-    def _on(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
+    def _with_voxels(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
         """Return ``feats`` as a sparse tensor on the voxels ``coords`` of this grid, which may be unbounded."""
         coords, feats = as_many_rows(coords, feats)
         shape = self.spatial_shape if self.geometry.bounded else None
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
-    def _of_scenes(self, scenes: int | slice) -> SparseTensor:
+    def _select_scenes(self, scenes: int | slice) -> SparseTensor:
         """Return the voxels of the chosen scenes, counted from 0 again. Raises SL208 for a scene that does not
         exist.
         """
@@ -289,7 +289,7 @@ class SparseTensor(Arithmetic):
         coords = self.coords
         inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
         moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
-        return self._keeping(inside, moved, len(chosen))
+        return self._keep_rows(inside, moved, len(chosen))
 
     def __iter__(self) -> Iterator[SparseTensor]:
         """Return an iterator over the scenes, each a sparse tensor."""
@@ -373,7 +373,7 @@ class SparseTensor(Arithmetic):
     def pin_memory(self) -> SparseTensor:
         """Return a copy in pinned memory, without tables, as data loaders call it."""
         feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
-        return self._on(feats, coords, self.batch_size, padded=self.geometry.padded)
+        return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
         """Set whether gradients of the features are recorded, in place, and return this tensor."""
@@ -489,7 +489,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)
-    return first._on(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
+    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def voxelize(

@@ -65,7 +65,7 @@ def command(
         with drop_in("spconv"):
             network = _load_network(model)
             found = export.load_weights(network, held, prefix)
-            example = export.example_voxels(network, _cells(network, grid), batch_size, min(65, voxels))
+            example = export.example_voxels(network, _cells_per_axis(network, grid), batch_size, min(65, voxels))
             program = export.trace_network(network, held.project, example, batch_size, voxels)
             ops = export.write_network(program, file, opset=opset, checks=not no_checks)
     size = file.stat().st_size
@@ -94,7 +94,7 @@ def _load_network(target: str) -> Any:
     return made
 
 
-def _cells(network: Any, grid: str | None) -> Sequence[int]:
+def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:
     """Return the cells per axis in the text ``grid`` of the option ``--grid`` or, without it, those that ``network``
     has as an attribute, or else 128 for each. Raises SL613 for other texts.
     """

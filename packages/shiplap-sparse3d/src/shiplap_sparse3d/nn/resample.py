@@ -43,7 +43,7 @@ class Resampling(SparseModule):
         self._refuse_arguments(others)
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
-    def _finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+    def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
         """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span, or to those in
         ``coordinates``.
         """
@@ -79,7 +79,7 @@ class SparseUpsample3d(Resampling):
         """Return ``x`` on a grid finer by ``factor``: each voxel's features on all finer cells that it spans, or on
         those in ``coordinates``.
         """
-        step = self._finer(x, coordinates)
+        step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
         feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
         return SparseTensor(feats, geometry=step.geometry)
@@ -105,7 +105,7 @@ class SparsePixelShuffle3d(Resampling):
         if x.feats.shape[1] % taps:
             got, expected = f"{x.feats.shape[1]} channels", f"a multiple of {taps}"
             raise error("SL202", where=type(self).__name__, got=got, expected=expected)
-        step = self._finer(x, coordinates)
+        step = self._step_to_finer(x, coordinates)
         table = step.plan.unsorted().table
         # Each finer cell lies in one block, so it has one hit at most.
         hit, tap = (table >= 0).int().max(1)

@@ -111,10 +111,10 @@ class SparseConvolution(SparseModule):
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         self.act_type = activation_of(type(self).__name__, act_type)
         self.act_alpha, self.act_beta = act_alpha, act_beta
-        self._refuse()
-        self._allocate(bias, device=device, dtype=dtype)
+        self._check_arguments()
+        self._create_parameters(bias, device=device, dtype=dtype)
 
-    def _refuse(self) -> None:
+    def _check_arguments(self) -> None:
         """Raise SL208 unless ``groups`` divides both numbers of channels, and unless a kernel of one cell with stride 1
         has no padding.
         """
@@ -126,7 +126,7 @@ class SparseConvolution(SparseModule):
             got = f"kernel_size={self.kernel_size}, padding={self.padding}"
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
-    def _allocate(self, bias: bool, **factory: Any) -> None:
+    def _create_parameters(self, bias: bool, **factory: Any) -> None:
         """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
         order of spconv's checkpoints. ``factory`` has their device and dtype.
         """

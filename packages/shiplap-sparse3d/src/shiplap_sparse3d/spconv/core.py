@@ -214,7 +214,7 @@ class SparseConvTensor(SummableTensor):
     @indices.setter
     def indices(self, val: Tensor) -> None:
         """Replace the voxels in place. Records of convolutions stay."""
-        self._put(val)
+        self._set_indices(val)
 
     @property
     def ndim(self) -> int:
@@ -320,11 +320,11 @@ class SparseConvTensor(SummableTensor):
         """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``,
         and return it.
         """
-        self._put(indices)
+        self._set_indices(indices)
         self.indice_dict = {}
         return self
 
-    def _put(self, indices: Tensor) -> None:
+    def _set_indices(self, indices: Tensor) -> None:
         """Replace the voxels in place. In a compiled graph there must be at least one."""
         self._indices = indices
         assume_rows(indices.shape[0])

@@ -61,14 +61,14 @@ def convolve_in_graph(
     if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
         raise other_channels(type(layer).__name__, features, layer.in_channels)
     output = (
-        input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _with_features(layer, input, features)
+        input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _convolve_traced(layer, input, features)
     )
     if layer.act_type is not None:
         output = output.replace_feature(apply_activation(output.features, layer.act_type, layer.act_alpha))
     return output if add_input is None else output + add_input
 
 
-def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
+def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
     """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record under its
     ``indice_key`` or a new one. The activation is left to the caller.
     """

@@ -45,7 +45,7 @@ class SparseModule(nn.Module):
         self._sparse_unique_name = ""
 
 
-def _on_features(forward: Any, input: Any) -> Any:
+def _apply_to_features(forward: Any, input: Any) -> Any:
     """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor, and otherwise
     ``forward(input)``.
     """
@@ -60,7 +60,7 @@ class SparseBatchNorm(nn.BatchNorm1d):
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the batch norm applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
@@ -69,7 +69,7 @@ class SparseSyncBatchNorm(nn.SyncBatchNorm):
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the synchronised batch norm applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseReLU(nn.ReLU):
@@ -78,7 +78,7 @@ class SparseReLU(nn.ReLU):
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, with the ReLU applied to its features."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 class SparseIdentity(nn.Identity):
@@ -87,7 +87,7 @@ class SparseIdentity(nn.Identity):
     @one_node
     def forward(self, input: Any) -> Any:
         """Return ``input``, sparse or plain, unchanged in its values."""
-        return _on_features(super().forward, input)
+        return _apply_to_features(super().forward, input)
 
 
 _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
@@ -193,7 +193,7 @@ class SparseSequential(SparseModule):
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         if not compiling and tracer is None:
-            return self._eager(input, inside_checkpoint())
+            return self._run_eagerly(input, inside_checkpoint())
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
                 continue
@@ -206,7 +206,7 @@ class SparseSequential(SparseModule):
                 input = tracer.create_proxy("call_function", _run_dense_module, (layer, input), {})
         return input
 
-    def _eager(self, input: Any, checkpointed: bool) -> Any:
+    def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
         """Return ``input`` after all modules in turn, outside of compilation: a batch norm can then be joined with the
         ReLU behind it. ``checkpointed`` says whether a reentrant checkpoint is running.
         """

@@ -89,8 +89,8 @@ class PointToVoxel:
                 got=f"points {tuple(pc.shape)} on {pc.device}",
                 expected=f"[n, {self.num_point_features}] on {self.device}",
             )
-        cells, number = self._cells(pc)
-        voxel, indices = self._number(cells, number)
+        cells, number = self._cells_of_points(pc)
+        voxel, indices = self._number_voxels(cells, number)
         rank = _rank_in_group(voxel, indices.shape[0])
         kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
         voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
@@ -103,7 +103,7 @@ class PointToVoxel:
             voxels = torch.where(free[..., None], mean[:, None], voxels)
         return voxels, indices, counts.int(), voxel
 
-    def _cells(self, pc: Tensor) -> tuple[Tensor, Tensor]:
+    def _cells_of_points(self, pc: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid, ``int64
         [n]``, -1 outside the range.
         """
@@ -117,7 +117,7 @@ class PointToVoxel:
             number = number * size + cells[:, axis]
         return cells, torch.where(inside, number, -1)
 
-    def _number(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+    def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
         """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels ``int32 [m,
         ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
         """

@@ -308,7 +308,7 @@ def _sample_voxels() -> Tensor:
 def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
     """Return a forward hook that adds the receptive field of each layer which it is called for to ``record``."""
 
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Add one call of ``module`` on sparse tensors to ``record``. Raises SL820 for a pooling over all voxels, whose
         receptive field has no bound.
         """
@@ -320,7 +320,7 @@ def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...]
         if hasattr(output, "geometry"):
             record.note_layer(module, x, output)
 
-    return note
+    return record_call
 
 
 def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:

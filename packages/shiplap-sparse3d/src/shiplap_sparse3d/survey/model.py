@@ -185,7 +185,7 @@ class SurveyModel:
         """Return the logits ``[p, classes]`` of the points of ``scene``. A network of voxels gives each point the
         logits of its voxel. Raises SL825 for an output of another shape.
         """
-        logits = rows_of(self._call(scene.voxels, scene.feats, scene.inverse))
+        logits = rows_of(self._call_network(scene.voxels, scene.feats, scene.inverse))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
             expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
@@ -208,7 +208,7 @@ class SurveyModel:
             sha.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
         return sha.hexdigest()
 
-    def _call(self, voxels: SparseTensor, feats: Tensor, inverse: Tensor) -> object:
+    def _call_network(self, voxels: SparseTensor, feats: Tensor, inverse: Tensor) -> object:
         """Return the output of the network: called with the voxels alone or, if ``per_point``, also with the features
         of the points and the voxel of each (``inverse``).
         """
@@ -218,7 +218,7 @@ class SurveyModel:
         """Return the output of the network for ``voxels`` that hold one point each, so that the two kinds of network
         can be probed alike.
         """
-        return self._call(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
+        return self._call_network(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
     def _logits_only(self, voxels: SparseTensor) -> object:
         """Return the output of the network for ``voxels`` that hold one point each. Raises SL825 unless it has a logit

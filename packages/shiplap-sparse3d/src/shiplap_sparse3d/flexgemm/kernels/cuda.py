@@ -44,7 +44,7 @@ __all__ = [
 # --- hash maps --------------------------------------------------------------------------------------------------------
 
 
-def _signed(tensor: Tensor) -> Tensor:
+def _as_signed(tensor: Tensor) -> Tensor:
     """Return a view of unsigned numbers as signed ones of the same width, in which -1 has all bits set. Signed tensors
     are returned unchanged.
     """
@@ -52,33 +52,33 @@ def _signed(tensor: Tensor) -> Tensor:
     return tensor.view(kinds[tensor.dtype]) if tensor.dtype in kinds else tensor
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _as_int64(tensor: Tensor) -> Tensor:
     """Return integers as ``int64``, and -1 where all bits are set."""
-    signed = _signed(tensor)
+    signed = _as_signed(tensor)
     return signed if signed.dtype == torch.int64 else torch.where(signed == -1, -1, signed.long() & 0xFFFFFFFF)
 
 
 def hashmap_insert(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor, values: Tensor) -> None:
     """Insert ``keys`` with ``values`` into the hash map, in place. A key that is there already gets the new value."""
-    here, wanted = _wide(hashmap_keys).clone(), _wide(keys)
+    here, wanted = _as_int64(hashmap_keys).clone(), _as_int64(keys)
     # The entries of the map move as others come in, so what is inserted are the numbers of the values.
     new, slots = values.shape[0], torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
     number = torch.where(here == -1, -1, new + slots)
     hashing.hash_insert(here, number, wanted, torch.arange(new, dtype=torch.int32, device=here.device))
-    both = torch.cat([_signed(values).to(_signed(hashmap_values).dtype), _signed(hashmap_values)])
+    both = torch.cat([_as_signed(values).to(_as_signed(hashmap_values).dtype), _as_signed(hashmap_values)])
     # Index -1 is any value, which an empty slot may have.
-    _signed(hashmap_values).copy_(both[number.long()])
-    _signed(hashmap_keys).copy_(here.to(_signed(hashmap_keys).dtype))
+    _as_signed(hashmap_values).copy_(both[number.long()])
+    _as_signed(hashmap_keys).copy_(here.to(_as_signed(hashmap_keys).dtype))
 
 
 def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -> Tensor:
     """Return the value of each of ``keys`` in the dtype of the values, with all bits set for keys that are not in the
     map.
     """
-    here = _wide(hashmap_keys)
+    here = _as_int64(hashmap_keys)
     slots = torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
-    slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _wide(keys))
-    values = _signed(hashmap_values)
+    slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _as_int64(keys))
+    values = _as_signed(hashmap_values)
     return torch.where(slot >= 0, values[slot.long()], -1).to(values.dtype).view(hashmap_values.dtype)
 
 
@@ -247,7 +247,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
 
     The lists have an entry for each pair, which depends on the data. At most 32 taps.
     """
-    code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     pairs = chosen_rows(inputs >= 0)
     inputs, outputs = inputs.index_select(0, pairs), outputs.index_select(0, pairs)
     return code, order, inputs.view(torch.uint32), outputs.view(torch.uint32), ends.int().view(torch.uint32)
@@ -257,7 +257,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Te
     """Return, of a neighbour map ``[m, V]``, the tap bits of each row and the rows sorted by their rank as a Gray code,
     without the lists that gradients need.
     """
-    code, order, *_ = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    code, order, *_ = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     return code, order
 
 
@@ -278,7 +278,7 @@ def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
     """Return the plan of a neighbour map ``[m, V]`` of ``rows`` inputs, cut into ``splitk`` parts of its taps if that
     is above 1.
     """
-    plan, taps = Plan(_signed(neighbor).contiguous(), rows), neighbor.shape[1]
+    plan, taps = Plan(_as_signed(neighbor).contiguous(), rows), neighbor.shape[1]
     return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan
 
 
@@ -319,7 +319,7 @@ def sparse_conv_masked_splitk_bwd(
     """Return the gradients of the input ``[n, ci]``, the weight ``[co, V, ci]`` and the bias ``[co]`` of
     ``sparse_conv_masked_splitk_fwd``, from ``grad_output [m, co]``. The lists of taps and pairs are not read.
     """
-    table = _signed(neighbor).contiguous()
+    table = _as_signed(neighbor).contiguous()
     back = _plan_of_map(ops.transpose_table(table, input.shape[0]), grad_output.shape[0], splitk)
     grad = grad_output.contiguous()
     return (

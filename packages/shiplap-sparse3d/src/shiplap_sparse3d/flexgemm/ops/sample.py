@@ -48,7 +48,7 @@ def _require_choice(where: str, name: str, value: object, choices: tuple[str, ..
         raise error("SL208", where=f"{where}, argument {name!r}", got=repr(value), expected=f"one of {choices}")
 
 
-def _blocks(
+def _block_cache(
     where: str,
     coords: Tensor,
     shape: Ints,
@@ -114,7 +114,7 @@ def sparse_upsample(
     if mode == "nearest" and align_corners:
         raise error("SL208", where="sparse_upsample", got="align_corners=True", expected="mode='bilinear' with it")
     check_rows("sparse_upsample", feats, coords.shape[0])
-    cache = _blocks(
+    cache = _block_cache(
         "sparse_upsample", coords, shape, scale_factor, output_coords, output_shape, neighbor_cache, up=True
     )
     if mode == "nearest":
@@ -153,7 +153,7 @@ def sparse_pixel_shuffle(
     if feats.shape[1] % max(parts, 1):
         expected = f"a multiple of {parts}, the voxels of a block"
         raise error("SL202", where=f"{where}, argument 'feats'", got=f"{feats.shape[1]} channels", expected=expected)
-    cache = _blocks(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
+    cache = _block_cache(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
     parent, slot = cache.fwd_map.max(1)  # each finer voxel lies in one block
     rows = torch.where(parent >= 0, parent * parts + slot, -1)
     return on_outputs(gather_rows(feats.reshape(feats.shape[0] * parts, -1), rows), cache)
@@ -175,7 +175,7 @@ def sparse_pixel_unshuffle(
     """
     where = "sparse_pixel_unshuffle"
     check_rows(where, feats, coords.shape[0])
-    cache = _blocks(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
+    cache = _block_cache(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
     return on_outputs(gather_rows(feats, cache.fwd_map).flatten(1), cache)
 
 
