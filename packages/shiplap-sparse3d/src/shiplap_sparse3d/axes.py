@@ -18,7 +18,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     """Return one int for each of ``ndim`` axes from one number for all axes or a sequence of numbers, such as ``3`` or
     ``(3, 3, 1)``. Integers of NumPy and torch count.
 
-    Raises SL208 for another number of them and for one below ``least``, SL209 for what is no integer.
+    Raises SL208 for another number of them and for one below ``least``, and SL209 for anything but integers.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)
@@ -46,7 +46,7 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 def expand_axes(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
     """Return :func:`per_axis` for three axes: where ``ndim`` is less, the leading axes get ``fill``.
 
-    Of four axes there are four, which convolutions by offsets take.
+    With ``ndim`` 4, four numbers are returned, as convolutions by offsets take them.
     """
     if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:

@@ -91,8 +91,6 @@ def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, d
 def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
     """Make the stream ``user`` wait until another stream has ``made`` the tensors (an event), and keep their memory
     until ``user`` is done with them.
-
-    The memory of the tensors is kept until ``user`` is done with them.
     """
     for tensor in tensors:
         if tensor.is_cuda:

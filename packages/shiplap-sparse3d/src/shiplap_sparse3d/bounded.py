@@ -67,8 +67,8 @@ def reached_keys(
 ) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
     """Return a key for each voxel of ``out_coords``, in any order with ``NO_KEY`` behind them, and the number of keys.
 
-    A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` says no more
-    than that there are so many at least, and the keys are some of them. Raises SL211 as ``out_coords`` does.
+    A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` is a lower
+    bound, and then the keys are some of all. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
@@ -95,9 +95,9 @@ def first_voxels(
     """Return the first ``capacity`` voxels of ``out_coords``, with padding (-1, -1, -1, -1) behind them, and the number
     of all.
 
-    ``scenes``: how many a bitmap of the output grid has room for; where a voxel's scene is that or beyond, there are -1
-    and no voxels. 0: no bitmap, which suits few voxels; then a count above ``capacity`` says no more than that there
-    are so many at least, and the voxels are some of them. Raises SL211 as ``out_coords`` does.
+    ``scenes`` is the number of scenes for which the bitmap of the output grid has room: if a voxel lies in a later
+    scene, the count is -1 and no voxels are returned. With 0 there is no bitmap, which suits few voxels; then a count
+    above ``capacity`` is a lower bound, and the voxels are some of all. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     # The kernel's bitmap has no room for such a scene, so the caller has to take another way.

@@ -99,7 +99,7 @@ def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
-    """Return the plan of the leaves ``children`` (tensors) and the settings ``rest``."""
+    """Return the plan of the leaves ``children`` (its tables and their sorting) and the settings ``rest``."""
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)
 

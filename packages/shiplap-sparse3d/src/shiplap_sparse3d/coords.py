@@ -63,8 +63,8 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``coords`` and ``feats`` unchanged, or in a graph, where either number of rows depends on data, with one
     common number of rows.
 
-    Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
-    is 0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
+    When scenes are put together, the number of rows is a sum that depends on data, and later modules ask whether it is
+    0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
     """
     if not torch.compiler.is_compiling():
         return coords, feats
@@ -194,7 +194,8 @@ def assert_scenes(coords: Tensor, batch_size: int) -> None:
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
     """Raise SL211 for a row of ``coords`` with a scene outside of ``[-1, batch_size)``. On the CPU one column is read.
 
-    A graph asserts it as it runs. The kernels of GPUs look themselves, unless ``on_gpu``, which waits for one.
+    A graph asserts this as it runs. The kernels of GPUs check it themselves, unless ``on_gpu``, which waits for the
+    GPU.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -235,7 +236,7 @@ def set_graph_checks(on: bool) -> bool:
     """Set whether graphs and packages that are made from now on check the values of coordinates each time they run, and
     return the previous setting.
 
-    Eager calls always do. A check reads the coordinates once. Returns what was set before.
+    Eager calls always check them. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on

@@ -158,8 +158,8 @@ def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[s
     """Return the kernels of ``given`` (weights by name) that belong to convolution layers of ``network``, in the layout
     of spconv 2.x, ``[out, *window, in]``, or nothing if no layout fits all layers.
 
-    Those of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
-    One kernel may fit several layouts: one checkpoint has one layout, that of all its kernels.
+    Kernels of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
+    One kernel may fit several layouts, but all kernels of a checkpoint have the same one.
     """
     named = network.named_modules(remove_duplicate=False)  # a state dict has each name of a layer that is shared
     layers = {f"{name}.weight" if name else "weight": m for name, m in named if _is_layer(m)}

@@ -193,7 +193,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
+        """Return the plan (neighbour tables) of a submanifold convolution. It is kept. ``back``: see :meth:`step`."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
@@ -285,7 +285,7 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that ``window`` leads to, and the plan onto them. Both are built at most once.
+        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are kept.
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
@@ -440,7 +440,7 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU is waited for."""
+        """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
         rows = chosen_rows(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
@@ -482,7 +482,7 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """Return which tables these voxels have, to :meth:`build` them for others; none for padded voxels."""
+        """Return which tables were built on these voxels, for :meth:`build` on others; none for padded voxels."""
         if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
@@ -492,7 +492,7 @@ class Geometry:
         return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: TableRecipe) -> None:
-        """Build the tables of ``recipe`` that do not exist yet, for which a network would wait in its layers."""
+        """Build those tables of ``recipe`` that do not exist yet, so that a network need not wait in its layers."""
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:

@@ -172,8 +172,8 @@ def unbounded(axes: int) -> tuple[list[int], list[int]]:
 def connect_by_offsets(
     coords: Tensor, outputs: Tensor, offsets: Tensor, stride: Sequence[int], *, transposed: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a tap for each of
-    ``offsets``.
+    """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a
+    tap for each of ``offsets``.
 
     ``offsets`` is ``int32 [k, d]``, with a column for the scene like ``stride``. Inputs lie at ``output * stride +
     offset``, or if ``transposed`` outputs at ``input * stride + offset``.

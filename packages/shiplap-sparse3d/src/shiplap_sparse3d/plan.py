@@ -51,7 +51,7 @@ def set_most_parts(most: int | None) -> int | None:
 
     A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
     peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
-    time. Returns the previous setting.
+    time.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -65,7 +65,7 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
     """Return the fewest parts of a table of ``rows`` rows and ``taps`` taps that give each multiprocessor two tiles of
     64 rows x 128 channels, at most nine.
 
-    More of them than that do not keep the device busier: what they save is taps that a block skips.
+    More parts do not keep the device busier; they let blocks skip more taps.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))

@@ -39,7 +39,7 @@ def subm_plan(
     """Return the sorted neighbour table of a submanifold convolution: ``sort_table(subm_table(coords, spatial_shape,
     kernel, dilation), parts, run)``. Raises SL211 as those ops do.
 
-    ``scenes``: how many there are, so that a row of another one is outside; 0 if that is not known.
+    ``scenes`` is the number of scenes, beyond which a row is outside, or 0 if it is not known.
     """
     if scenes:
         check_scenes("subm_plan", coords, scenes)
@@ -91,7 +91,7 @@ def conv_plan(
     """Return the sorted neighbour table of a strided convolution, ``sort_table`` of ``conv_table`` in ``parts`` parts,
     and that of its transpose in ``parts_t`` parts (0: no transpose).
 
-    Raises SL211 as those do.
+    Raises SL211 as those ops do.
     """
     table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)

@@ -66,7 +66,7 @@ def max_pool_with_taps(
     """Return the largest value under the taps of each output, channel by channel (0 without a hit), and its tap: of
     equal values the first, -1 where there is no hit.
 
-    Starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
+    The maximum starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
     ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
     output). ``table_t`` is read by the backward only, which builds it if it is None.
     Raises SL211 for a table entry outside ``[-1, n)``.
@@ -88,7 +88,7 @@ def max_pool_grad(
     """Return the gradient of ``max_pool_with_taps`` for its features, ``out[i] = sum_v grad[t[i, v]]`` over the
     channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table.
 
-    A sum over the transposed table in tap order, so it is the same in each run. Raises SL211 for an entry outside
+    The sum runs in tap order, so it is the same in each run. Raises SL211 for an entry outside
     ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])

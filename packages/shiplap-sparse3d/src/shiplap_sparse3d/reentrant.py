@@ -54,7 +54,7 @@ def refuse_checkpoint(where: str, x: Any) -> bool:
     """Raise SL215 if the sparse tensor ``x`` crosses the border of a reentrant checkpoint, as an argument or as a
     result: its gradient would be lost.
 
-    Returns whether one is running.
+    Returns whether a reentrant checkpoint is running.
     """
     return not torch.compiler.is_compiling() and refuse_checkpoint_in_eager(where, x)
 

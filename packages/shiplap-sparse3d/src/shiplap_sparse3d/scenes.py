@@ -107,7 +107,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
     """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
 
-    Each is an int, or one for each axis. A padded tensor keeps its rows.
+    ``low`` and ``high`` are an int, or one for each axis. A padded tensor keeps its rows.
     """
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]

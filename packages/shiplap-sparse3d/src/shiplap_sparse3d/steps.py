@@ -126,10 +126,10 @@ def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
 
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """Return the plan of submanifold convolutions from ``coords`` onto themselves. It is sorted only on a GPU with an
-    odd kernel, where one op makes it so.
+    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. It is sorted only
+    on a GPU with an odd kernel, where one op makes it so.
 
-    ``scenes``: how many there are, or 0 if that is not known.
+    ``scenes`` is the number of scenes, or 0 if it is not known.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
@@ -145,10 +145,10 @@ def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Tri
 def connect_voxels(
     window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """Return the plan of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels in ``reached``, with
-    its way back if that is at hand.
+    """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels in
+    ``reached``, with its way back if that is at hand.
 
-    ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
+    With ``ordered`` the plan is sorted; that of a transposed window only together with its way ``back``.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)

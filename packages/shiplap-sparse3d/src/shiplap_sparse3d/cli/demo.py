@@ -97,8 +97,6 @@ def _parse_codes(text: str) -> tuple[int, ...]:
 def _require_device(device: str) -> None:
     """Raise SL605, before any work, unless ``device`` is of a kind for which the demo has kernels (CPU or CUDA) and is
     there.
-
-    The kernels of the demo exist for two kinds of devices.
     """
     if device.partition(":")[0] not in DEVICES:
         raise error(

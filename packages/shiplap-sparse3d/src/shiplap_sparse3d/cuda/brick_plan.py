@@ -80,8 +80,8 @@ def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """Return ``program`` with the launches that put voxels into bricks and make the keys by which the table's rows are
-    sorted. ``codes`` are the error codes of invalid and of duplicate rows.
+    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks and make the
+    keys by which the table's rows are sorted. ``codes`` are the error codes of invalid and of duplicate rows.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.
@@ -118,8 +118,8 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
 
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
-    """Return ``program`` with the launch that writes the neighbour table from the bricks in its sorted order.
-    ``origins`` is the workspace offset of torch's sort.
+    """Return ``program``, a sequence of kernel launches, plus the launch that writes the neighbour table from the
+    bricks in its sorted order. ``origins`` is the workspace offset of torch's sort.
     """
     return program.then(
         brick_entries_kernel,

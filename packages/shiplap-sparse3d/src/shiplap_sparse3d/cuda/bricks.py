@@ -139,7 +139,7 @@ def brick_insert_kernel(
     BLOCK: tl.constexpr,
 ):
     """Set the bit of each row's cell in the word of its brick, and list the slot of each row (``own``) and all used
-    slots (``taken``). Rows outside the grid and duplicates are reported.
+    slots (``taken``). Rows outside the grid and duplicates are reported as late errors (SL211).
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)

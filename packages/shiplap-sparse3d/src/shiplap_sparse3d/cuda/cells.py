@@ -126,7 +126,7 @@ def mark_kernel(
     BLOCK: tl.constexpr,
 ):
     """Set the bit of each output cell that a block of input voxels reaches in ``bits``, and the flag ``beyond`` if a
-    voxel lies in a scene without a bitmap. Rows outside the grid are reported.
+    voxel lies in a scene without a bitmap. Rows outside the grid are reported as late errors (SL211).
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -200,8 +200,9 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
 
 
 def _first_voxels() -> TritonLaunches:
-    """Return the launch program of ``bounded.first_voxels``: the output voxels of a convolution in order, up to a
-    capacity, and their number, by comparison of few keys or by a bitmap of the output cells.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.first_voxels``: the output voxels of a
+    convolution in order, up to a capacity, and their number, by comparison of few keys or by a bitmap of the output
+    cells.
 
     The workspace has the keys, then the hash set or the bits, their sums and a flag for a missing scene.
     """
@@ -236,8 +237,8 @@ def _first_voxels() -> TritonLaunches:
 
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
-    """Return ``program`` with the launches that list the reached output cells in order, and count them, by one bit for
-    each cell.
+    """Return ``program``, a sequence of kernel launches, plus the launches that list the reached output cells in order,
+    and count them, by one bit for each cell.
 
     ``places`` are offsets in the workspace: of bits, their sums, a flag and the keys.
     """

@@ -178,7 +178,7 @@ def reach_kernel(
     BLOCK: tl.constexpr,
 ):
     """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``, and each new one
-    to the list ``keys`` and to ``count``. Rows outside the grid are reported.
+    to the list ``keys`` and to ``count``. Rows outside the grid are reported as late errors (SL211).
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -310,8 +310,9 @@ def window_arguments() -> dict[str, str]:
 
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
-    """Return ``program`` with the launches that list the keys of all reached output cells and count them. ``scratch``
-    has the workspace offsets of the hash set and of results that are no outputs of the op.
+    """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
+    cells and count them. ``scratch`` has the workspace offsets of the hash set and of results that are no outputs of
+    the op.
     """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
@@ -337,11 +338,12 @@ def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when
 def _order_keys(
     program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
 ) -> TritonLaunches:
-    """Return ``program`` with the launches that write the voxels of ``rows`` keys in ascending order to the argument
-    ``out``: up to ``few`` keys by comparison, more by a sort at the offset ``keys`` of the workspace.
+    """Return ``program``, a sequence of kernel launches, plus the launches that write the voxels of ``rows`` keys in
+    ascending order to the argument ``out``: up to ``few`` keys by comparison, more by a sort at the offset ``keys`` of
+    the workspace.
 
-    ``given``: the argument that has the keys, where they are one. Those in the workspace have room for two more behind
-    them, of what is sorted and of where it was.
+    ``given`` names the argument that has the keys. It is empty if they lie in the workspace, with room behind them for
+    the sorted keys and their old places.
     """
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
@@ -371,22 +373,23 @@ def _order_keys(
 
 
 def _reach_program(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """Return a launch program for the keys of the reached output cells and their number. ``keys`` has their workspace
-    offsets, and the hash set lies at the start of the workspace.
+    """Return a launch program (a sequence of kernel launches) for the keys of the reached output cells and their
+    number. ``keys`` has their workspace offsets, and the hash set lies at the start of the workspace.
     """
     return with_keys(launch_program(values=output_numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 
 
 def voxels_of_keys(few: int) -> TritonLaunches:
-    """Return the launch program of ``bounded.voxels_of_keys``, which writes the voxels of keys in ascending order. Up
-    to ``few`` keys are compared with each other, and more are sorted.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.voxels_of_keys``, which writes the voxels
+    of keys in ascending order. Up to ``few`` keys are compared with each other, and more are sorted.
     """
     return _order_keys(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
-    """Return the launch program of ``bounded.out_coords_bounded``, which writes the output voxels of a convolution and
-    their number without a read-back. The workspace has the hash set, the number of keys and the keys.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.out_coords_bounded``, which writes the
+    output voxels of a convolution and their number without a read-back. The workspace has the hash set, the number of
+    keys and the keys.
     """
     voxels, keys = "8 * size", "8 * size + 8"
     program = _reach_program({"count": ("int64", voxels), "keys": ("int64", keys)})

@@ -80,8 +80,6 @@ def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
 def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
     """Merge the counts of each pair of neighbours with the same ``target``, and return half as many targets and counts.
     The second one of a pair with another target is counted at once.
-
-    A second one with another target is counted by itself.
     """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
@@ -169,11 +167,9 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values, as expressions by name, of a radix sort by digits: whether there are any, their number
-    and width, the pages of rows, and the lines of counts.
-
-    They are: whether there are any digits, how many, and of how many bits; the pages of rows, or tiles of ``tile``
-    rows, and the lines of counts. ``ranked`` is known.
+    """Return the launch values, expressions by name that each call computes, of a radix sort by digits: whether there
+    are any digits, how many and of how many bits, the pages of rows (without digits, tiles of ``tile`` rows), and the
+    lines of counts. The value ``ranked`` must be known.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     # Runs have to end at the border of a group, or a group's counts would belong to two runs.
@@ -189,8 +185,8 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program`` with the launches of a radix sort, one for each digit, that write each part's rows in the
-    order of their keys into the output ``order``.
+    """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit, that
+    write each part's rows in the order of their keys into the output ``order``.
     """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"

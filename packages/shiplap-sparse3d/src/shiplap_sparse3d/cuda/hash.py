@@ -96,7 +96,7 @@ def cell_addresses(slots, slot, x, y, z, capacity):
 def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
     """Insert the ``active`` rows into the hash of blocks. Of several rows with the same coordinates the last one stays.
 
-    ``slots`` is an address. Returns for each row a row + 1 that was there before, or 0.
+    ``slots`` is the address of the hash. Returns, for each row, the number + 1 of a row that had its cell before, or 0.
     """
     # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
@@ -116,7 +116,7 @@ def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
     """Return ``(slot, there)`` of shape ``[rows, blocks]``: the hash slots of blocks by their ``number``, where
     ``active``, and whether each block exists.
 
-    A slot of ``WORDS`` starts with the number.
+    A slot has ``WORDS`` 64-bit words, of which the first is the block's number.
     """
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     slot, searching, there = first_slot(number, capacity), active, active & False

@@ -67,8 +67,8 @@ def slot_of(table, key, capacity):
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
     """Insert ``keys`` into the slots of the hash map ``table``, and report rows for which the table is full.
 
-    While a slot is free no key passes it. If the last one is taken meanwhile, the key in hand is in the table already,
-    at most another round away.
+    No key passes a free slot. If the last free slot is taken meanwhile, the key in hand is in the table already, at
+    most another round away.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
@@ -181,7 +181,7 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
-    Rows outside the grid and duplicates are reported in the word at the address ``word``.
+    Rows outside the grid and duplicates are reported as late errors (SL211) in the word at the address ``word``.
     """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)

@@ -66,11 +66,11 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values, as expressions by name, of a lookup of neighbours, besides those of its sort
-    (``sort.sort_numbers``): grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels are compared
-    with each other.
+    """Return the launch values, expressions by name that each call computes, of a lookup of neighbours, besides those
+    of its sort (``sort.sort_numbers``): grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels
+    are compared with each other.
 
-    ``otherwise`` is an expression for whether rows are found in another way.
+    ``otherwise`` is an expression for whether rows are found in another way, as by bricks.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
@@ -103,8 +103,8 @@ def scenes_below(*grid: str) -> str:
 
 
 def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
-    """Return ``program`` with the launches that look all taps of all queries up and write the rows found to ``table``
-    in the workspace, together with the keys of the sort.
+    """Return ``program``, a sequence of kernel launches, plus the launches that look all taps of all queries up and
+    write the rows found to ``table`` in the workspace, together with the keys of the sort.
 
     The workspace starts with the hash. The zeros of the sort lie behind it.
     """
@@ -137,8 +137,8 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
-    """Return ``program`` with the launches that clear the hash and insert the voxels. Rows outside the grid and
-    duplicates are reported.
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
+    Rows outside the grid and duplicates are reported as late errors (SL211).
     """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
@@ -173,8 +173,8 @@ def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
 
 
 def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
-    """Return ``program`` with the launch that compares few voxels with each other and writes the rows under all taps to
-    ``table``.
+    """Return ``program``, a sequence of kernel launches, plus the launch that compares few voxels with each other and
+    writes the rows under all taps to ``table``.
     """
     return program.then(
         near_kernel,

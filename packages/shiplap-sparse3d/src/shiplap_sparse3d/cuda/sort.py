@@ -292,7 +292,7 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values, as expressions by name, of the sort of one table.
+    """Return the launch values, expressions by name that each call computes, of the sort of one table.
 
     ``size`` taps of a part; which way it is sorted (``alone``, ``count_digit``, ``ranked``: by ``digits`` or torch);
     ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
@@ -331,7 +331,9 @@ def scratch_bytes(rows: str, parts: str) -> str:
 
 
 def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program`` with the launches that clear the counts of a sort and write the keys of its table's rows."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the counts of a sort and write
+    the keys of its table's rows.
+    """
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
         key_kernel,
@@ -355,8 +357,8 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Return ``program`` with the launches that sort a table whose keys exist, and write its sorted columns, the order
-    and the masks of each block.
+    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist, and
+    write its sorted columns, the order and the masks of each block.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}

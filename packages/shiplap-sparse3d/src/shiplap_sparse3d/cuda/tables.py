@@ -49,10 +49,11 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
-    """Return the launch program of ``planning.subm_plan``, which makes the sorted neighbour table of a submanifold
-    convolution. Up to ``near`` voxels are compared with each other.
+    """Return the launch program (a sequence of kernel launches) of ``planning.subm_plan``, which makes the sorted
+    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other.
 
-    Of more than ``hashed`` voxels, or ``dense`` where there is a word for each brick, there is no table (bricks.py).
+    With more than ``hashed`` voxels, or ``dense`` where each brick has a word, bricks take the place of the table
+    (bricks.py).
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
@@ -76,7 +77,7 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
     """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one stays, and
-    the row is reported, as are entries outside of -1 to ``rows - 1``.
+    the row is reported as a late error (SL211), as are entries outside of -1 to ``rows - 1``.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
@@ -96,8 +97,8 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
 
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """Return ``program`` with the launch that writes the transpose of a table of ``m`` rows into one that is filled
-    with -1. ``twice`` is the error message for duplicates.
+    """Return ``program``, a sequence of kernel launches, plus the launch that writes the transpose of a table of ``m``
+    rows into one that is filled with -1. ``twice`` is the error message for duplicates.
     """
     return program.then(
         transpose_kernel,
@@ -121,8 +122,9 @@ TRANSPOSE_TABLE = _add_transpose(
 
 
 def _conv_plan() -> TritonLaunches:
-    """Return the launch program of ``planning.conv_plan``, which makes the sorted neighbour tables of a strided
-    convolution in both directions. The workspace has the hash, the memory of both sorts, and the tables.
+    """Return the launch program (a sequence of kernel launches) of ``planning.conv_plan``, which makes the sorted
+    neighbour tables of a strided convolution in both directions. The workspace has the hash, the memory of both sorts,
+    and the tables.
     """
     table, back = ("int32", "place"), ("int32", "place_back")
     sorting = sort.TableSort("", "m", "parts", table, HASHED)

@@ -26,7 +26,7 @@ def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -
     """Return a PNG, 1,000 pixels wide, of the scan from above: panels for its heights, the true classes and the
     predicted ones, with a line left of the held-out points.
 
-    The three panels of a scan as deep as wide stand in a row.
+    If the scan is about as deep as wide, the three panels stand in a row.
 
     Args:
         scan: all points.
@@ -64,7 +64,7 @@ def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
     """Add three panels to ``figure`` and set its size: two small panels above a wide one, or three in a row for a scan
     that is about as deep as wide. Returns the axes for heights, truth and prediction.
 
-    They are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
+    The panels are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
     labels off at a fixed aspect.
     """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN

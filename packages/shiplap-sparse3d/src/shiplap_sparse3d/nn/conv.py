@@ -170,8 +170,8 @@ class Convolution(SparseModule):
 
 
 def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
-    """Return the plan that has only the ``taps`` (numbers) of a submanifold plan with an odd kernel. Its way back has
-    the opposite taps.
+    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of a submanifold plan with an odd kernel.
+    Its way back has the opposite taps.
     """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
     # Taps that are their own mirror image have a table that is its own transpose.

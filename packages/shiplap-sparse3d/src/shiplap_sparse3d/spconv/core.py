@@ -65,7 +65,7 @@ def check_sparse(where: str, x: Any) -> bool:
     whether the forward pass of a reentrant checkpoint is running. ``where`` is the layer's name.
 
     Layers check before they read, and not when a tensor is made: models replace the features first and assign the
-    voxels afterwards. Returns whether this is the forward pass of a reentrant checkpoint.
+    voxels afterwards.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
@@ -277,7 +277,7 @@ class SparseConvTensor(SummableTensor):
         """Return a tensor with the features ``feature`` on the same voxels, whose ``indices`` are passed as they are.
         ``checkpointed`` says whether a reentrant checkpoint is running.
 
-        None: in a graph, which holds no quantised tensors.
+        ``checkpointed`` is None in a graph, which holds no quantised tensors.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.

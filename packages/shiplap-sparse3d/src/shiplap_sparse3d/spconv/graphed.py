@@ -96,10 +96,11 @@ def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tens
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use ``data``, the record of an earlier submanifold layer on the same voxels: kernel,
-    dilation, algorithm and spatial shape are equal.
+    """Return whether ``layer`` may use ``data``, the record (neighbours) of an earlier submanifold layer on the same
+    voxels: kernel, dilation, algorithm and spatial shape are equal.
 
-    False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of its own.
+    Returns False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of
+    its own.
     """
     if not layer.subm or not data.is_subm or data.algo != layer.algo:
         return False

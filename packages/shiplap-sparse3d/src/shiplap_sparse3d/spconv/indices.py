@@ -160,7 +160,7 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
     """Return True if an inverse layer went back along a record with this ``key`` and ``window`` before, so that one
     launch program makes the tables of both ways.
 
-    None if nothing is known, and in a graph, which must not depend on earlier runs.
+    Returns None if nothing is known, and in a graph, which must not depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -170,8 +170,8 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
     """Raise SL211 if there are input voxels and none of them has an output voxel, which spconv refuses too.
 
-    In a graph this is an assertion at run time, and in training one of two rows: batch norm tests for a single row, and
-    a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time, and in training one that there are two rows: batch norm tests for a
+    single row, and a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

@@ -85,8 +85,8 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the convolution, built at its first use, with the tables of the way back where a gradient
-        may be needed.
+        """Return the plan of the convolution (its neighbour tables), built at its first use, with the tables of the way
+        back where a gradient may be needed.
         """
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
@@ -110,8 +110,8 @@ class IndiceData:
 
     @property
     def way_back(self) -> Plan:
-        """Return the plan from outputs to inputs, whose tables are built at the first use. Inverse layers compute by
-        it.
+        """Return the plan (neighbour tables) from outputs to inputs, which is built at the first use and by which
+        inverse layers compute.
         """
         if self.whole:
             return self.plan.t
@@ -122,8 +122,8 @@ class IndiceData:
 
     @property
     def pool_plan(self) -> Plan:
-        """Return the plan with tables that are not sorted, for pooling. Raises SL211 for a submanifold record of voxels
-        that share a cell.
+        """Return the plan (neighbour tables) for pooling, whose tables are not sorted. Raises SL211 for a submanifold
+        record of voxels that share a cell.
         """
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
@@ -198,7 +198,7 @@ def compact_pairs(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
     """Return the pairs ``int32 [2, taps, n]`` (input row, output row) of the table ``pair_bwd`` (``int32 [taps, n]``,
     the output row of each input row or -1), and the number of hits of each tap.
 
-    Hits come first and then -1. Also returns the number of hits of each tap.
+    Of each tap, hits come first and then -1.
     """
     hit = pair_bwd >= 0
     # Hits come first, in the order of their rows.

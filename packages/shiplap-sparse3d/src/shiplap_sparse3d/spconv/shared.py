@@ -39,7 +39,7 @@ def expect_duplicates(expected: bool = True) -> bool:
     cell, and return the previous setting.
 
     On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
-    distinct. Returns the previous setting.
+    distinct.
     """
     global _expected
     before, _expected = _expected, expected
@@ -107,10 +107,10 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan of a submanifold layer, in which voxels may share cells where :func:`expect_duplicates` or the
-    CPU allows that.
+    """Return the plan (neighbour tables) of a submanifold layer, in which voxels may share cells where
+    :func:`expect_duplicates` or the CPU allows that.
 
-    Raises SL211 where they do and it is not, and for rows outside the grid.
+    Raises SL211 for voxels that share a cell where that is not allowed, and for rows outside the grid.
     """
     # A strided layer made these voxels, so they are distinct.
     if geometry.parent is not None:
@@ -138,8 +138,8 @@ def _has_twins(geometry: Geometry) -> bool:
 
 
 def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """Return the plan of a submanifold layer on voxels of which several may be in one cell. The first row of each cell
-    is found once for all kernels.
+    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may be in one cell. The
+    first row of each cell is found once for all kernels.
     """
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)

@@ -131,7 +131,7 @@ def non_max_suppression(boxes: Array, keep_out: Array, thresh: float, device_id:
     """Write the row numbers of the boxes to keep into ``keep_out`` and return how many those are, as spconv 1.x does.
     ``boxes [n, 5]`` (x1, y1, x2, y2, score) are sorted by descending score.
 
-    Returns their number. It runs on the CPU; ``device_id`` is accepted.
+    The CPU computes it, and ``device_id`` is not read.
     """
     # spconv 1.x counts pixels: a box includes both of its borders.
     kept = non_max_suppression_cpu(boxes, np.arange(len(boxes)), thresh, 1.0)

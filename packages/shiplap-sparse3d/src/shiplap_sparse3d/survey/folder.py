@@ -155,7 +155,7 @@ class SurveyFolder:
     def read_result(self, tile: Tile, count: int) -> np.ndarray[Any, Any]:
         """Return the ``count`` class codes of ``tile``, ``uint8 [count]``, in the order of the input.
 
-        Raises SL824 if they are missing or not those of the mark; the mark is then removed.
+        Raises SL824 if the classes are missing or not those of the mark, which is then removed.
         """
         mark, path = read_mark(self.done_mark_path(tile)), self.result_path(tile)
         content = path.read_bytes() if path.exists() else b""

@@ -114,7 +114,7 @@ def read_tile(job: SurveyJob, tile: Tile) -> TileQuestion | TilePoints:
     """Return the network's input for ``tile`` or, on a GPU with the features of this package, only its points, from
     which the GPU makes that input.
 
-    A GPU does so for :func:`point_features`. The user's features are made of tensors of the CPU.
+    A GPU does so for :func:`point_features`. Features of the user's get tensors on the CPU.
     """
     # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
     if job.model.device.type == "cuda" and job.model.features is point_features:

@@ -275,8 +275,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
 
 
 def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
-    """Return the plan of a neighbour map ``[m, V]`` of ``rows`` inputs, cut into ``splitk`` parts of its taps if that
-    is above 1.
+    """Return the neighbour map ``[m, V]`` of ``rows`` inputs as a plan, over which features are convolved, cut into
+    ``splitk`` parts of its taps if that is above 1.
     """
     plan, taps = Plan(_as_signed(neighbor).contiguous(), rows), neighbor.shape[1]
     return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan

@@ -136,7 +136,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise SL830 unless the cache was made for such a call. Arguments that are None are not compared."""
+        """Raise SL830 unless the cache was made with these values, of which those that are None are ignored."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -560,8 +560,8 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan from the finer to the coarser voxels and the output coordinates, for a box kernel in a grid, by
-    the kernels that find voxels in grids.
+    """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
+    kernel in a grid, by the kernels that find voxels in grids.
 
     ``given``: the usual grid of the outputs and the one to use in its place.
     """
