@@ -45,7 +45,9 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """Modules under the names of a peer. As a context manager it removes them at the end of the block."""
+    """Handle of the modules that were put under the names of spconv and flex_gemm. As a context manager it removes
+    them at the end of the block.
+    """
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
         """Keep the ``modules`` that were put into ``sys.modules``, by name, and ``forget``, which :meth:`undo`

@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 class _Unread:
-    """An object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
+    """Stand-in for an object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Accept any arguments and keep none: a stand-in for an object of a checkpoint that is not read."""
@@ -238,7 +238,8 @@ def _result_tensors(value: Any) -> Any:
 
 
 class FixedNumbers(TorchFunctionMode):
-    """Numbers that the code of a network reads from tensors: taken down in one run, and the same in another.
+    """Mode of torch that records the numbers that a network's code reads from tensors in one run, and returns the same
+    numbers in another.
 
     The sizes of the grid that Pointcept's networks read are such numbers. Reads of shiplap and of torch are left alone.
     """

@@ -98,7 +98,7 @@ class GeometryOrigin:
 
 
 class TableRecipe(NamedTuple):
-    """Which tables were asked of some voxels, and of those that lead on from them: not the tables themselves.
+    """List of the tables that were built on some voxels, and on those that lead on from them, without the tables.
 
     Attributes:
         subm: of submanifold convolutions: kernel, dilation, and whether the way back was wanted.

@@ -26,7 +26,9 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """The sums and checkpoints of a sparse tensor. Any other function of torch raises SL209 with the right spelling."""
+    """Base of sparse tensors that take part in sums and checkpoints. Any other function of torch raises SL209 with
+    a call that works.
+    """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone

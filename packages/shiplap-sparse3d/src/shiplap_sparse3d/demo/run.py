@@ -141,6 +141,8 @@ def _write_files(files: dict[Path, bytes]) -> None:
 
 @dataclass(frozen=True)
 class _HeldOutScores:
+    """Scores on the held-out area, the speed of the prediction, and the prediction of all points."""
+
     iou: float
     baseline: float
     points_per_s: float

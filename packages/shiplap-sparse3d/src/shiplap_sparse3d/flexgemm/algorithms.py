@@ -13,7 +13,7 @@ __all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm",
 
 
 class Algorithm:
-    """The algorithms of a convolution. Tiles are the tuned choice of each call."""
+    """Names of the algorithms of a convolution. The tile sizes of each are tuned for each call."""
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"

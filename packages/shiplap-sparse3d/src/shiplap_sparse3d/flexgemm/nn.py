@@ -59,7 +59,7 @@ __all__ = [
 
 
 class FlexModule(nn.Module):
-    """What the modules share: arguments per axis, their text, and the call of a function with them.
+    """Base of FlexGEMM's modules, with their arguments per axis, their text, and the call of a function with them.
 
     Attributes:
         ndim: axes, or None for any number of them.
@@ -99,7 +99,7 @@ class FlexModule(nn.Module):
 
 
 class ModuleOnInputs(FlexModule):
-    """A module whose outputs lie on the voxels of its input: ``(features, cache)``."""
+    """Base of the modules whose outputs lie on the voxels of the input. They return ``(features, cache)``."""
 
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
@@ -112,7 +112,7 @@ class ModuleOnInputs(FlexModule):
 
 
 class ModuleOnOutputs(FlexModule):
-    """A module that leads to other voxels: ``(features, coordinates, shape, cache)``."""
+    """Base of the modules that lead to other voxels. They return ``(features, coordinates, shape, cache)``."""
 
     def forward(
         self,
@@ -132,7 +132,9 @@ class ModuleOnOutputs(FlexModule):
 
 
 class FlexConvolution(FlexModule):
-    """What the convolutions share: ``weight [out_channels, *kernel, in_channels]``, ``bias``, and initial values."""
+    """Base of the convolutions, with ``weight [out_channels, *kernel, in_channels]``, ``bias``, and their initial
+    values.
+    """
 
     def __init__(
         self,
@@ -172,7 +174,8 @@ class FlexConvolution(FlexModule):
 
 
 class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
-    """Submanifold convolution: ``(features, cache)`` on the voxels of the input.
+    """Submanifold convolution on the voxels of the input, ``feats [n, in_channels]`` -> ``[n, out_channels]``. It
+    returns ``(features, cache)``.
 
     Args:
         in_channels, out_channels: of the features.
@@ -200,7 +203,8 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
 
 
 class SparseConv(FlexConvolution, ModuleOnOutputs):
-    """Strided convolution: ``(features, coordinates, shape, cache)``.
+    """Strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns ``(features, coordinates,
+    shape, cache)``.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, algorithm, allow_tf32: as in :class:`SubmanifoldConv`.
@@ -212,13 +216,15 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 
 class SparseConvTranspose(SparseConv):
-    """Transposed convolution; a cache is the ``.T`` of that of a convolution. Otherwise as :class:`SparseConv`."""
+    """Transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
+    are those of :class:`SparseConv`, and a cache is the ``.T`` of that of a convolution.
+    """
 
     function = staticmethod(sparse_conv_transpose)
 
 
 class SubmanifoldPool(ModuleOnInputs):
-    """Pooling onto the voxels of the input: ``(features, cache)``.
+    """Pooling onto the voxels of the input, ``feats [n, c]`` -> ``[n, c]``. It returns ``(features, cache)``.
 
     Args:
         kernel_size: per axis.
@@ -235,7 +241,7 @@ class SubmanifoldPool(ModuleOnInputs):
 
 
 class SparsePool(ModuleOnOutputs):
-    """Strided pooling: ``(features, coordinates, shape, cache)``.
+    """Strided pooling, ``feats [n, c]`` -> ``[m, c]``. It returns ``(features, coordinates, shape, cache)``.
 
     Args:
         kernel_size, reduce: as in :class:`SubmanifoldPool`.
@@ -259,7 +265,8 @@ class SparsePool(ModuleOnOutputs):
 
 
 class SparseUpsample(ModuleOnOutputs):
-    """Upsampling to blocks of ``scale_factor`` voxels: ``(features, coordinates, shape, cache)``.
+    """Upsampling of each voxel to a block of ``scale_factor`` voxels, ``feats [n, c]`` -> ``[m, c]``. It returns
+    ``(features, coordinates, shape, cache)``.
 
     Args:
         scale_factor: per axis.
@@ -277,7 +284,9 @@ class SparseUpsample(ModuleOnOutputs):
 
 
 class SparsePixelShuffle(ModuleOnOutputs):
-    """Pixel shuffle onto finer voxels: ``(features, coordinates, shape, cache)``."""
+    """Pixel shuffle onto finer voxels, ``feats [n, V * c]`` -> ``[n * V, c]`` with ``V = prod(upscale_factor)``. It
+    returns ``(features, coordinates, shape, cache)``.
+    """
 
     function = staticmethod(sparse_pixel_shuffle)
     arguments = ("upscale_factor",)
@@ -289,7 +298,9 @@ class SparsePixelShuffle(ModuleOnOutputs):
 
 
 class SparsePixelUnshuffle(ModuleOnOutputs):
-    """Pixel unshuffle onto coarser voxels: ``(features, coordinates, shape, cache)``."""
+    """Pixel unshuffle onto coarser voxels, ``feats [n, c]`` -> ``[m, V * c]`` with ``V = prod(downscale_factor)``.
+    It returns ``(features, coordinates, shape, cache)``.
+    """
 
     function = staticmethod(sparse_pixel_unshuffle)
     arguments = ("downscale_factor",)

@@ -16,7 +16,8 @@ __all__ = ["Sequential"]
 
 
 class Sequential(nn.Sequential, SparseModule):
-    """Sparse modules get the tensor, any other module (batch norm, activation, linear) its features.
+    """Container in which sparse modules get the sparse tensor, and any other module (batch norm, activation, linear)
+    its features.
 
     Behind a :class:`GlobalPool` everything gets the plain tensor that it returns. What
     ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts in place of a batch norm counts voxels, as

@@ -52,7 +52,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """Weight, bias and the call that all sparse convolutions share."""
+    """Base of the sparse convolutions, with weight, bias and the call that they share."""
 
     ndim = 3
 

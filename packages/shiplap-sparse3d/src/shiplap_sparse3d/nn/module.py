@@ -19,7 +19,7 @@ __all__ = ["SparseModule"]
 
 
 class SparseModule(nn.Module):
-    """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
+    """Base of the modules that take a ``SparseTensor``: :class:`Sequential` passes the tensor itself to subclasses."""
 
     @classmethod
     def _refuse_arguments(cls, others: Mapping[str, Any]) -> None:

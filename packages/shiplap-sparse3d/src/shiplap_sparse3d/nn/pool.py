@@ -240,7 +240,7 @@ class SparseUnpool1d(SparseUnpool3d):
 
 
 class GlobalPool(SparseModule):
-    """One row a scene, over all of its voxels; zeros for a scene without any.
+    """Pooling over all voxels of each scene, with zeros for a scene without any.
 
     Args:
         mode: ``"max"``, ``"avg"`` or ``"sum"``.

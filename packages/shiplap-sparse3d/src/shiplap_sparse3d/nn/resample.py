@@ -86,7 +86,8 @@ class SparseUpsample3d(Resampling):
 
 
 class SparsePixelShuffle3d(Resampling):
-    """Channels to the cells of a finer grid: ``torch.nn.PixelShuffle`` at those cells.
+    """Pixel shuffle: the channels of each voxel become cells of a finer grid, as ``torch.nn.PixelShuffle`` at those
+    cells.
 
     Channel ``c * k + v`` goes to channel ``c`` of cell ``v`` of the ``k = prod(factor)`` cells that a voxel spans, the
     last axis fastest.
@@ -118,7 +119,8 @@ class SparsePixelShuffle3d(Resampling):
 
 
 class SparsePixelUnshuffle3d(Resampling):
-    """The cells of a coarser grid's cell to its channels: ``torch.nn.PixelUnshuffle`` over the cells that hold a voxel.
+    """Pixel unshuffle: the cells of each coarser cell become its channels, as ``torch.nn.PixelUnshuffle`` over the
+    cells that hold a voxel.
 
     Cells without a voxel give zeros. It is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its input.
 

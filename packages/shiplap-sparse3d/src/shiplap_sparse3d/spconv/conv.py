@@ -241,6 +241,8 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
+    """Base of the strided convolutions, and by ``TRANSPOSED`` of the transposed ones, with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
     TRANSPOSED: ClassVar[bool] = False
 
@@ -285,10 +287,14 @@ class _Strided(SparseConvolution):
 
 
 class _Transposed(_Strided):
+    """Base of the transposed convolutions with ``NDIM`` axes."""
+
     TRANSPOSED = True
 
 
 class _Inverse(SparseConvolution):
+    """Base of the inverse convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -322,6 +328,8 @@ class _Inverse(SparseConvolution):
 
 
 class _SubM(SparseConvolution):
+    """Base of the submanifold convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -363,66 +371,144 @@ class _SubM(SparseConvolution):
 
 
 class SparseConv1d(_Strided):
+    """Strided convolution on voxels with one axis: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConv2d(_Strided):
+    """Strided convolution on voxels with two axes: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConv3d(_Strided):
+    """Strided convolution on voxels with three axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConv4d(_Strided):
+    """Strided convolution on voxels with four axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseConvTranspose1d(_Transposed):
+    """Transposed convolution on voxels with one axis: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConvTranspose2d(_Transposed):
+    """Transposed convolution on voxels with two axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConvTranspose3d(_Transposed):
+    """Transposed convolution on voxels with three axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConvTranspose4d(_Transposed):
+    """Transposed convolution on voxels with four axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseInverseConv1d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with one axis: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 1
 
 
 class SparseInverseConv2d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with two axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 2
 
 
 class SparseInverseConv3d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with three axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 3
 
 
 class SparseInverseConv4d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with four axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 4
 
 
 class SubMConv1d(_SubM):
+    """Submanifold convolution on voxels with one axis: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SubMConv2d(_SubM):
+    """Submanifold convolution on voxels with two axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SubMConv3d(_SubM):
+    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n,
+    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
+    are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
+    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n,
+    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
+    are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 

@@ -55,7 +55,7 @@ def _apply_to_features(forward: Any, input: Any) -> Any:
 
 
 class SparseBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the active voxels of the batch."""
+    """Batch norm of the features over all voxels of the batch, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
@@ -64,7 +64,7 @@ class SparseBatchNorm(nn.BatchNorm1d):
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm over the active voxels of all processes."""
+    """Batch norm of the features over the voxels of all processes, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
@@ -73,7 +73,7 @@ class SparseSyncBatchNorm(nn.SyncBatchNorm):
 
 
 class SparseReLU(nn.ReLU):
-    """ReLU of the features."""
+    """ReLU of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
@@ -82,7 +82,7 @@ class SparseReLU(nn.ReLU):
 
 
 class SparseIdentity(nn.Identity):
-    """The features as they are."""
+    """Identity of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
@@ -145,7 +145,8 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 class SparseSequential(SparseModule):
-    """Modules one after the other: sparse modules get the tensor, any other module its features.
+    """Container that calls its modules one after the other: sparse modules get the sparse tensor, and any other module
+    its features.
 
     Args:
         *args: modules, or one ``OrderedDict`` of them.
@@ -256,7 +257,7 @@ def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -
 
 
 class ToDense(SparseModule):
-    """``[batch, c, *spatial]``, zeros where no voxel is active."""
+    """Layer that returns the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:

@@ -172,35 +172,63 @@ class _PoolOfRank(IndicePool):
 
 
 class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with one axis, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 1
 
 
 class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with two axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 2
 
 
 class SparseMaxPool3d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with three axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 3
 
 
 class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with four axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 4
 
 
 class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with one axis: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 1
 
 
 class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with two axes: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 2
 
 
 class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with three axes: ``[n, c]`` -> ``[m, c]``. A ``stride``
+    of None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 3
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):
-    """One row a scene, ``[batch_size, c]``: the mean or the maximum of its voxels, zeros for an empty scene."""
+    """Mean or maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
         """Create the pool: the mean of each scene if ``is_mean``, and otherwise the maximum."""
@@ -216,7 +244,7 @@ class SparseGlobalMaxOrAvgPool(SparseModule):
 
 
 class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
-    """Largest value of each scene."""
+    """Maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the maximum of each scene."""
@@ -224,7 +252,7 @@ class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
 
 
 class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
-    """Mean of each scene."""
+    """Mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, name: str | None = None) -> None:
         """Create a pool that takes the mean of each scene."""

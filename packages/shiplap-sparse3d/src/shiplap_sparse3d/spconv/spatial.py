@@ -13,7 +13,9 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """Keep the first of the voxels in the same cell. Voxels come in ascending order, without records."""
+    """Layer that keeps the first of several voxels in one cell. Voxels come in ascending order, with an empty
+    ``indice_dict``.
+    """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:

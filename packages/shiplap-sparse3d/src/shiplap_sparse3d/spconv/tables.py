@@ -52,13 +52,15 @@ _ATTRIBUTES: dict[str, Any] = {
 
 
 class _JoinModule(SparseModule):
+    """Base of the layers that join several sparse tensors."""
+
     def input_spatial_size(self, out_size: Any) -> Any:
         """Return ``out_size``: the layer does not change the spatial size."""
         return out_size
 
 
 class JoinTable(_JoinModule):
-    """Concatenate channels, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Layer that joins the channels of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
@@ -70,7 +72,7 @@ class JoinTable(_JoinModule):
 
 
 class AddTable(_JoinModule):
-    """Add features, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Layer that adds the features of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
@@ -86,7 +88,7 @@ class AddTable(_JoinModule):
 
 
 class AddTableMisaligned(_JoinModule):
-    """Add over the union of voxels: :func:`sparse_add`."""
+    """Layer that adds several tensors on the union of their voxels: :func:`sparse_add`."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
@@ -95,7 +97,7 @@ class AddTableMisaligned(_JoinModule):
 
 
 class ConcatTable(SparseModule):
-    """Return the list of each module's result for the input."""
+    """Container whose modules all get the same input, and which returns the list of their results."""
 
     def forward(self, input: Any) -> list[Any]:
         """Return the list of the results of all modules for the same ``input``."""

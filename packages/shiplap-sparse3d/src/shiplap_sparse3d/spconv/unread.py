@@ -15,7 +15,9 @@ __all__ = ["UnreadMembers", "unread_member"]
 
 @dataclass(frozen=True)
 class UnreadMembers:
-    """The arguments of ``SparseConvTensor`` that only its user may read. Tensors share it until one changes it."""
+    """The arguments of ``SparseConvTensor`` that only the user's code reads. Tensors share one instance until one
+    of them changes a member.
+    """
 
     grid: Tensor | None = None
     voxel_num: Tensor | None = None

@@ -102,34 +102,58 @@ class _Point2Voxel:
 
 
 class Point2VoxelCPU1d(_Point2Voxel):
+    """Conversion of points with one axis to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 1
 
 
 class Point2VoxelCPU2d(_Point2Voxel):
+    """Conversion of points with two axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 2
 
 
 class Point2VoxelCPU3d(_Point2Voxel):
+    """Conversion of points with three axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 3
 
 
 class Point2VoxelCPU4d(_Point2Voxel):
+    """Conversion of points with four axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 4
 
 
 class Point2VoxelGPU1d(Point2VoxelCPU1d):
+    """Conversion of points with one axis to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU2d(Point2VoxelCPU2d):
+    """Conversion of points with two axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU3d(Point2VoxelCPU3d):
+    """Conversion of points with three axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU4d(Point2VoxelCPU4d):
+    """Conversion of points with four axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 

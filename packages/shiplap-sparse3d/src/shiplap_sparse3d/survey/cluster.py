@@ -51,7 +51,9 @@ def _installed_versions() -> dict[str, str]:
 
 
 class JobPlugin(WorkerPlugin):
-    """The job of a survey on a worker. The scheduler sends it to each worker that comes later, too."""
+    """Plugin that holds the job of a survey on each Dask worker. The scheduler also sends it to workers that come
+    later.
+    """
 
     def __init__(self, job: SurveyJob, device: str, threads: int | None) -> None:
         """Pickle ``job`` with its network on the CPU, and keep what workers compare or set: the versions of the client,
@@ -136,11 +138,11 @@ def _run_task(plugin: str, task: Callable[[SurveyJob, Any], Any], item: Any) -> 
 
 
 class _LostError(Exception):
-    """The scheduler does not answer."""
+    """Error of a connection to the Dask scheduler that does not answer, which is caught and made again."""
 
 
 class DaskEngine(SurveyEngine):
-    """Runs the tasks of a survey on the workers of a Dask cluster.
+    """Engine that runs the tasks of a survey on the workers of a Dask cluster.
 
     Args:
         workers: the number of local processes to start, or None.

@@ -16,7 +16,8 @@ _THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits fo
 
 
 class SurveyEngine:
-    """Runs the tasks of a survey in this process: one after the other, or in a few threads if the network is on a GPU.
+    """Engine that runs the tasks of a survey in this process: one after the other, or in a few threads if the network
+    is on a GPU.
 
     Args:
         threads: the number of threads, by default as above. On a CPU the network uses all cores itself.
@@ -34,7 +35,7 @@ class SurveyEngine:
         self, task: Callable[[SurveyJob, Item], Result], items: Iterable[Item], *, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
         """Yield (item, ``task(job, item)``) for each of ``items``, in their order, with or without ``ordered``. With
-        several threads, at most ``threads`` + 1 tasks are begun ahead of the one that is yielded.
+        several threads, up to ``threads`` + 1 tasks are begun before the first of them is yielded.
         """
         job = self._job
         threads = self._threads or (1 if job.model.device.type == "cpu" else _THREADS)

@@ -63,6 +63,8 @@ class Field:
 
 @dataclass(frozen=True)
 class _FieldWindow:
+    """Window of a layer in cells of its own grid, one number for each axis."""
+
     kernel: Triple
     stride: Triple
     padding: Triple

@@ -23,9 +23,8 @@ from shiplap_sparse3d.survey.run import open_job, sort_points
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey whose points are sorted into tiles, with the class of each point.
-
-    Made by :func:`prepare`.
+    """A survey whose points are sorted into tiles, with the class of each point, for training: the result of
+    :func:`prepare`.
     """
 
     job: SurveyJob

@@ -30,7 +30,7 @@ class CellBox:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The cut of the plane of cells into tiles. Made by :func:`tiling`, which checks it.
+    """The cut of the plane of cells into square tiles. :func:`tiling` makes it, and checks the sizes.
 
     Attributes:
         size: cells of a tile along x and y.

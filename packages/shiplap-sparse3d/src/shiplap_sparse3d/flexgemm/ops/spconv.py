@@ -349,7 +349,7 @@ def _check_triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SubMConv3dFunction:
-    """The steps of a submanifold convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a submanifold convolution."""
 
     @staticmethod
     def apply(
@@ -409,7 +409,7 @@ class SubMConv3dFunction:
 
 
 class SparseConv3dFunction:
-    """The steps of a strided convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a strided convolution."""
 
     @staticmethod
     def apply(
@@ -529,13 +529,13 @@ def _gradients(
 
 
 class SerializationMode:
-    """The orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
+    """Names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """The algorithms for output voxels. There is only one here."""
+    """Names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
