@@ -144,7 +144,7 @@ class PointTable:
         return np.concatenate(parts) if parts else self.slices[:0]
 
     def of_segment(self, number: int) -> np.ndarray[Any, Any]:
-        """Return the slices of segment ``number``, sorted by tile."""
+        """Return the slices of segment ``number`` (its points tile by tile, as rows of the table), sorted by tile."""
         return self.slices[self.slices["segment"] == number]
 
 

@@ -83,7 +83,7 @@ def _sees_beyond(got: str, field: Field) -> ShiplapError:
 
 
 def _as_triple(values: Tensor) -> Triple:
-    """Return a tensor of three integers as a tuple."""
+    """Return a tensor of three integers as a tuple of Python integers."""
     x, y, z = values.tolist()
     return x, y, z
 
