@@ -113,11 +113,11 @@ def label_loss(ns):
     return label_loss
 
 
-def _loss(at_least):
+def _loss(smallest):
     def loss(logits, label):
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
-        return losses / valid.sum().clamp_min(at_least)
+        return losses / valid.sum().clamp_min(smallest)
 
     return filled(loss)
 

@@ -319,7 +319,7 @@ class _LaunchReader:
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        fix = "write a Python function that launches the kernel with triton_launcher, and bind that function"
+        fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 
