@@ -29,8 +29,9 @@ class _KnownValue:
     owner: tuple[object, ...] = ()
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, _KnownValue) and len(self.owner) == len(other.owner)
-        return same and all(a is b for a, b in zip(self.parts, other.parts, strict=True))
+        if not isinstance(other, _KnownValue) or len(self.owner) != len(other.owner):
+            return False
+        return all(a is b for a, b in zip(self.parts, other.parts, strict=True))
 
     @property
     def parts(self) -> tuple[object, ...]:
@@ -126,7 +127,7 @@ class _SavedReadsWalk:
                 position = position + len(fn.args) if isinstance(position, int) else position
                 fn = fn.func
             elif isinstance(fn, MethodType):
-                fn, owner = fn.__func__, (fn.__self__,)
+                owner, fn = (fn.__self__,), fn.__func__
             elif isinstance(fn, FunctionType):
                 parameters = list(inspect.signature(fn, follow_wrapped=False).parameters.values())
                 at = position + len(owner) if isinstance(position, int) else position
