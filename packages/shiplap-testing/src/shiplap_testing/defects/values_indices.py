@@ -141,7 +141,7 @@ def label_loss(ns):
     return label_loss
 
 
-def _loss(at_least):
+def _loss(smallest):
     """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, ``at_least``
     this number: 1 is right, and 0 is wrong if all labels are padding.
     """
@@ -152,7 +152,7 @@ def _loss(at_least):
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
-        return losses / valid.sum().clamp_min(at_least)
+        return losses / valid.sum().clamp_min(smallest)
 
     return filled(loss)
 
