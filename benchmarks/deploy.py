@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -140,6 +141,7 @@ def main() -> None:
     if asked.form:
         print(json.dumps(measure(asked.form, asked.folder)))
         return
+    load = [round(before, 1) for before in os.getloadavg()]  # what other programs do
     with tempfile.TemporaryDirectory() as name:
         folder, results = Path(name), {}
         write_files(folder)
@@ -157,7 +159,7 @@ def main() -> None:
 
         write(
             ROOT / "benchmarks" / "results" / "deploy.json",
-            record([*SOURCES, "benchmarks/deploy.py"], ["onnxruntime"], forms=results, bytes=sizes),
+            record([*SOURCES, "benchmarks/deploy.py"], ["onnxruntime"], load=load, forms=results, bytes=sizes),
         )
 
 

@@ -1,21 +1,28 @@
-"""Write a table of declared ops by machine: which have a form in ONNX that runs equal, and why the others have none.
+"""Declared ops by machine: which have a form in ONNX that runs equal to the reference, and why the others have none.
 
-``python tools/export_table.py shiplap_sparse3d examples/first_op.py ... > table.md``: each op that the modules declare
-is exported with the base sample of its declaration, run in onnxruntime, and compared with its reference. ``--part 2/8``
-takes the second of eight parts of them, for as many processes.
+    python benchmarks/onnx_ops.py [--json] [--seconds 400] [MODULE ...]
+
+Each op that the modules declare (by default those of the families, of the examples and of the tests' sound ops) is
+exported with the base sample of its declaration, run in onnxruntime, and compared. ``--json`` writes
+benchmarks/results/onnx_ops.json after each op, and goes on with what it lacks: results are kept while the sources are
+those of its commit. After ``--seconds`` no further op is begun.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
+from _record import ROOT, changed_files, record, write
 from torch import Tensor, nn
 
 from shiplap.cli.target import import_home
@@ -26,7 +33,11 @@ from shiplap.packaging.onnx import export_onnx
 from shiplap.plugin_api.containers import leaves
 from shiplap.sampling.samples import Samples
 
-HEADER = "| op | in onnxruntime | reason |\n|---|---|---|"
+FAMILIES = ("shiplap_sparse3d", "shiplap_sparse3d.flexgemm", "shiplap_dense", "shiplap_slidesparse")
+SOUND = "shiplap_testing.zoo."
+ZOO = tuple(SOUND + name for name in ("good", "boundary", "power", "power_gradient", "power_places", "stateful"))
+RESULT = ROOT / "benchmarks" / "results" / "onnx_ops.json"
+SOURCES = ["benchmarks/onnx_ops.py", "packages/shiplap/src/shiplap/packaging/onnx*.py"]
 
 
 class Call(nn.Module):
@@ -86,22 +97,38 @@ def declared_ops(targets: list[str]) -> list[Op]:
     return sorted(set(declared_op_list()) - before, key=lambda op: op.spec.name)
 
 
+def default_targets() -> list[str]:
+    """Return the families, the tests' sound ops, and the examples that declare ops."""
+    examples = [str(path) for path in sorted((ROOT / "examples").glob("*.py")) if "sl.op" in path.read_text("utf-8")]
+    return [*FAMILIES, *ZOO, *examples]
+
+
 def main() -> None:
-    """Print the rows of the table for the ops that the modules declare."""
+    """Try the ops that the record lacks, and print a line for each."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("targets", nargs="+")
-    parser.add_argument("--part", default="1/1")
+    parser.add_argument("targets", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     asked = parser.parse_args()
-    part, parts = map(int, asked.part.split("/"))
+    end = time.monotonic() + asked.seconds
+    before = json.loads(RESULT.read_text(encoding="utf-8")) if asked.json and RESULT.is_file() else {}
+    done: dict[str, Any] = before.get("ops", {}) if before and not changed_files(before) else {}
     with tempfile.TemporaryDirectory() as folder:
-        if part == 1:
-            print(HEADER)
-        for op in declared_ops(asked.targets)[part - 1 :: parts]:
+        for op in declared_ops(asked.targets or default_targets()):
+            name = op.spec.name
+            if name in done or time.monotonic() > end:
+                continue
             try:
                 result, reason = try_op(op, Path(folder))
             except Exception as e:  # a declaration without samples
-                result, reason = "none", f"no sample: {type(e).__name__}: {e}"
-            print(f"| `{op.spec.name}` | {result} | {' '.join(reason.split())[:160].replace('|', '/')} |", flush=True)
+                result, reason = "untried", f"{type(e).__name__}: {e}"
+            done[name] = {"result": result, "reason": " ".join(reason.split())[:200]}
+            print(name, *done[name].values(), flush=True)
+            if asked.json:
+                counts = dict(Counter(each["result"] for each in done.values()))
+                ops = dict(sorted(done.items()))
+                write(RESULT, record(SOURCES, ["onnxruntime", "onnxscript"], counts=counts, ops=ops))
+    print(Counter(each["result"] for each in done.values()))
 
 
 if __name__ == "__main__":
