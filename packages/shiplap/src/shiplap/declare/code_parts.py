@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, ClassVar, TypeAlias
 
 AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
@@ -18,6 +20,7 @@ class _ListsPublicNames(ABCMeta):
     _public_names: frozenset[str]
 
     def __dir__(cls) -> list[str]:
+        """Return the names with an underscore and those in ``_public_names``."""
         return sorted(n for n in super().__dir__() if n.startswith("_") or n in cls._public_names)
 
 
