@@ -166,6 +166,7 @@ def make_script(home: str, name: str, labels: list[str], seed: int, device: str,
         "from shiplap.sampling.run import call_op\n"
         f"op = find({home!r}, {name!r})\n"
         f"for label in {labels!r}:\n"
+        # The program synchronizes, so that the faults after a label belong to its call alone.
         f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"
         "    torch.cuda.synchronize()\n"
         f"    print({SAMPLE!r} + label, flush=True)\n"

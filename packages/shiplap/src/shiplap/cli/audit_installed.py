@@ -110,6 +110,7 @@ def _read_baseline(options: InstalledOptions) -> frozenset[str]:
     """Return the keys of the findings that the baseline file lists, none without a baseline. Raises SL602 for a file
     that cannot be read.
     """
+    # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
         return frozenset()
     try:

@@ -194,6 +194,7 @@ def _find_in_current_folder(name: str) -> None:
     users can write to that folder.
     """
     package, here = name.split(".")[0], Path.cwd()
+    # find_spec raises ValueError for a loaded module without a spec, such as __main__.
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(package) is not None:
             return

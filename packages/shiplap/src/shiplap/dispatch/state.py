@@ -187,6 +187,7 @@ class OpState(HasCode):
         """
         bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
+        # Adding a kernel makes a new list, so its identity tells whether the stored selection still holds.
         if known is None or known[0] is not bound:
             library = device in self.spec.reference_is_fast_on
             ready = [k for k in bound if k.template is None or (k.template.default and not library)]

@@ -352,6 +352,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
             return ""
         got = pulled(partial(call_op, op), value)
         for name, p, o, g in zip(names, plain, own, got, strict=True):
+            # Where the gradient is 0, an implementation may skip the product with the infinite value.
             swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
             if swallowed.any():
                 at = swallowed.nonzero()[0].tolist()

@@ -276,6 +276,7 @@ def _state_of_python() -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
+        # As text, since a comparison of the arrays in it has no single truth value.
         "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "threads": threading.active_count(),
