@@ -97,7 +97,9 @@ class ConfirmationInputs:
 
     @cached_property
     def _recipes(self) -> list[list[SampleRecipe]]:
-        """The recipes of the samples that ``batches_of_others`` yields, in lists."""
+        """The recipes of the samples that ``batches_of_others`` yields, in lists: some of small sizes, those of sizes
+        near the call's, then the other small ones.
+        """
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
