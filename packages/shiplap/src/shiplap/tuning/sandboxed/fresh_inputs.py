@@ -176,6 +176,7 @@ def _with_other_gaps(t: Tensor) -> Tensor:
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
         return t
     strides = list(t.stride())
+    # By chance they may be those of the tensor.
     while strides == list(t.stride()):
         reach = max(1, min(t.stride())) + (min(t.stride()) > 1)
         for d in order:
