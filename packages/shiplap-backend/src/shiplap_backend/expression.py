@@ -172,6 +172,7 @@ class ExpressionCompiler:
         """
         if value is None:
             return TypedExpression("none", "::std::nullopt")
+        # Before int, of which bool is a subclass.
         if isinstance(value, bool):
             return TypedExpression("bool", str(value).lower())
         if isinstance(value, int) and abs(value) < 2**63:

@@ -184,6 +184,7 @@ def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
     touched = []
     for name, text in files.items():
         path = directory / name
+        # An unchanged file keeps its time, so that it is not compiled again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             touched.append(name)

@@ -105,6 +105,7 @@ def _in_directory(directory: Path) -> Runtime:
     module = ModuleType(f"shiplap_runtime_{directory.name}")
     module.__file__ = str(path)
     try:
+        # With its path, by which the line of an error is found.
         exec(compile(source, str(path), "exec"), module.__dict__)
     except ShiplapError:
         raise

@@ -232,6 +232,7 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
     place in its text is counted from the start of the part.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
+    # That of the whole result, as where it is not compared part by part.
     slack = _slack(max(float(_own_error(*part)[2].max()) for part in parts), got.numel())
     worst = 0.0
     for g, o, w in parts:

@@ -67,6 +67,7 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
         return {"the mean": (runs.mean(1, keepdim=True), 4 * slack)}
     scaled, loose = (runs - runs.mean()) / unit, slack / unit
     at = torch.linspace(0, 1, LEVELS).double()
+    # Of a part, since ``quantile`` sorts, and refuses large tensors.
     levels = torch.quantile(scaled.flatten()[:: 1 + scaled.numel() // 100_000], at).unique()
     below = torch.stack([(scaled <= level + loose).double().mean(1) for level in levels], 1)
     step = 1 + runs.shape[1] // POSITIONS

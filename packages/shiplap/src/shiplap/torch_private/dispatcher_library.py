@@ -396,7 +396,7 @@ def _below_autograd(
     active.
 
     Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
-    of ``dispatcher_calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
+    of ``dispatcher_calls.DirectCall``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
     op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments. ``leave`` is
     called in place of ``plain`` under both autocast and torch.func.
     """

@@ -229,6 +229,7 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
     reshape = torch.ops.aten.reshape.default
+    # A list, since the loop adds and erases nodes.
     for node in list(graph.nodes):
         if node.target is not auto_functionalized_v2 or node.args[0] not in operators:
             continue
@@ -324,6 +325,7 @@ def autocast_at(node: Node) -> Iterator[None]:
         if before.target is _enter_autocast:
             entered[before] = before.args
         elif before.target is _exit_autocast:
+            # An exit has the node of its entry as argument.
             entered.pop(before.args[0])
     with ExitStack() as stack:
         for args in entered.values():

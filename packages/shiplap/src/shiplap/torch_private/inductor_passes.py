@@ -203,6 +203,7 @@ def _as_it_was() -> Iterator[None]:
             yield
     finally:
         for stack, before in stacks:
+            # In place, since the logger holds these objects.
             stack[:] = before
         data.clear()
         data.update(held)

@@ -163,6 +163,7 @@ def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
         return pairs is not None and all(sizes_equal(x, y, may_guard=may_guard) for x, y in pairs)
     if condition_holds(a == b, may_guard=False):
         return True
+    # Compared as numbers first, since a comparison of unequal symbols would add a guard, too.
     here = [n.node.hint if isinstance(n, torch.SymInt) else n for n in (a, b)]
     return may_guard and None not in here and here[0] == here[1] and condition_holds(a == b, may_guard=True)
 

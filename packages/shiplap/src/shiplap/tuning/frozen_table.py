@@ -43,6 +43,7 @@ def write_frozen_table(
     entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
     kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _key_is_current(k)]
+    # The same choices give the same file.
     kept.sort(key=lambda pair: pair[0].fields)
     dump_table(path, kept)
     return [choice_from_json(key, value, "frozen") for key, value in kept]

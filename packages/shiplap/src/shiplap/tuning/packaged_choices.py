@@ -40,8 +40,8 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
     their number.
 
     Raises:
-        CommandError: SL602 for a table that cannot be read.
-        TuneError: SL609 for a table that is damaged, and for an entry that was made for another version of an op.
+        CommandError: SL602 for a table that cannot be read. SL609 for a table that is damaged, and for an entry that
+            was made for another version of an op.
     """
     declared = {op.spec.name: op for op in ops}
     kept = [(key, value) for key, value in read_frozen_table(table) if key["op"] in declared]
