@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shiplap_testing.crossed.arguments import Arguments
+from shiplap_testing.crossed.arguments import Arguments, flat_tensors
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, observe
 
@@ -47,7 +47,19 @@ class Calls:
             # A view of an argument has strides that follow from those of the argument.
             values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
             found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
+        found[0].summed = self.bound_of_sum(given.values)
         return found[0], found[1]
+
+    def bound_of_sum(self, values: list[Any]) -> float:
+        """Return what the terms of a result's sum over all of ``x`` may amount to in float64; 0 without such a sum.
+
+        Nothing is wider than float64, so the reference does not show what another order of the terms changes.
+        """
+        if "total" not in self.case.outs or self.case.dtype != "float64":
+            return 0.0
+        sizes = [v.double().abs() for v in flat_tensors(values)]
+        largest = max((float(v[v.isfinite()].max()) for v in sizes if v.isfinite().any()), default=0.0)
+        return float(self.terms**0.5 * max(1.0, largest) ** 2)
 
     def compare(
         self,

@@ -19,7 +19,8 @@ Function = Callable[..., Any]
 class Observed:
     """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is.
 
-    ``form`` has the tuples and lists around the results, empty where they were not looked at.
+    ``form`` has the tuples and lists around the results, empty where they were not looked at. ``summed`` is a bound of
+    the terms of a sum over all of ``x`` in float64, which may cancel each other, and 0 where nothing is summed.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -28,6 +29,7 @@ class Observed:
     aliases: list[int] = field(default_factory=list)
     requires: list[bool] = field(default_factory=list)
     form: str = ""
+    summed: float = 0.0
 
 
 def flat(result: Any) -> list[Any]:
@@ -115,7 +117,8 @@ def difference(
         if problem := _unlike(g, o, strides and index < len(own.aliases) and own.aliases[index] < 0):
             return f"result {index}: {problem}"
     for what in ("outs", "written"):
-        if problem := _values(getattr(got, what), getattr(own, what), getattr(wide, what), terms):
+        size = own.summed if what == "outs" else 0.0
+        if problem := _values(getattr(got, what), getattr(own, what), getattr(wide, what), terms, size):
             return f"{'argument written to' if what == 'written' else 'result'}: {problem}"
     if got.aliases != own.aliases:
         return f"results are arguments {got.aliases}, expected {own.aliases}"
@@ -148,8 +151,8 @@ def long_strides(t: Tensor) -> list[int]:
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
     """Return how the numbers of ``got`` differ from the reference, or an empty text. ``own`` and ``wide`` are the
-    reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients of that
-    size.
+    reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients, or for
+    sums whose terms are of that size.
     """
     # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]

@@ -17,7 +17,7 @@ from shiplap_testing.crossed.calls import WRONG, Calls, Model, NotMetError, func
 from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
-from shiplap_testing.crossed.region import region_may_write
+from shiplap_testing.crossed.region import nested
 from shiplap_testing.private import compiled_autograd, fake_mode
 
 
@@ -207,6 +207,7 @@ def vmap(calls: Calls) -> str:
 
         values = [pick(v) if i in tensors else v for i, v in enumerate(before)]
         own, wide = (_of_sample(calls, called(calls.reference), v, written) for v in (values, _wide(values)))
+        own.summed = calls.bound_of_sum(values)
         found = [t for i in written for t in flat_tensors(pick(stacked[i]) if stacked[i] is not None else None)]
         mine = Observed(outs=[g[number] for g in got], written=found, aliases=own.aliases)
         if problem := difference(mine, own, wide, calls.terms, strides=False, requires=False):
@@ -313,6 +314,7 @@ def autocast(calls: Calls) -> str:
         values = [_cast(v, to) for v in calls.given.fresh(contiguous=calls.case.state != "view")]
         values = [_wide(v) for v in values] if widened else values
         (wide if widened else own).append(observe(calls.reference, calls.given, values))
+        own[-1].summed = calls.bound_of_sum(values)
     if case.mutates and to is not None:
         raise NotMetError("an argument that is cast cannot be written to")
     return difference(got, own[0], wide[0], calls.terms, requires=False)
@@ -448,41 +450,6 @@ def double_backward(calls: Calls) -> str:
 def with_deepcopy(calls: Calls) -> str:
     """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text."""
     return calls.compare(copy.deepcopy(Model(calls.op)))
-
-
-def nested(calls: Calls) -> str:
-    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text. Raises
-    ``NotMetError`` where torch compiles no such region of the reference either.
-    """
-    if calls.case.state in ("returned", "view"):
-        raise NotMetError("torch has no region that returns an argument, or a view of one")
-    if "size" in calls.case.outs:
-        raise NotMetError("torch has no region that returns a number")
-    try:
-        return _nested(calls, calls.op)
-    except Exception as e:
-        try:
-            _nested(calls, calls.reference)
-        except Exception:
-            raise NotMetError(f"torch compiles no such region of the reference either: {one_line(e)}") from None
-        if calls.case.mutates and not region_may_write():
-            raise NotMetError(f"this torch has no region with an op that writes: {one_line(e)}") from None
-        raise
-
-
-def _nested(calls: Calls, fn: Function) -> str:
-    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, and return how the last call
-    differs from the reference, as text.
-    """
-    torch.compiler.reset()
-    region = torch.compiler.nested_compile_region(function_of(fn))
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the last call of the region."""
-        result = region(*args, **kwargs)
-        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
-
-    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
 
 
 def out(calls: Calls) -> str:
