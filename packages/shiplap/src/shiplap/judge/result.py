@@ -9,7 +9,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.ledger import Cell
 
 JudgeVerdict = Literal["accepted", "refused", "incomplete"]
-EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class JudgeResult(ResultWithVerdict):
         seconds: the duration of the whole judgement.
         ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
             also in ``missing``.
-        exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
     reference: str
@@ -95,15 +93,11 @@ class JudgeResult(ResultWithVerdict):
     calls: int
     seconds: float
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "accepted"
+    _good: ClassVar[str] = "accepted"
 
     @property
     def verdict(self) -> JudgeVerdict:
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
-
-    @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.verdict]
 
     @property
     def headline(self) -> str:

@@ -102,12 +102,6 @@ class Report(Protocol):
     def ledger(self) -> Sequence[CellFields]: ...
 
 
-def exit_code(reports: Sequence[Report]) -> int:
-    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
-    words = {report.verdict for report in reports}
-    return 1 if "failed" in words else 3 if "incomplete" in words else 0
-
-
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
     """Return the findings of each subject, in their order."""
     groups: dict[str, list[FindingFields]] = {}
