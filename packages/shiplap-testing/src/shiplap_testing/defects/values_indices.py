@@ -142,12 +142,12 @@ def label_loss(ns):
 
 
 def _loss(smallest):
-    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, ``at_least``
-    this number: 1 is right, and 0 is wrong if all labels are padding.
+    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, at least
+    ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
     """
 
     def loss(logits, label):
-        """Return the mean cross entropy over the labels that are not negative. Wrong for an ``at_least`` of 0: it is
+        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` of 0: it is
         NaN without any label.
         """
         valid = label >= 0

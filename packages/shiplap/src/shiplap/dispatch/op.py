@@ -220,6 +220,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
                 with the lowest estimates.
         """
+        check_keywords(f"{self.spec.name}, kernel", keywords, KernelKeywords)
         self._extend("kernels are")
         require_device_type(self.spec, device)
         if implementation is None:
@@ -244,6 +245,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
+        check_keywords(f"{self.spec.name}, template", keywords, TemplateKeywords)
         require_device_type(self.spec, device)
         self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
@@ -290,6 +292,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
                 ``saves`` has to be given.
         """
+        check_keywords(f"{self.spec.name}, backward", keywords, BackwardKeywords)
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, **keywords)

@@ -9,7 +9,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.ledger import Cell
 
 JudgeVerdict = Literal["accepted", "refused", "incomplete"]
-EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class JudgeResult(ResultWithVerdict):
         seconds: the duration of the whole judgement.
         ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
             also in ``missing``.
-        exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
     reference: str
@@ -97,7 +95,7 @@ class JudgeResult(ResultWithVerdict):
     calls: int
     seconds: float
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "accepted"
+    _good: ClassVar[str] = "accepted"
 
     @property
     def verdict(self) -> JudgeVerdict:
@@ -105,11 +103,6 @@ class JudgeResult(ResultWithVerdict):
         ``"accepted"``.
         """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of ``shiplap judge`` for this verdict: 0 accepted, 1 refused, 3 incomplete."""
-        return EXIT_CODES[self.verdict]
 
     @property
     def headline(self) -> str:

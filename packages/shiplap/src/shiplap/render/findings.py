@@ -160,14 +160,6 @@ class Report(Protocol):
         """The cells of axis and obligation that samples were looked at for."""
 
 
-def exit_code(reports: Sequence[Report]) -> int:
-    """Return the exit code for the verdicts on ops: 0 if every one is proven, 1 if one failed, else 3: nothing failed,
-    and something was not looked at.
-    """
-    words = {report.verdict for report in reports}
-    return 1 if "failed" in words else 3 if "incomplete" in words else 0
-
-
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
     """Return a dict from each subject, such as an op's name, to its findings, in their order."""
     groups: dict[str, list[FindingFields]] = {}

@@ -197,6 +197,7 @@ def _announce_hot_recording(op: Op) -> None:
     to build the library.
     """
     recorded, calls = op._record_plain_call, count(1)
+    # Wrapped already.
     if recorded is None or getattr(recorded, "__module__", None) == __name__:
         return
 
