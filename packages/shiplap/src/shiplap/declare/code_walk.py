@@ -128,8 +128,8 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """Return the plain constants in ``roots`` and in the code that they use, those found with the fewest steps from a
-    root first, without docstrings. ``most`` limits the objects that are visited.
+    """Return the plain constants in ``roots`` and in the code that they use, the nearest first, without docstrings.
+    ``most`` limits the objects that are visited.
     """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
@@ -137,7 +137,7 @@ def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
 
 
 def libraries_used(*roots: AnyValue) -> set[str]:
-    """Return the names of the top-level packages of all modules whose code ``roots`` use."""
+    """Return the names of the top-level packages of all modules whose code ``roots`` use, directly or not."""
     scout = _CodeWalk(1 << 16, frozenset(), reads_data=False)
     scout.run(roots)
     functions = {top_package(defining_module(part.value)) for part in scout.parts if part.kind == "function"}
@@ -145,9 +145,7 @@ def libraries_used(*roots: AnyValue) -> set[str]:
 
 
 def is_followed(value: AnyValue) -> bool:
-    """Whether the digest of code includes the instructions of a function or class: it is not of Python, torch or a
-    well-known library, whose versions stand for them.
-    """
+    """Whether the walk reads the code of a function or class: it is not of Python, torch or a well-known library."""
     return not version_covers_code(top_package(defining_module(value)))
 
 
@@ -190,9 +188,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Add the parts of code and data that ``roots`` use, directly or not. Beyond the limit of visited objects, the
-        files of their modules stand for the rest.
-        """
+        """Add the parts of all code that ``roots`` use. Beyond the limit of objects, files stand for the rest."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -207,9 +203,7 @@ class _CodeWalk:
             self._left.clear()
 
     def state(self) -> frozenset[str]:
-        """Return the names of globals, captured variables and attributes to which the visited code assigns when it
-        runs. Constructors do not count.
-        """
+        """Return the names of globals, captured variables and attributes that the visited code assigns in calls."""
         state: set[str] = set()
         for fn, names in self.stores:
             name = fn.__name__
@@ -219,17 +213,13 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part to the found code: its kind, such as ``"constant"`` or ``"file"``, its text for digests and its
-        value.
-        """
+        """Append a part to the found code: its kind, such as ``"file"``, its text for digests and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """Return a value as text without addresses, for digests. An object or function is added to the queue of the
-        walk, once, and its text is a number such as ``#3``.
-        """
+        """Return a value as text without addresses. An object joins the queue of the walk, its text is ``#3``."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
@@ -275,24 +265,18 @@ class _CodeWalk:
         return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
 
     def _file(self, path: str) -> None:
-        """Add a file as a part, with its name and the digest of its content. The text is empty for a walk that only
-        looks for constants or libraries.
-        """
+        """Add a file with its name and the digest of its content. The text is empty if no digest is needed."""
         self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
 
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add a part for code that cannot be followed, such as a computed attribute name, with the reason ``why``, and
-        all files of its module in its place.
-        """
+        """Add ``why``, the reason why code cannot be read, such as ``eval``, and in its place its module's files."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Add a part for each file of a module, once. Where there is no file with the loaded code, add the members of
-        the module instead.
-        """
+        """Add a part for each file of a module, once, or for its members where no file has the loaded code."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -308,18 +292,14 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add a part that says that code assigns to ``name`` at run time, in place of its value. The files of its
-        module are added, as they have the first value.
-        """
+        """Add a part that says that calls change ``name``, in place of its value, and the files of its module."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, value: AnyValue) -> None:
-        """Add the parts of one value from the queue of the walk, by its type: function, method, class, container, or
-        object.
-        """
+        """Add the parts of a value from the queue, by its type: function, method, class, container, or object."""
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -350,9 +330,7 @@ class _CodeWalk:
             self._object(value)
 
     def _container(self, value: AnyValue) -> None:
-        """Add the members of a list, dict or deque. At most ``MOST_CONSTANTS`` of its constants become parts of their
-        own, which searches for constants read.
-        """
+        """Add the members of a list, dict or deque, and ``MOST_CONSTANTS`` of its constants one by one."""
         pairs = isinstance(value, Mapping)
         before = len(self.parts)
         texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
@@ -391,18 +369,14 @@ class _CodeWalk:
         self._hidden(fn, use)
 
     def _named(self, name: str, value: AnyValue) -> None:
-        """Add ``name=value`` to the digested parts, or only that the value changes, if code assigns the name at run
-        time.
-        """
+        """Add ``name=value`` to the digested parts, or only that the value changes, if code assigns it in calls."""
         if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
             self._state(name)
         else:
             self.add("data", f"{name}={self.text(value)}")
 
     def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add a global of a function, whose code uses the names in ``use``. Of a module, add the attributes with these
-        names, unless it is of a well-known library.
-        """
+        """Add a global of a function. Of a module, add the attributes with names that the code (``use``) mentions."""
         if name in MODULE_NAMES:
             return
         if not isinstance(value, ModuleType):
@@ -419,9 +393,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add an attribute of a module, which may be a module itself, with the attributes that ``use`` names. A module
-        that is being visited is not entered.
-        """
+        """Add an attribute of a module with those of ``use`` in it. A module that is being visited is not entered."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -430,9 +402,7 @@ class _CodeWalk:
             del self._numbers[id(value)]
 
     def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
-        """Add the things that a function uses without naming an object, as ``use`` lists them: torch operators, imports
-        when it runs, environment variables.
-        """
+        """Add the operators, late imports and environment variables that ``use``, a function's code, mentions."""
         if use.hiding:
             self._unfollowed(use.hiding)
         for base, operator in sorted(use.operators):
@@ -445,9 +415,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """Add ``name``, a module imported when the function ``fn`` runs, by the digests of its files, since it may not
-        be loaded yet. ``level`` and ``names`` are those of the import statement.
-        """
+        """Add the module ``name``, imported when ``fn`` runs, by its files' digests: it may not be loaded yet."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -459,9 +427,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add an operator of ``torch.ops``: the op declared with Shiplap, or for one of another library that its code
-        cannot be read. Torch's own operators add nothing.
-        """
+        """Add an operator of ``torch.ops``: Shiplap's op, else a part for unknown code. Torch's own add nothing."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -499,9 +465,7 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Add an instance of a class that no well-known library defines: its class, its value as a number or container,
-        and its attributes.
-        """
+        """Add an instance of an author's class: its class, its value if it is a number or container, attributes."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
@@ -534,9 +498,7 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """Add a function not written in Python by its name and the version of its library, or by its extension file if
-        the library is not a well-known one.
-        """
+        """Add a compiled function by name and library version, or by the file of an author's extension."""
         owner = getattr(value, "__self__", None)
         module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
@@ -591,9 +553,7 @@ class _CodeWalk:
         return bool(functions)
 
     def _of_torch(self, value: AnyValue) -> None:
-        """Add an object of torch: a module's attributes, a dtype or device by name, an operator, or the function that
-        the object wraps.
-        """
+        """Add an object of torch: a module's attributes, a dtype's name, an operator, or a wrapped function."""
         if isinstance(value, torch.nn.Module):
             self._attributes(value)
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):

@@ -73,7 +73,7 @@ def _broadcast_sizes(*values: Size | _Sizes) -> Size:
 
 
 def _ceil_divide(a: Size, b: Size) -> Size:
-    """Return ``a / b`` rounded up, for positive sizes. It is the function ``cdiv`` of the expressions in declarations."""
+    """Return ``a / b`` rounded up, for positive sizes: the function ``cdiv`` of expressions in declarations."""
     return (a + b - 1) // b
 
 

@@ -233,7 +233,7 @@ class Implementation(HasCode):
         """
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types on which ``Op.kernel(device, ...)`` attaches a kernel: ``device`` alone by default."""
+        """Return the device types on which ``Op.kernel(device, ...)`` attaches a kernel: by default ``device``."""
         return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:

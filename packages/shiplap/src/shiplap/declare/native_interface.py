@@ -35,7 +35,7 @@ class NativeBinding(ABC):
 
     @property
     def records(self) -> bool:
-        """Whether native code also records calls for autograd, so that Python is not called for that. False by default."""
+        """Whether native code also records calls for autograd, in place of Python. False by default."""
         return False
 
     @property

@@ -292,7 +292,7 @@ class _CodeBodyWalk:
         self.push(value if isinstance(value, _AnyOf) else _OTHER)
 
     def load_global(self, ins: dis.Instruction, name: str) -> None:
-        """Push a global or built-in name on the symbolic stack, with its value where a scope has it, else as unknown."""
+        """Push a global or built-in name on the symbolic stack, with its value if a scope has it, else unknown."""
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:

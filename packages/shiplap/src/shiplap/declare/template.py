@@ -100,7 +100,7 @@ class Template(HasCode):
         yield "functions", (self.grid, self.supports, self.split_k, self.fuses, self.function, self.tables)
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
-        """Return the compile-time configs to consider for the sizes and scalars ``env``, as dicts, the default first."""
+        """Return the compile-time configs to consider for the sizes and scalars ``env``, the default first."""
         return tuple(self.configs(env)) if callable(self.configs) else self.configs
 
 
