@@ -244,16 +244,16 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message and, where that names only
-    a consequence, from the source line.
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message or, where that is
+    unspecific, from the source line: ``address`` for a line with ``.data_ptr(``.
     """
     cause = classify_message(message)
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 
 
 def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlace]) -> str:
-    """Return whose code breaks the graph: ``"yours"``, the name of a library, or ``"torch"``. ``stack`` has the lines
-    that led to the break.
+    """Return whose code breaks the graph: ``"yours"`` for the user's program, the name of a library, or ``"torch"``.
+    ``stack`` has the source lines of the calls that led to the break, outermost first.
     """
     at = innermost_relevant(stack)
     if at is None:
@@ -280,8 +280,8 @@ def _text(message: BreakMessage) -> str:
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
-    """Return the name of the kernel or call that breaks the graph, as far as torch's message and the source line show
-    it.
+    """Return the name of the kernel or call that breaks the graph, as torch's message and the source line show it, else
+    the text of the statement.
     """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
@@ -307,7 +307,7 @@ def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
 
 
 def _statement_header(place: SourcePlace) -> str:
-    """Return the text of the statement at a place without its body, such as ``if x.sum() > 0``."""
+    """Return the source text of the statement at a place without its body, such as ``if x.sum() > 0``."""
     match statement_at(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"

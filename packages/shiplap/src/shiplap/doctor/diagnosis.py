@@ -95,7 +95,7 @@ class Break:
 
     @property
     def subject(self) -> str:
-        """The call that breaks the graph."""
+        """The call that breaks the graph. For recompiles, the attribute of this name has the value that varied."""
         return self.call
 
     @property
@@ -110,7 +110,7 @@ class Break:
 
     @property
     def at(self) -> SourcePlace:
-        """The place of the line to change."""
+        """The source line to change in order to remove the break."""
         return self.place
 
     @property
@@ -120,8 +120,8 @@ class Break:
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key of breaks by importance: whether code runs uncompiled, number of graphs, compile time in
-        seconds.
+        """The sort key of graph breaks by importance: whether the function runs uncompiled, number of graphs, compile
+        time in seconds.
         """
         return self.skipped, self.graphs, self.seconds
 
@@ -133,8 +133,8 @@ class Break:
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the break: its source, cause, cost, torch's message and the fix. ``number``
-        precedes the first one.
+        """Yield the text lines that show the graph break: its source, cause, cost, torch's message and the fix.
+        ``number`` is printed in front of the first one.
         """
         yield line(f"{number}. {self.place.shown}", "bold", (f"  {self.call}", "bold red"))
         for n, text, here in self.place.around():
@@ -197,7 +197,7 @@ class Recompile:
 
     @property
     def at(self) -> SourcePlace:
-        """The place of the line that read what varied, or else that of the function."""
+        """The place of the line that read the value which varied, or else that of the function."""
         return self.reader or self.place
 
     @property
@@ -214,13 +214,17 @@ class Recompile:
 
     @property
     def effect(self) -> str:
-        """The consequences of the recompile in words: how often, the compile time, and the values that varied."""
+        """The consequences of the recompile in words: how often the function was compiled again, the compile time, and
+        the values that varied.
+        """
         values = f"; values {', '.join(self.values)}" if self.values else ""
         limit = "; torch has stopped compiling it" if self.limit else ""
         return f"{self.times}x, {self.seconds:.2f} s of compilation{values}{limit}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text lines that show the recompile: its function, cause, cost, guard and fix."""
+        """Yield the text lines that show the recompile: its function, cause, cost, the failed guard (torch's condition
+        for reusing compiled code) and the fix.
+        """
         yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
         yield from row("cause", f"{self.title}: {self.subject}")
         if self.reader:
@@ -273,13 +277,13 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether something was compiled and no graph broke."""
+        """Whether something was compiled and no graph break was found."""
         # A run that compiled nothing proves nothing.
         return bool(self.compiled) and not self.breaks
 
     @property
     def summary(self) -> str:
-        """The numbers of breaks, recompiles, skips, functions and graphs in one line."""
+        """The numbers of graph breaks, recompiles, skipped CUDA graphs, functions and graphs in one line of text."""
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
         recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
@@ -291,7 +295,7 @@ class Diagnosis:
 
     @property
     def by_cause(self) -> list[tuple[str, str, list[Break]]]:
-        """The breaks grouped by cause, as ``(title, why, breaks)``, the most costly cause first."""
+        """The graph breaks grouped by cause, as ``(title, explanation, breaks)``, the most costly cause first."""
         order = list(dict.fromkeys(b.cause for b in self.breaks))
         ranked = sorted(self.breaks, key=lambda b: order.index(b.cause))
         groups = (list(group) for _, group in groupby(ranked, key=lambda b: b.cause))

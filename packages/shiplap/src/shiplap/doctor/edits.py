@@ -39,13 +39,13 @@ class Case:
     texts: dict[str, str] = field(default_factory=dict)
 
     def source(self, file: str) -> Source:
-        """Return a Python file of the program in the state that earlier remedies have left it in."""
+        """Return a Python file of the program, with the changes that remedies of earlier graph breaks and recompiles
+        have made to it.
+        """
         return Source(file, self.texts[file] if file in self.texts else self._read(file))
 
     def _read(self, file: str) -> str:
-        """Return the text of a file of the program, empty for one that is not UTF-8, so that nothing in it
-        is edited.
-        """
+        """Return the text of a file of the program, empty for one that is not UTF-8, so that it is not edited."""
         try:
             return (self.root / file).read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -69,13 +69,13 @@ Editor = Callable[[Case], Iterator[Edits]]
 
 
 def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> Editor:
-    """Return an editor that calls ``edit(case, source, statement)`` with the statement of the break or recompile, and
-    yields nothing without one.
+    """Return an editor, a function that proposes edits for a break or recompile, which calls ``edit(case, source,
+    statement)`` with the statement at fault, and yields nothing without one.
     """
 
     @wraps(edit)
     def edit_statement(case: Case) -> Iterator[Edits]:
-        """Yield the edits of the statement, if there is one."""
+        """Yield the edits that ``edit`` proposes for the statement of the break or recompile, if there is one."""
         if case.own is not None and (node := case.own.statement(case.line)) is not None:
             yield from edit(case, case.own, node)
 
@@ -121,7 +121,7 @@ class Source:
         return self.text[start:end]
 
     def replace(self, node: ast.stmt | ast.expr, text: str) -> Edit:
-        """Return the edit that replaces ``node`` by ``text``."""
+        """Return the edit of this file that replaces the syntax node ``node`` by ``text``."""
         return Edit(self.file, *self.span(node), text)
 
     def statement(self, line: int) -> ast.stmt | None:
@@ -137,8 +137,8 @@ class Source:
         return next((n for n in self.tree.body if n.lineno <= line <= (n.end_lineno or n.lineno)), None)
 
     def before_definition(self, line: int, text: str) -> Edit | None:
-        """Return the edit that inserts ``text`` in front of the module-level definition around a line, or None outside
-        of a statement.
+        """Return the edit that inserts ``text`` in front of the module-level statement, such as a function or class,
+        that covers a line, or None without one.
         """
         node = self.outermost(line)
         if node is None:
@@ -165,7 +165,7 @@ class Source:
         return name in bound
 
     def with_import(self, edit: Edit, name: str) -> Edits:
-        """Return ``edit`` and, if the file does not import ``name`` yet, the edit that adds the import."""
+        """Return ``edit`` and, if the file does not import the module ``name`` yet, the edit that adds the import."""
         return (edit,) if self.imports(name) else (self.after_imports(f"import {name}"), edit)
 
 
@@ -191,12 +191,12 @@ def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
 
 
 def add_setting(statement: str, *modules: str) -> Editor:
-    """Return an editor that inserts the setting ``statement`` below the imports of the main file, with imports of torch
-    and ``modules`` where they are missing.
+    """Return an editor, a function that proposes edits for a break or recompile, which inserts the setting
+    ``statement`` below the imports of the main file, with imports of torch and ``modules`` where they are missing.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that inserts the setting, unless the main file has it already."""
+        """Yield the edit that inserts the setting into the main file of the program, unless it is there already."""
         # Where the program begins is not known, so a setting could come too late.
         if case.main is None:
             return
@@ -221,7 +221,7 @@ def reorder_print(case: Case) -> Iterator[Edits]:
 
 @of_statement
 def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield edits that put ``str(...)`` around the shapes, dtypes and devices that a line prints."""
+    """Yield edits that put ``str(...)`` around the shapes, dtypes and devices that the statement ``node`` prints."""
     printed = [a for c in _calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
     texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
     if texts:
@@ -229,7 +229,9 @@ def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def add_hinted_settings(case: Case) -> Iterator[Edits]:
-    """Yield the edit for each setting of ``torch._dynamo.config`` that torch's message recommends."""
+    """Yield an edit for each setting of ``torch._dynamo.config`` that torch's message about the break recommends: it
+    inserts that setting.
+    """
     # A setting that hides what fails, such as suppress_errors, removes no break.
     kinds = "capture|allow|force|trace|enable|specialize"
     named = re.findall(rf"torch\._dynamo\.config\.((?:{kinds})_\w+)\s*=\s*(True|False)\b", case.text)
@@ -238,12 +240,12 @@ def add_hinted_settings(case: Case) -> Iterator[Edits]:
 
 
 def add_dynamic_source(setting: str) -> Editor:
-    """Return an editor that names what varied in ``torch.compiler.config``, as ``setting``: ``dynamic_sources`` or
-    ``unbacked_sources``.
+    """Return an editor, a function that proposes edits for a recompile, which adds the name of the varied value to
+    ``setting`` of ``torch.compiler.config``: ``dynamic_sources`` or ``unbacked_sources``.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the edit that sets the source of the varied value, if it is a plain variable."""
+        """Yield the edit that inserts the setting with the name of the varied value, if that is a plain variable."""
         subject, _, dim = case.subject.partition(", dim ")
         # torch spells the source of a local variable as L['name'].
         root, dot, rest = subject.partition(".")
@@ -308,10 +310,12 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return an editor that makes the first edits of each of ``editors`` at once, and none if one of them has none."""
+    """Return an editor, a function that proposes edits for a break or recompile, which makes the first edits of each of
+    ``editors`` at once, and none if one of them has none.
+    """
 
     def edit(case: Case) -> Iterator[Edits]:
-        """Yield the joined first edits of all editors."""
+        """Yield the first edits of all ``editors`` as one proposal, if each editor has some."""
         first = [next(each(case), None) for each in editors]
         if all(first):
             yield tuple(e for edits in first for e in edits or ())
@@ -337,15 +341,17 @@ def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def guard_call(text: str, named: str = "") -> Editor:
-    """Return an editor that puts ``text`` around the call at fault, or around each call whose name matches the pattern
-    ``named``.
+    """Return an editor, a function that proposes edits for a graph break, which puts ``text`` around the call at fault,
+    or around each call whose name matches the pattern ``named``.
 
     ``{call}`` in the text stands for the call, which compiled code does without.
     """
 
     @of_statement
     def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-        """Yield the edit of each call on the line that fits."""
+        """Yield, for each call on the line that is at fault or matches the pattern, the edit that puts the text around
+        it.
+        """
         for call in _calls_on_line(node, case.line):
             name = source.code(call.func)
             if re.search(named, name) if named else name == case.subject:
@@ -380,7 +386,9 @@ def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
 
 
 def drop_marker(case: Case) -> Iterator[Edits]:
-    """Yield edits that remove ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
+    """Yield edits that remove calls and decorators ``torch.compiler.disable`` or ``graph_break()`` from the program's
+    own code.
+    """
     source = case.own
     node = source.statement(case.line) if source else None
     # pass keeps the block valid if the call is its only statement.
@@ -402,7 +410,7 @@ def drop_marker(case: Case) -> Iterator[Edits]:
 
 
 def _ends_in(arguments: list[ast.expr], name: str) -> bool:
-    """Whether one of the arguments is a name or an attribute called ``name``."""
+    """Return whether one of the argument expressions is a variable ``name`` or an attribute of this name."""
     return any(ast.unparse(a).rpartition(".")[2] == name for a in arguments)
 
 
@@ -424,8 +432,8 @@ def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that decorates the function around the call with ``torch.compiler.assume_constant_result``, if it
-    takes no arguments.
+    """Yield the edit that decorates the function around the call at fault with
+    ``torch.compiler.assume_constant_result``, if it takes no arguments.
     """
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.FunctionDef) or node.name != case.function:
@@ -441,7 +449,9 @@ def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the edit that moves a call of imported names and constants to the module level, where it runs once."""
+    """Yield the edit that moves the call at fault to the module level, where it runs once, if it uses imported names
+    and constants only.
+    """
     for call in _calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
         imported = {n for n in names if source.imports(n)}

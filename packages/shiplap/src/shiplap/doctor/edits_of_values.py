@@ -47,12 +47,16 @@ class _AsTensor(ast.NodeTransformer):
     """A condition as an expression of tensors: ``not``, ``and`` and ``or`` become operators, numbers stay tensors."""
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        """Return ``~x`` for ``not x``, with its operand converted."""
+        """Return ``~x`` for ``not x``, with its operand converted as well, so that a condition becomes a tensor of
+        bools.
+        """
         self.generic_visit(node)
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted."""
+        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted as well, so that
+        a condition becomes a tensor of bools.
+        """
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         joined = node.values[0]
@@ -61,7 +65,7 @@ class _AsTensor(ast.NodeTransformer):
         return joined
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Return the tensor itself for a call that turns it into a number."""
+        """Return the tensor ``x`` for a call such as ``float(x)`` or ``x.item()`` that turns it into a number."""
         self.generic_visit(node)
         return _tensor_of_number(node) or node
 
@@ -110,8 +114,8 @@ def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
 
 
 def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, ast.stmt] | None:
-    """Return the values that both sides of an ``if`` return, and the statement that ends them. None if they do not
-    return one value each.
+    """Return the values that both sides of an ``if`` return, and the last statement that belongs to them. None if they
+    do not return one value each.
     """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
         return None
@@ -195,7 +199,9 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
 
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:
-    """Return the local names that are assigned before a statement, parameters included. Empty outside of a function."""
+    """Return the local names that are assigned before a statement of a function, its parameters included. Empty outside
+    of a function.
+    """
     function = _enclosing_function(source, node)
     if function is None:
         return set()
@@ -258,8 +264,8 @@ def _message_text(node: ast.expr | None) -> str:
 
 @of_statement
 def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield edits that declare the opaque expression of a statement as an op: its result has the size of the first
-    input or, as an alternative, no dims.
+    """Yield edits that declare the expression of a statement, which the compiler cannot trace, as an op of Shiplap: its
+    result has the size of the first input or, as an alternative, no dims.
     """
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:

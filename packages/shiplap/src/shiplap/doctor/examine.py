@@ -91,7 +91,8 @@ def shell_status(status: int) -> int:
 
 
 def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
-    """Call ``fn(*args, **kwargs)`` and return each graph break with its line, its cause and its remedy.
+    """Call ``fn(*args, **kwargs)`` and return a diagnosis: each graph break with its line, its cause and its remedy,
+    recompiles and skipped CUDA graphs.
 
     It is called once as it is. If nothing was compiled by then, it is called once more under ``torch.compile`` with the
     eager backend, which breaks graphs where every backend does. An exception that ``fn`` raises ends up in
@@ -130,8 +131,8 @@ def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def diagnose_trace(
     trace: EventTrace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
 ) -> Diagnosis:
-    """Return the diagnosis of torch's events in ``trace``. ``paths`` are folders in which modules of the program are
-    found, to draft declarations of their functions.
+    """Return the diagnosis of torch's events in ``trace``, for the program or function called ``target``. ``paths`` are
+    folders in which modules of the program are found, to draft op declarations of their functions.
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))
@@ -154,8 +155,8 @@ def diagnose_trace(
 
 
 def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return a break with a reference to the recompiles from which it follows, if it is torch's limit of recompiles.
-    Other breaks are returned unchanged.
+    """Return a graph break that is torch's limit of recompiles with a reference to the recompiles that cause it. Other
+    breaks are returned unchanged.
     """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
@@ -163,7 +164,9 @@ def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
 
 
 def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:
-    """Return one break for each line, reason and call of the occurrences ``seen``, the most costly first."""
+    """Return one graph break for each line, reason and call among the occurrences ``seen``, the most costly first.
+    ``compiled`` has the program's compilations.
+    """
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost_relevant(sighting.stack) or SourcePlace("", 0)
@@ -176,7 +179,9 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
-    """Return the number of operations in the graphs that end at a break, and in the graph that begins behind it."""
+    """Return the number of operations in the graphs that end at a break, whose occurrences are ``rows``, and in the
+    largest graph that begins behind it.
+    """
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)
     ends = {(p.file, p.line) for p in at}
@@ -185,7 +190,9 @@ def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tup
 
 
 def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> Break:
-    """Return one break made from all its occurrences."""
+    """Return one graph break made from ``rows``, all its occurrences. ``compiled`` has the program's compilations,
+    ``paths`` the folders of its modules.
+    """
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
     message, at = longest.message, innermost_relevant(longest.stack) or SourcePlace("", 0)
     cause = classify_break(message, at)
@@ -229,7 +236,9 @@ _SKIP_FIXES = (
 
 
 def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
-    """Return the CUDA graphs that were requested and not used, grouped by reason, the most frequent first."""
+    """Return the CUDA graphs that were requested in ``compiled``, the program's compilations, but skipped by torch,
+    grouped by reason, the most frequent first.
+    """
     groups: dict[str, list[Compilation]] = {}
     for c in compiled:
         if reason := c.metrics.get("cudagraph_skip_reason"):

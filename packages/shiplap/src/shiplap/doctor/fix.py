@@ -74,8 +74,8 @@ ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str
 def remedy_for_break(
     cause: str, message: BreakMessage, place: SourcePlace, call: str, owner: str, paths: tuple[Path, ...] = ()
 ) -> tuple[str, str]:
-    """Return ``(sentence, example code)`` that say how to remove a break. The code is empty where there is none or the
-    line is not the user's own.
+    """Return ``(sentence, example code)`` that say how to remove a graph break with this cause and call at fault. The
+    code is empty where there is none or the line is not the user's own.
     """
     if cause == "disabled" and owner != "yours":
         return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
@@ -85,7 +85,7 @@ def remedy_for_break(
 
 
 def _example_from_template(template: str) -> ExampleWriter:
-    """Return a function that writes the example ``template`` with the source line of the break in place of
+    """Return a function that writes an example of a fix: ``template`` with the source line of the break in place of
     ``__AT__``.
     """
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
@@ -136,8 +136,8 @@ def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
 
 
 def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
-    """Return the function ``name`` of a module, or None if it cannot be imported. The diagnosed program has imported
-    the module before.
+    """Return the function ``name`` of a module of the diagnosed program, found in ``paths`` or installed, or None if it
+    cannot be imported.
     """
     if not module:
         return None

@@ -79,8 +79,8 @@ def innermost_of_user(stack: Sequence[SourcePlace]) -> SourcePlace | None:
 
 
 def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[SourcePlace, ...]:
-    """Return the places that lead to ``end``, from the user's first one on, each once, without those of torch, Python
-    and the doctor.
+    """Return the places of ``stack`` that lead to ``end``, from the user's first one on, each once, without those in
+    torch, Python and this diagnosis.
     """
     steps = [p for p in stack if _is_outside_torch(p) and not p.file.startswith(_DOCTOR_FOLDER)]
     # Frames ahead of the user's first line belong to a launcher such as torchrun.

@@ -52,8 +52,8 @@ class Probe:
         self.active = threading.local()
 
     def patch_compile(self, torch: ModuleType) -> None:
-        """Replace ``torch.compile`` by a function that returns compiled functions whose calls are observed. The
-        generators are seeded except in mode ``time``.
+        """Replace ``torch.compile`` by a function that returns compiled functions whose calls are timed, recorded or
+        compared. Random generators are seeded, except for timing.
         """
         # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
@@ -64,8 +64,8 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
-            """Return ``model`` compiled by torch's own function, with its calls observed. Without a model, return a
-            decorator.
+            """Return ``model`` compiled by torch's own function, so that its calls are timed, recorded or compared.
+            Without a model, return a decorator.
             """
             if model is None:
                 return lambda fn: compile(fn, **options)
@@ -84,8 +84,8 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled`` as a function whose outermost calls are observed. Calls inside of others are
-        passed on.
+        """Return ``compiled`` as a function whose calls are timed, recorded or compared, except for those inside of
+        another such call.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
@@ -93,8 +93,8 @@ class Probe:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            """Return the result of the compiled function. The call is observed unless it is inside of another one or is
-            traced.
+            """Return the result of the compiled function. The call is timed, recorded or compared unless it is inside
+            of another one or is traced.
             """
             # Inner calls are part of the outer one, whose results are compared.
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
@@ -110,8 +110,8 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Return the result of ``compiled``. The call is timed, recorded, or repeated on recorded inputs and compared,
-        as the mode says.
+        """Return the result of ``compiled``. The call is timed, recorded with inputs and results, or repeated on
+        recorded inputs and compared with recorded results, as the mode says.
         """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
@@ -143,7 +143,9 @@ class Probe:
         return result
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the leaves with copies of their tensors, and add the sizes of these to ``bytes``."""
+        """Return the leaves, named tensors and simple values, with copies of the tensors, and add the sizes of these to
+        the attribute ``bytes``.
+        """
         copies = []
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
@@ -154,8 +156,8 @@ class Probe:
         return copies
 
     def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
-        """Return copies of what a call returned (``outputs``), of what its arguments hold afterwards (``state``), and
-        the ``gradients``.
+        """Return copies of the return value of a call (``outputs``), of its arguments afterwards (``given`` as
+        ``state``), and the ``gradients``, each as a list of names and values.
         """
         outputs = list(find_leaves(torch, result))
         return {
@@ -165,7 +167,9 @@ class Probe:
         }
 
     def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
-        """Append a text to ``differences`` for each result of a call that differs from the recorded one."""
+        """Append a text to ``differences`` for each result in ``found``, those of a call at ``where``, that differs
+        from the recorded one in ``known``.
+        """
         for kind in ("outputs", "state", "gradients"):
             expected, got = known[kind], found[kind]
             if expected is None or got is None:
@@ -190,7 +194,9 @@ class Probe:
                 self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
 
     def finish(self, torch: ModuleType | None) -> None:
-        """Write the recorded calls, or compare their number, and write the report as JSON to the path in ``spec``."""
+        """Write the recorded calls, or compare their number with the recorded one, and write times and differences as
+        JSON to the result file that ``spec`` names.
+        """
         if self.spec["mode"] == "record" and torch is not None:
             torch.save(self.calls, self.spec["recording"])
         if self.spec["mode"] == "compare" and self.counts["calls"] < len(self.calls):
@@ -207,7 +213,9 @@ class Probe:
 def find_leaves(
     torch: ModuleType, value: Any, path: str = "", depth: int = 0, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects."""
+    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects. The path
+    has the keys and attribute names that lead to the leaf.
+    """
     seen = set() if seen is None else seen
     if isinstance(value, (torch.Tensor, *_SIMPLE)):
         yield path, value
@@ -257,7 +265,9 @@ def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
 
 
 def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
-    """Copy recorded values into the tensors of a call, where sizes and dtypes are equal and values differ."""
+    """Copy the values in ``recorded`` into the tensors in ``given`` with the same name, where sizes and dtypes are
+    equal and values differ.
+    """
     values = dict(recorded)
     with torch.no_grad():
         for path, tensor in given:
@@ -269,8 +279,8 @@ def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: li
 
 
 def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | None:
-    """Return ``(name, gradient)`` of all leaves on which the outputs depend, for random gradients of the outputs. None
-    if autograd fails.
+    """Return ``(name, gradient)`` of all leaf tensors of autograd on which the outputs depend, for random gradients of
+    the outputs. None if autograd fails.
     """
     targets = [t for t in outputs if t.requires_grad and t.is_floating_point()]
     leaves = find_graph_leaves(targets)
@@ -307,7 +317,9 @@ def find_graph_leaves(targets: list[Any]) -> list[Any]:
 
 
 def leaf_name(leaf: Any) -> str:
-    """Return a name for a tensor made of its shape and a digest of its values."""
+    """Return a name for a tensor, made of its shape and a digest of its values, so that equal tensors of two runs have
+    one name.
+    """
     digest = hashlib.sha256(leaf.detach().double().cpu().numpy().tobytes()).hexdigest()[:12]
     return f"of {tuple(leaf.shape)} {digest}"
 
@@ -359,7 +371,9 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def run_program(arguments: list[str], paths: list[str]) -> None:
-    """Run ``script.py ...`` or ``-m module ...`` as Python does. ``paths`` come first on the module search path."""
+    """Run ``script.py ...`` or ``-m module ...`` in this process as Python does. ``paths`` come first on the module
+    search path.
+    """
     module = arguments[0] == "-m"
     program, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
     # Python has put the folder of this file first, where the folder of the program belongs.
@@ -375,7 +389,9 @@ def run_program(arguments: list[str], paths: list[str]) -> None:
 
 
 def run(spec: dict[str, Any], arguments: list[str]) -> None:
-    """Run the program with its compiled calls observed, and write the report, also where the program raises."""
+    """Run the program with the calls of its compiled functions timed, recorded or compared, as ``spec`` says, and write
+    the result file, also where the program raises.
+    """
     probe = Probe(spec)
     sys.meta_path.insert(0, _TorchFinder(probe.patch_compile))
     parent = os.getpid()

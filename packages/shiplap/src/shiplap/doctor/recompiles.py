@@ -110,8 +110,8 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return what varied, and its values, from torch's text of a failed guard: ``0/0: tensor 'x' size mismatch at index
-    0. expected 4, actual 5``.
+    """Return which value varied, and its values, from torch's text of a failed guard (a condition for reusing compiled
+    code): ``0/0: tensor 'x' size mismatch at index 0. expected 4, actual 5``.
     """
     guard = _guard_condition(reason)
     if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
@@ -151,7 +151,9 @@ def plain_source(name: str) -> str:
 
 
 def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
-    """Return what varied from the match of a guard on a tensor. ``reason`` is the whole text."""
+    """Return which property of a tensor varied, and its values, from the match of a pattern with ``reason``, torch's
+    text of a failed guard.
+    """
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
     # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
@@ -165,13 +167,17 @@ def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
 
 
 def _guard_condition(reason: str) -> str:
-    """Return the condition of a failed guard, without the version before it and the source line and stack behind it."""
+    """Return the condition that failed, from torch's text of a failed guard, without the compile id before it and the
+    source line and stack behind it.
+    """
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT|\. Guard failed", first)[0].strip()
 
 
 def _source_of_guard(guard: str) -> str:
-    """Return the expression that a guard checks, spelled as in the program, or an empty text."""
+    """Return the expression on which ``guard``, a condition for reusing compiled code, depends, spelled as in the
+    program, or an empty text.
+    """
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return plain_source(match[1]) if match else ""
 
@@ -189,7 +195,9 @@ def find_reader(reason: str, file: str) -> SourcePlace | None:
 
 
 def _is_written(subject: str, place: SourcePlace) -> bool:
-    """Whether the function at ``place`` assigns the attribute ``subject``."""
+    """Whether the function at ``place`` assigns the attribute ``subject``, such as ``self.count``, so that each call
+    changes it.
+    """
     function = statement_at(place)
     for node in ast.walk(function) if function else ():
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node) == subject:
@@ -198,7 +206,7 @@ def _is_written(subject: str, place: SourcePlace) -> bool:
 
 
 def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """Return one recompile entry for each function, cause and subject, the most costly first."""
+    """Return one recompile for each function, cause and varied value among the compilations, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, GuardFailure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")
@@ -216,7 +224,9 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
 
 
 def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
-    """Return the recompile entry for all failures of one guard."""
+    """Return the recompile that stands for ``rows``, all compilations with the same failed guard, each with torch's
+    text and its parsed form.
+    """
     (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")
     example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")

@@ -50,7 +50,9 @@ def entry_by_id(id: str) -> RegistryEntry | None:
 
 @cache
 def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
-    """Return ``(pattern of the entry's type, entry)`` of all catalogue entries, the longest type first."""
+    """Return ``(pattern, entry)`` of all entries in torch's catalogue of graph breaks, the longest first. The pattern
+    matches the entry's ``type``, the first line of a message.
+    """
     # Longest first: a short type may be the start of a longer one.
     rows = sorted(registry_entries().values(), key=lambda e: -len(e.type))
     return tuple((re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(e.type)) + "$"), e) for e in rows)

@@ -37,7 +37,9 @@ class Remedy:
     caveat: str = ""
 
     def fits(self, entry: Break | Recompile) -> bool:
-        """Whether the remedy can be tried on a break or recompile: its cause, owner, message and subject match."""
+        """Whether the remedy can be tried on a break or recompile: its cause, the owner of the code, torch's message
+        and the call or varied value match.
+        """
         placed = not self.own or entry.owner == "yours"
         caused = not self.causes or entry.cause in self.causes
         return (
@@ -46,8 +48,8 @@ class Remedy:
 
 
 def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
-    """Return the remedy that puts the compiler ``setting`` into the program. ``conditions`` are patterns that the break
-    must match.
+    """Return the remedy that inserts the compiler setting ``setting``, a statement, into the program. ``conditions``
+    are patterns that the break must match.
     """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     return Remedy(

@@ -36,7 +36,7 @@ class Program:
     root: Path
 
     def in_copy(self, copy: Path) -> tuple[str, ...]:
-        """Return the arguments of the program with the script's path in the folder ``copy``."""
+        """Return the arguments of the program with the path of its script in ``copy``, the folder of its copy."""
         if self.arguments[0] == "-m":
             return self.arguments
         script = Path(self.arguments[0]).resolve().relative_to(self.root)
@@ -105,8 +105,8 @@ def _is_copied_folder(folder: Path) -> bool:
 
 
 def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
-    """Copy the Python files below ``root`` to ``target``, link all other files there, write the texts of ``changed``,
-    and return ``target``.
+    """Copy the Python files below ``root`` to ``target``, link all other files there, write the texts of ``changed``, a
+    dict by relative file name, and return ``target``.
     """
     target.mkdir(parents=True)
     for entry in sorted(root.iterdir()):
@@ -124,7 +124,7 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return the texts of files by name with ``edits`` applied, or None if a result cannot be parsed. Files that
+    """Return the texts of files by name with ``edits`` applied, or None if a result is no valid Python. Files that
     ``texts`` lacks are read below ``root``.
     """
     texts = dict(texts)

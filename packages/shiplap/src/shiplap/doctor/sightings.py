@@ -48,7 +48,7 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The identity of the compiled function without its version: process and frame id."""
+        """The identity of the compiled function, equal for all its compilations: process and torch's frame id."""
         return self.process, self.compile_id.partition("/")[0]
 
     @property
@@ -82,7 +82,7 @@ class Sighting:
 
 
 def list_compilations(trace: EventTrace) -> list[Compilation]:
-    """Return the compilations of functions in a trace. A backward graph counts to the compilation of its function."""
+    """Return the compilations of functions that a trace records. The compilation of a backward graph is not listed."""
     compiled: list[Compilation] = []
     for event in trace.events_of_kind("compilation_metrics"):
         m = event.data
@@ -106,8 +106,8 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
 
 
 def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:
-    """Yield the occurrences of graph breaks in a trace: first those that torch logged, then those that only made a
-    compilation fail.
+    """Yield the occurrences of graph breaks in a trace: first those that torch logged, then those of compilations in
+    ``compiled`` that failed without a logged break.
     """
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.events_of_kind("dynamo_graph_break_reason"))
@@ -125,8 +125,8 @@ def _compilation_key(event: TraceEvent) -> tuple[int, str]:
 
 
 def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
-    """Return the occurrence of a break that torch logged, with its message and stack. ``seconds`` is its share of the
-    compile time.
+    """Return the occurrence of a graph break that torch logged as ``event``, with its message and stack. ``seconds`` is
+    its share of the compile time.
     """
     text = event.payload
     match = _STACK_START.search(text)
@@ -142,8 +142,8 @@ def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
 
 
 def _sighting_of_failure(c: Compilation) -> Sighting:
-    """Return the occurrence of a break for a compilation that failed without logging one, as with fullgraph=True or too
-    many recompiles.
+    """Return the occurrence of a graph break for the compilation ``c``, which failed without logging one, as with
+    fullgraph=True or too many recompiles.
     """
     m = c.metrics
     message = parse_break_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))

@@ -43,12 +43,12 @@ class EventTrace:
     events: list[TraceEvent] = field(default_factory=list)
 
     def events_of_kind(self, kind: str) -> Iterator[TraceEvent]:
-        """Yield the events of one kind, in order."""
+        """Yield the events of one kind, such as ``compilation_metrics``, in the order in which torch wrote them."""
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Append an event of torch's trace if it is of a kind that is read. ``payload()`` returns its text and is only
-        called then.
+        """Append an event of torch's trace unless its kind is not used by the diagnosis. ``payload()`` returns its text
+        and is only called if needed.
         """
         kind = _kind_of_event(metadata)
         if kind is None:
@@ -62,7 +62,7 @@ class EventTrace:
 
 
 def _kind_of_event(metadata: dict[str, Any]) -> str | None:
-    """Return the kind of an event from its metadata, or None for a kind that is not read."""
+    """Return the kind of an event from its metadata, or None for a kind that the diagnosis does not use."""
     artifact = metadata.get("artifact")
     if isinstance(artifact, dict):
         return artifact["name"] if artifact.get("name") in _ARTIFACT_KINDS else None
@@ -93,7 +93,7 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
     payload: list[str] = []
 
     def keep() -> None:
-        """Append the event whose lines have been read."""
+        """Append the event whose header and payload lines have been collected, if there is one."""
         if header is not None:
             trace.add(*header, lambda: "".join(payload))
 

@@ -46,7 +46,9 @@ class TriedEntry:
 
     @classmethod
     def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
-        """Return the record of what was tried on a break or recompile. ``found`` are further fields of the record."""
+        """Return the record of a trial on ``entry``, a break or recompile, with the remedy that was applied, if any.
+        ``found`` are further fields of the record.
+        """
         if remedy is not None:
             found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
         return cls(entry.at.shown, entry.subject, entry.title, entry.owner, key=entry.key, **found)
@@ -57,8 +59,8 @@ class TriedEntry:
         return bool(self.remedy and not self.times[1]) or self.with_others
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the text lines that show the entry and its remedy, or that there is none. ``number`` precedes the first
-        one.
+        """Yield the text lines that show the break or recompile and its remedy, or that there is none. ``number`` is
+        printed in front of the first one.
         """
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
@@ -81,7 +83,7 @@ class TriedEntry:
         yield line()
 
     def _what_was_tried(self) -> str:
-        """Return in words which remedies were tried in vain, with the reasons."""
+        """Return in words which remedies were tried without success, each with the reason."""
         if not self.refused:
             return "none in the catalogue fits this cause and owner"
         return "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
@@ -98,7 +100,9 @@ class RunTime:
     remedied: float | None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text line that shows the times of a function: eager, compiled, and with the remedies."""
+        """Yield the text line that shows the times of a call of the function: uncompiled, compiled, and with the
+        remedies.
+        """
         if self.compiled is None:
             text = f"called {self.calls}x: a steady call is measured from three calls on"
         else:
@@ -130,18 +134,18 @@ class Treatment:
 
     @property
     def ok(self) -> bool:
-        """Whether each entry found at first has been removed by a remedy."""
+        """Whether each break and recompile of the first run has been removed by a remedy."""
         return all(t.removed for t in self.tried)
 
     @property
     def summary(self) -> str:
-        """The numbers of entries with a remedy and of those left, in one line."""
+        """The numbers of breaks and recompiles with a remedy and of those left, in one line of text."""
         removed = sum(t.removed for t in self.tried)
         left = f"{len(self.after.breaks)} breaks and {sum(r.times for r in self.after.recompiles)} recompiles are left"
         return f"{removed} of {len(self.tried)} entries have a remedy that was shown to remove them; {left}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the text of the treatment: each entry with its remedy, the times, and the summary."""
+        """Yield the text of all trials: each break or recompile with its remedy, the times, and the summary."""
         for number, each in enumerate(self.tried, 1):
             yield from each.lines(number)
         for each_time in self.times:

@@ -43,7 +43,7 @@ class Run:
 
     @property
     def entries(self) -> list[Break | Recompile]:
-        """The breaks and recompiles of the run, without those that follow from others."""
+        """The breaks and recompiles of the run, without those that are a consequence of others."""
         found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
         return [e for e in found if not e.follows]
 
@@ -59,8 +59,8 @@ class Laboratory:
         self.ignored: tuple[str, ...] = ()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run a copy of the program with the files ``texts`` changed, and return its diagnosis and comparison. None if
-        it exceeds the time limit.
+        """Run a copy of the program with the files ``texts`` changed. Return its diagnosis, and in ``mode`` compare the
+        differences of its results from the recorded run. None if it exceeds the time limit.
         """
         self.number += 1
         place = self.folder / str(self.number)
@@ -129,7 +129,7 @@ STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for a
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
-    """Return how often a break occurred in a run or, for a recompile, how often its function was compiled again."""
+    """Return how often a graph break occurred in a run, or how often a recompile's function was compiled again."""
     if isinstance(entry, Break):
         return sum(e.times for e in run.entries if e.key == entry.key)
     place = (entry.place.file, entry.place.function)
@@ -137,8 +137,8 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
-    """Return the reason why the run ``after`` does not prove that a remedy helps, or an empty text. ``fewer`` accepts
-    an entry that still occurs.
+    """Return the reason why the run ``after`` does not prove that a remedy removes ``entry``, a break or recompile, or
+    an empty text. ``before`` is the run without it. ``fewer`` accepts an entry that still occurs.
     """
     if after is None:
         return "the program ran too long"
@@ -211,8 +211,8 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
-    """Return ``(tried entries, changed files, last run)``, after trying the remedies of each entry on top of those that
-    helped before. New entries are tried as well.
+    """Return ``(records, changed files, last run)``, after trying the remedies of each break and recompile, on top of
+    the changes of those that helped before. New breaks and recompiles are treated as well.
     """
     texts: dict[str, str] = {}
     now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
@@ -237,8 +237,8 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
-    """Return the entries of a run in the order in which they are tried: first all but those about torch's limit of
-    recompiles, which others cause.
+    """Return the breaks and recompiles of a run in the order in which they are tried: first all but those about torch's
+    limit of recompiles, which others cause.
     """
     limits = [e for e in run.entries if e.cause == "recompiles"]
     return [*(e for e in run.entries if e not in limits), *limits]
@@ -247,8 +247,8 @@ def _ordered(run: Run) -> list[Break | Recompile]:
 def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
-    """Return ``(tried entry, changed files, run)`` of the first remedy that removes an entry, else of the one that
-    makes it rarer, else the files as they were.
+    """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile, else of
+    the one that makes it rarer, else the files and the run as they were.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
@@ -287,8 +287,8 @@ def _try_entry(
 def _candidates(
     program: Program, entry: Break | Recompile, texts: dict[str, str]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
-    """Yield ``(remedy, changed files)`` for each remedy of an entry and each alternative of its edit, without equal
-    results.
+    """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each alternative of its
+    edit, without equal results.
     """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)
@@ -304,7 +304,9 @@ def _candidates(
 
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
-    """Return file, line, subject and message of an entry in the form in which editors receive them."""
+    """Return file, line, call at fault or varied value, and message of ``entry``, a break or recompile, in the form
+    that the functions which propose edits take.
+    """
     place = entry.at
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
         place = entry.user  # a line of a library stays; the call that leads to it can change
@@ -322,7 +324,9 @@ def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str])
 
 
 def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) -> tuple[RunTime, ...]:
-    """Return the time of a steady call of each compiled function: uncompiled, compiled, and with the remedies."""
+    """Return the time of a call that compiles nothing, of each compiled function: uncompiled, compiled, and with the
+    changed files ``texts``.
+    """
     laboratory.limit = None
     eager = laboratory.run({}, "time", uncompiled=True)
     better = laboratory.run(texts, "time") if texts else None
@@ -337,7 +341,7 @@ def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) ->
 
 
 def _steady(seconds: Sequence[float]) -> float | None:
-    """Return the seconds of a call that compiled nothing: the least of the later half of calls, None for fewer than
-    three.
+    """Return the seconds of a call that compiled nothing: the least of the later half of ``seconds``, the times of all
+    calls in order. None for fewer than three.
     """
     return min(seconds[len(seconds) // 2 :]) if len(seconds) >= 3 else None
