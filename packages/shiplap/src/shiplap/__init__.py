@@ -105,8 +105,8 @@ class _Package(ModuleType):
 
 
 def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) -> Kernel:
-    """Return the kernel that a Triton template is besides its use in Inductor: ``declare`` calls this hook whenever a
-    template is declared.
+    """Return the kernel for calls outside of compiled graphs that runs ``template``, a Triton template which Inductor
+    also uses. ``declare`` calls this hook whenever a template is declared.
     """
     with uncollected():
         from shiplap.kernels.triton.template_kernel import TemplateKernel
@@ -115,7 +115,7 @@ def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) ->
 
 
 def _build_op(op: Op) -> None:
-    """Compile all that the kernels of ``op`` need in order to run without Python, such as native bindings.
+    """Compile the native C++ binding and all else that the kernels of ``op`` need in order to run without Python.
     ``op.build()`` calls this hook.
     """
     from shiplap.kernels.build import build_op
@@ -124,8 +124,8 @@ def _build_op(op: Op) -> None:
 
 
 def _lower_templates() -> None:
-    """Register a lowering with Inductor for each op with templates declared by now. This hook runs at each trace,
-    before torch reads its compile caches.
+    """Register with Inductor, for each op that has templates by now, the function that lowers its calls. This hook runs
+    at each trace, before torch reads its compile caches.
     """
     from shiplap.inductor.install import install_lowerings
 
@@ -133,8 +133,8 @@ def _lower_templates() -> None:
 
 
 def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Register the sharding rules of ``op`` if ``values``, the arguments of a call that failed with ``cause``, contain
-    a DTensor. Return whether the call can be repeated.
+    """Register the rules by which DTensor may shard ``op`` if ``values``, the arguments of a call that failed with
+    ``cause``, contain a DTensor. Return whether the call can be repeated.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return False  # there is no DTensor
@@ -144,8 +144,8 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
 
 
 def _tune_templates(*request: Any) -> Any:
-    """Return the choice among those templates of an op that run in compiled code only. ``op.tune`` calls this hook with
-    its ``request``.
+    """Return the choice, stored or measured, among the templates of an op that run in compiled code only. ``op.tune``
+    calls this hook with ``request``, the arguments of ``tune_templates``.
     """
     from shiplap.inductor.tune_templates import tune_templates
 

@@ -101,8 +101,8 @@ _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
-    """Return the row of this table for a torch dtype. Raises SL214 with ``where`` for a dtype that the table lacks,
-    such as a quantised one.
+    """Return the entry of the table of dtypes for a torch dtype. Raises SL214 with ``where`` as the place for a dtype
+    that the table lacks, such as a quantised one.
     """
     # A dtype that is not in the table must not be passed to the C ABI as another one.
     row = _BY_TORCH.get(dtype)
@@ -112,28 +112,28 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
 
 
 def in_aten() -> dict[str, Dtype]:
-    """Return, by short name, the dtypes that C++ wrappers generated for a new backend may mention, in the order in
-    which samples prefer them.
+    """Return the dtypes that C++ wrappers generated for a new backend may mention, by short name, in the order in which
+    generated sample arguments prefer them.
     """
     rows = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
     return {row.short: row for row in rows if row.aten}
 
 
 def preferred() -> tuple[str, ...]:
-    """Return the torch names of the dtypes in which samples of an op are drawn, the most preferred first."""
+    """Return the torch names of the dtypes of generated sample arguments, the most preferred first."""
     return tuple(row.name for row in sorted(DTYPES.values(), key=lambda row: row.sampled) if row.sampled)
 
 
 def floating(*, widest: int = 64) -> tuple[str, ...]:
-    """Return the torch names of the floating-point dtypes in which samples are drawn, of at most ``widest`` bits, the
-    most preferred first.
+    """Return the torch names of the floating-point dtypes in which sample arguments are generated, of at most
+    ``widest`` bits, the most preferred first.
     """
     return tuple(n for n in preferred() if DTYPES[n].floating and DTYPES[n].dlpack[1] <= widest)
 
 
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
-    """Return the rows of this table for torch dtype names, in their order. Names that the table lacks, such as int4,
-    are left out.
+    """Return the entries of the table of dtypes for ``names``, torch names, in their order. Names that the table lacks,
+    such as int4, are left out.
     """
     return tuple(DTYPES[name] for name in names if name in DTYPES)
 

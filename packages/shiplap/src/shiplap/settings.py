@@ -50,8 +50,8 @@ _MEANING = {
 
 
 def settings() -> Settings:
-    """Return all settings, read from the environment at each call, with the default for each unset variable. A test or
-    a notebook may thus set a variable late.
+    """Return all settings, read from the environment at each call, with the default for each unset variable. A change
+    of a variable in a running process thus has effect.
     """
     # Nothing is cached: the environment may change between two calls.
     values: dict[str, Any] = {each.name: _read(each) for each in fields(Settings)}
@@ -59,8 +59,8 @@ def settings() -> Settings:
 
 
 def is_strict() -> bool:
-    """Whether ``SHIPLAP_STRICT`` is set. It is read alone, without the other settings, as each call of a reference
-    reads it.
+    """Return whether the variable ``SHIPLAP_STRICT`` is set. It is read without the other settings, for speed, since
+    each call of a reference reads it.
     """
     return bool(_read(_STRICT))
 

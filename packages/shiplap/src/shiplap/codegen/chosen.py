@@ -12,8 +12,8 @@ from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:
-    """Return the values of the default config of a kernel as integers, in the order of the config's names. Empty for a
-    kernel without configs, or without a static default.
+    """Return the default compile-time values of a kernel (its config) as integers, in the order of their names. Empty
+    for a kernel without such values, or with a default that depends on sizes.
     """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
@@ -30,8 +30,8 @@ class NativeChoice:
 
 
 def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
-    """Return one row of integers for each kernel: its number and its default config, padded with zeros to the length of
-    the longest row.
+    """Return one row of integers for each kernel: its number and its default compile-time values, padded with zeros to
+    the length of the longest row.
     """
     values = [config_values(kernel.space) for kernel in kernels]
     # A C++ array of rows needs rows of one length.
@@ -40,8 +40,8 @@ def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
 
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
-    """Return the C++ expressions of the numbers that key a call in the table of tuned choices: rounded sizes, dtypes,
-    presence of optional tensors. Empty if C++ cannot compute the key.
+    """Return the C++ expressions of the numbers by which a call is looked up in the table of tuned choices: rounded
+    sizes, dtypes, presence of optional tensors. Empty if C++ cannot compute them all.
 
     The key has no layout: the table holds choices for contiguous tensors, and Python handles other calls.
     """
@@ -65,8 +65,9 @@ def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
 
 
 def _peek_expressions(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return three maps to C++ expressions: of sizes by dim, scalars by argument and dtypes by dtype class. They read
-    the boxed arguments of a call, only those that are never None.
+    """Return three dicts of C++ expressions: of sizes by dim name, of scalars by argument name, and of dtypes by dtype
+    class (an annotation's name such as ``Float``). They read the boxed arguments of a call, only those that are never
+    None.
     """
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}

@@ -47,8 +47,8 @@ class CParameter:
 
 
 def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
-    """Return the C parameters of a kernel of ``spec`` after ``ctx``: input tensors, outputs, scalars, then pointers to
-    data-dependent sizes. Raises SL404 for types that C cannot express.
+    """Return the C parameters of a kernel of ``spec`` after the first one, the context ``ctx``: input tensors, outputs,
+    scalars, then pointers through which it returns data-dependent sizes. Raises SL404 for types that C cannot express.
     """
     if spec.traced:
         raise error(

@@ -62,7 +62,7 @@ class KernelLaunch:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions that are evaluated before the launch: those of the grid, then those of the
+        """Return the expressions of sizes that are evaluated before the launch: those of the grid, then those of the
         parameters.
         """
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
@@ -79,7 +79,9 @@ class WorkspaceFill:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions that are evaluated before the fill: offset and size in bytes."""
+        """Return the expressions that are evaluated before a part of the workspace (scratch memory) is filled: its
+        offset and its size in bytes.
+        """
         return self.offset, self.size
 
 
@@ -99,7 +101,9 @@ class WorkspaceSort:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions that are evaluated before the sort: bits, count and the three offsets."""
+        """Return the expressions that are evaluated before a part of the workspace (scratch memory) is sorted: bits,
+        count and the three offsets.
+        """
         return self.bits, self.count, self.keys, self.values, self.rows
 
 
@@ -123,7 +127,9 @@ class LaunchProgram:
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
-        """Return the kernel launches among the steps of the program, in order."""
+        """Return the kernel launches among the steps of the program, which also fills and sorts scratch memory, in
+        order.
+        """
         return tuple([step for step in self.steps if isinstance(step, KernelLaunch)])
 
 
@@ -154,8 +160,9 @@ def parse_fact(name: str) -> tuple[str, str, int] | None:
 def launcher_source(
     spec: OpSpec, symbol: str, program: LaunchProgram, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
-    """Return the C++ source of the function ``symbol``, which runs a launch program with the C prototype of ``spec``.
-    ``configs`` names its config values, ``cubins`` are compiled kernels to embed.
+    """Return the C++ source of the function ``symbol``, which runs ``program``, a series of launches, fills and sorts,
+    with the C prototype of ``spec``. ``configs`` names its compile-time values, ``cubins`` are compiled kernels to
+    embed.
     """
     parameters = c_prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
@@ -219,8 +226,8 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        """Return the C++ type and expression of the variable ``name``: a tensor property, an integer of the program, a
-        computed dim, a list, a scalar or a dim.
+        """Return the C++ type and expression of the variable ``name``: a property of a tensor such as a stride, an
+        integer of the launch program, a computed dim, a list, a scalar or a dim.
         """
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
@@ -253,8 +260,8 @@ def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
-    """Return the values that the launcher template prints for one step: a launch, a fill or a sort. ``numbers`` counts
-    the launches of the program.
+    """Return the values that the launcher template prints for one step: a launch, a fill or a sort of scratch memory.
+    ``facts`` gives C++ variables by name, ``numbers`` counts the launches of the program.
     """
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
@@ -268,7 +275,7 @@ def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iter
 
 def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
     """Return the values that the launcher template prints for a launch: its constants, the statements that add
-    parameters, and the grid. ``configs`` names the config values.
+    parameters, and the grid. ``configs`` names the compile-time values, ``facts`` gives C++ variables by name.
     """
     # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
@@ -279,8 +286,8 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
     }
 
     def variable(name: str) -> str:
-        """Return the C++ variable of ``name``: ``c_<name>`` for a constant or config value of this launch, else the
-        variable of ``facts``.
+        """Return the C++ variable of ``name``: ``c_<name>`` for a constant or compile-time value of this launch, else
+        that of a dim, scalar or tensor property.
         """
         return f"c_{name}" if name in constants else facts(name)
 

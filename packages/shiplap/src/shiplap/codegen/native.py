@@ -82,15 +82,13 @@ class NativeOp:
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        """The values that the C++ template prints for this op, by template name, apart from the op's id in the
-        library.
-        """
+        """The values that the C++ template prints for this op, by template name, without its id in the library."""
         return _template_values(self)
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
     """Return the C++ source of the native bindings of ``ops`` as one translation unit. ``alone`` makes it usable in
-    processes without Shiplap.
+    processes without Shiplap. SL404 for a declaration that C++ cannot serve.
 
     SL404 for a declaration that has to stay with the Python binding.
     """
@@ -104,8 +102,8 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
 
 
 def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
-    """Return, for each namespace, the quoted schemas to define. Each maps to the C++ namespace that implements the op
-    returning its arguments, or to an empty text.
+    """Return, for each namespace, the torch schemas to define, as C++ string literals. Each maps to the C++ namespace
+    that implements an op which returns its arguments, or to an empty text for other ops.
 
     An op for two devices contributes its schemas once.
     """
@@ -182,8 +180,8 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
 
 
 def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any]:
-    """Return the C++ statements of a call's plan, that is of its checks, allocations and copies in order, by the name
-    that the template gives each part.
+    """Return the C++ statements of ``plan``, the checks, allocations and copies of a call in order, by the name that
+    the template gives each part.
     """
     spec, outputs = op.spec, plan.outputs
     return {
@@ -205,18 +203,15 @@ def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any
 
 
 def _helper_op_name(op: NativeOp, role: str) -> str:
-    """Return the torch name of a helper op of this op, such as its Python fallback (``role="python"``), for the edition
-    of the schema.
+    """Return the torch name of a helper op of this op, such as its Python fallback (``role="python"``). The name
+    differs for each schema that this process has declared under the op's name.
     """
     return name_of_edition(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _returning_op(op: NativeOp) -> dict[str, Any]:
-    """Return the template's values for an op that returns its arguments and calls the op that writes to them. Empty for
-    other ops.
-
-    The parts are the name and overload of the op that writes, and for each result the number of the argument that it
-    is, or -1. Empty for other ops.
+    """Return the template's values for an op that returns arguments it writes to: name and overload of the helper op
+    that writes, and for each result the number of the argument that it is, or -1. Empty for other ops.
     """
     if not op.spec.returned:
         return {}
@@ -271,8 +266,8 @@ class Deferral:
 
 
 def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
-    """Yield the C++ conditions under which a call goes on to Python instead, each with its reason, for the arguments of
-    the op.
+    """Yield the C++ conditions on the arguments under which a call is passed on to Python, each with its reason in
+    words.
     """
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
@@ -310,8 +305,8 @@ def _default_picks(op: NativeOp) -> list[str]:
 
 
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
-    """Return the C++ condition that a kernel accepts the dtypes of a call. ``taken`` are the dtypes it accepts, and the
-    text is empty if it accepts all.
+    """Return the C++ condition that a kernel which takes only the dtypes ``taken`` accepts the dtypes of a call. Empty
+    if it accepts all.
     """
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
     peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]
@@ -319,8 +314,8 @@ def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
-    """Return the C++ conditions under which a call of the out-variant goes on to Python instead, each with its reason,
-    for the tensors that it writes to.
+    """Return the C++ conditions on the tensors of the caller under which a call of the out-variant is passed on to
+    Python, each with its reason in words.
     """
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
@@ -335,8 +330,8 @@ def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
 
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
-    """Return C++ statements that compute ``needed``, the size of the chosen kernel's workspace in bytes. Empty if no
-    kernel has a workspace.
+    """Return C++ statements that compute ``needed``, the bytes of scratch memory (workspace) of the chosen kernel.
+    Empty if no kernel needs any.
     """
     # Kernels with the same expression share one computation.
     several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
@@ -344,7 +339,9 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
         return []
 
     def computed(workspace: Expr, name: str) -> list[str]:
-        """Return the C++ statements that evaluate ``workspace`` and assign its value to a new variable ``name``."""
+        """Return the C++ statements that evaluate the size expression ``workspace`` and assign its value to a new
+        variable ``name``.
+        """
         steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, workspace)
         return step_statements((*steps, LetStep(name, VariableType.SIZE, term)))
 
@@ -358,14 +355,14 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
 
 
 def _workspaces(op: NativeOp) -> list[Expr]:
-    """Return the distinct workspace expressions of the op's kernels, in order."""
+    """Return the distinct size expressions of the scratch memory (workspace) of the op's kernels, in order."""
     each = [k.workspace for k in op.kernels] or [op.workspace]
     return list({e.source: e for e in each if e is not None}.values())
 
 
 def _itemsize_dtypes(spec: OpSpec) -> str:
-    """Return a C++ initialiser list of the dtypes of a call, of which ``itemsize`` in an expression takes one: those of
-    the dtype classes, else of the tensors that are always present.
+    """Return a C++ initialiser list of dtypes, whose element size the function ``itemsize`` of an expression gives:
+    those of the dtype classes (annotations such as ``Float``), else of the tensors that are always present.
     """
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in spec.dtype_classes] or always) + "}"

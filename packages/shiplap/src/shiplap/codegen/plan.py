@@ -26,15 +26,15 @@ class NoCppForm(ValueError):
 
 
 def step_statements(steps: Iterable[Step]) -> list[str]:
-    """Return the C++ statements of the steps of a call plan, in order. Raises NoCppForm for a step that C++ cannot
-    express.
+    """Return the C++ statements of the steps of a call plan (checks, allocations and copies) in order. Raises NoCppForm
+    for a step that C++ cannot express.
     """
     return [line for step in steps for line in _statements_of_step(step)]
 
 
 def _statements_of_step(step: Step) -> list[str]:
-    """Return the C++ statements of one plan step. Raises NoCppForm where the step has no C++ form, such as one for each
-    member of a list.
+    """Return the C++ statements of one step of a call plan, such as a check. Raises NoCppForm where the step has no C++
+    form, such as one for each member of a list.
     """
     match step:
         case UnsetStep(variable, type):
@@ -79,8 +79,8 @@ def _require_cpp(cpp: str) -> str:
 
 
 def rule_check(rule: ArgumentRule) -> list[str]:
-    """Return the C++ statement, as a list, that refuses a call which breaks ``rule``. Empty for a rule whose condition
-    is always true in C++.
+    """Return the C++ statement, as a list, that raises the error of ``rule``, a check of an argument, if a call
+    violates it. Empty for a rule whose condition is always true in C++.
     """
     # A condition that is always true would only cost time in each call.
     return (
@@ -91,15 +91,15 @@ def rule_check(rule: ArgumentRule) -> list[str]:
 
 
 def rule_condition(rule: ArgumentRule) -> str:
-    """Return the C++ condition of a rule, which is true for valid calls. Raises NoCppForm for a rule that only Python
-    can check.
+    """Return the C++ condition of ``rule``, a check of an argument, which is true for valid calls. Raises NoCppForm for
+    a rule that only Python can check.
     """
     return _require_cpp(rule.condition.cpp)
 
 
 def refuse_statement(rule: ArgumentRule) -> str:
-    """Return the C++ statement that raises the catalogue error of ``rule``, with the values of the call put into its
-    texts.
+    """Return the C++ statement that raises the catalogue error of ``rule``, a check of an argument, with the values of
+    the call put into its texts.
     """
     texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
@@ -109,14 +109,16 @@ def refuse_statement(rule: ArgumentRule) -> str:
 
 
 def braced_text(text: Text) -> str:
-    """Return a text in which ``{}`` stands for each run-time value, such as ``n = {}``, and braces of the constant
-    parts are doubled.
+    """Return a text of an error as a format, in which ``{}`` stands for each run-time value, such as ``n = {}``, and
+    braces of the constant parts are doubled.
     """
     return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 
 def _constant_text(text: Text) -> str:
-    """Return a text of constant parts joined. Raises NoCppForm if a part is only known at run time."""
+    """Return the joined parts of an error's text that has constant parts only. Raises NoCppForm if a part is only known
+    at run time.
+    """
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

@@ -36,7 +36,7 @@ DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
     """Return the source of a Triton template for Inductor, in which ``def_kernel()`` names ``arguments``, those present
-    in the call in declared order. The helper functions stand before it.
+    in the call in declared order. Helper functions of Shiplap are put in front.
     """
     named = ", ".join(f'"{name}"' for name in arguments)
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
@@ -82,7 +82,7 @@ def render_kernel(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> RenderedKernel:
     """Return a template rendered as a plain Triton kernel called ``name``. ``ranks`` has the rank of each input.
-    Tensors that the source does not mention are no parameters.
+    ``known`` are compile-time values, tensor properties and scalars. ``wide`` requests 64-bit offsets.
 
     ``known`` are configs, facts and scalars. ``wide`` requests 64-bit offsets.
 
@@ -126,8 +126,8 @@ class _Writer:
         self.numbers: dict[tuple[str, str | None, int], None] = {}
 
     def def_kernel(self, *arguments: str) -> str:
-        """Return the placeholder for the line of ``def``, which is written after the body, when the used parameters are
-        known.
+        """Return the placeholder for the line of ``def``. It is replaced after the body is rendered, when the
+        parameters that the body uses are known.
         """
         return HEAD
 
@@ -201,8 +201,8 @@ class _Writer:
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
-        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, and add it to the
-        parameters of the kernel.
+        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, None being the output, and
+        add it to the parameters of the kernel.
         """
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.

@@ -43,8 +43,8 @@ def tvm_ffi_source(op: NativeOp, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Yield the plan steps that check what the kernel requires beyond the declaration: its dtypes, contiguous tensors,
-    alignment in bytes, tensors on the CPU.
+    """Yield the steps of a call's checks that the C kernel ``symbol`` requires beyond the declaration: its dtypes,
+    contiguous tensors except ``strided`` ones, addresses aligned to ``align`` bytes, tensors on the CPU.
     """
     for arg in spec.tensors:
         assert arg.tensor is not None
