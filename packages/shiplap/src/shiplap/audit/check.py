@@ -240,7 +240,7 @@ def _why_unimplemented(e: Exception) -> str:
 
 
 def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Observation:
-    """Return ``observe(*args)``, with an exception as the problem of the observation."""
+    """Return ``observe(*args)``, an observation of a sample. An exception of the call becomes its problem."""
     try:
         return observe(*args)
     except LaunchTooLong as e:

@@ -190,7 +190,7 @@ class _AuditRun:
         shown so. Other findings are returned unchanged. ``label`` is the sample of the finding, None for a series of
         samples.
 
-        ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
+        Where the sample alone shows nothing, the
         script repeats the samples before it.
         """
         # A process of its own is needed to show that the sample alone suffices.

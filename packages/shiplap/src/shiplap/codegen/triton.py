@@ -84,7 +84,7 @@ def render_kernel(
     """Return a template rendered as a plain Triton kernel called ``name``. ``ranks`` has the rank of each input.
     ``known`` are compile-time values, tensor properties and scalars. ``wide`` requests 64-bit offsets.
 
-    ``known`` are configs, facts and scalars. ``wide`` requests 64-bit offsets.
+    Tensors that the source does not mention are no parameters.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.

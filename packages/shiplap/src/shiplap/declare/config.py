@@ -103,8 +103,6 @@ class Space(HasCode):
     def declared(self, config: Config) -> Config | None:
         """Return the declared config that equals ``config``, if it is listed or a constant default, else None. Its
         values have the declared types, unlike those read from a file (``true`` for 1).
-
-        Its values have the declared types, unlike those of a file (``true`` for 1).
         """
         chosen = (self.chosen,) if isinstance(self.chosen, Config) else ()
         return next((c for c in (*self.fixed, *chosen) if c == config), None)

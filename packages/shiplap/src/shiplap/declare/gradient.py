@@ -78,8 +78,6 @@ class GradientOp:
     def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
         """Return for each argument of this gradient op, in order, the value it is called with, as ``(name, number)``:
         the output's number for the gradient of an output, else -1 for the saved argument or result ``name``.
-
-        A value of the op ``spec`` is given as its name and -1, the gradient of an output with the output's number.
         """
         grads = _gradient_argument_names(spec)
         return [(a.name, grads.get(a.name, -1)) for a in self.op.spec.args]

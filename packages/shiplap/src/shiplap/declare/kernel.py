@@ -128,8 +128,6 @@ class Kernel(HasCode):
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
         """Run the kernel on a call with checked arguments into ``outs``, which are contiguous and have the declared
         shapes. ``scratch`` is the workspace (scratch memory); None lets the kernel allocate one.
-
-        ``scratch`` is the workspace; None lets the kernel allocate one.
         """
         for out, value in zip(outs, self.run_call(call), strict=True):
             out.copy_(value)
@@ -138,8 +136,6 @@ class Kernel(HasCode):
         """Run the kernel on a call with checked arguments. Return its outputs, and a function that repeats the call on
         tensors that differ only in addresses. None stands for that function where the kernel cannot repeat calls
         without checks.
-
-        The function is None where the kernel has none.
         """
         return self.run_call(call), None
 

@@ -72,7 +72,9 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 
 def gradient_schema(spec: OpSpec, name: str) -> str:
-    """Return the torch schema of the helper op ``name`` that computes the gradients of one recorded call."""
+    """Return the torch schema of the helper op ``name`` that computes the gradients of one recorded call. It takes the
+    saved arguments and results, the results' gradients, a flag for each argument that needs one, and shapes.
+    """
     optional = {True: "?", False: ""}
     args = [
         f"{_schema_type(a, 'Tensor')}{optional[a.optional or a.tensor is not None]} a{i}"

@@ -122,8 +122,6 @@ def read_template(
 ) -> Template:
     """Return the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or made of a function of
     PyTorch. Raises SL114 if it cannot be used.
-
-    SL114 if it cannot be used.
     """
     # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):

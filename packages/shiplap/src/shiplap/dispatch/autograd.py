@@ -202,7 +202,7 @@ def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
     """Return the two autograd functions that record a call of the op: one for calls outside of the transforms of
-    torch.func, one for calls inside. ``changes`` has the positions of the arguments that are written to.
+    torch.func, one for calls inside.
 
     ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
     gradient raises the error of a missing backward.

@@ -61,9 +61,9 @@ class UnchangedArguments:
         self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
-        """Return the result of ``call()``, which may write to ``outs`` and to the declared arguments. Raises SL316 if
-        it has also written to an argument that the declaration does not list in ``mutates=``. An argument that shares
-        memory with something written to is not compared.
+        """Return the result of ``call()``, which may write to ``outs`` and to the arguments in the declared
+        ``mutates=``. Raises SL316 if it has also written to another argument. An argument that shares memory with
+        something written to is not compared.
         """
         if _writes_audited.get():
             return call()

@@ -81,7 +81,8 @@ class Executor(OpState):
 
     def pick_kernel(self, call: Binding) -> Kernel | None:
         """Return the kernel that runs ``call``, a call with checked arguments: the tuned choice, else the first kernel
-        that accepts it. None if the reference has to run, which a notice reports once.
+        that accepts it. None if the reference has to run, which is reported once, unless the op declares it as fast on
+        the device.
         """
         # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:

@@ -235,8 +235,6 @@ def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> 
 def is_unlisted_call(op: Executor, call: Binding) -> bool:
     """Whether tuned choices are looked up in this process and none is found for ``call``. Such a call is not stored for
     repetition: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
-
-    Such a call is not remembered: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
     """
     return tuned_choices.active and isinstance(tuned_choices.find_choice(op, call), tuned_choices.MissingChoice)
 

@@ -44,8 +44,6 @@ _poison_listeners: list[Callable[[int | None], None]] = []
 def add_poison_listener(listener: Callable[[int | None], None]) -> None:
     """Call ``listener`` with the byte that fills scratch memory during a test (None: it stays uninitialised), now and
     whenever it changes. Native bindings that allocate workspaces themselves register one.
-
-    Bindings that allocate workspaces themselves need it.
     """
     _poison_listeners.append(listener)
     listener(_workspace_fill.get())

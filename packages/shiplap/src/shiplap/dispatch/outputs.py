@@ -324,8 +324,6 @@ def can_refit_outputs(spec: OpSpec) -> bool:
     """Whether the results of repeated calls with equal layouts can be compared with those of the first instead of the
     full declaration. False for ops with floating-point arguments, since each call of these would have to be checked for
     gradients.
-
-    False for ops with floating-point arguments, since each call of these would have to be checked for gradients.
     """
     if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
         return False
@@ -338,8 +336,6 @@ def can_refit_outputs(spec: OpSpec) -> bool:
 def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     """Return ``fit(args, result)``, which returns the result of a repeated call after comparing its dtypes, sizes and
     device with the outputs ``outs`` of the first ``call``. It keeps no tensor.
-
-    It keeps no tensor.
     """
     bounds = {dim: int(bound(call.env)) for dim, bound in spec.dynamic.items()}
     expected = []

@@ -370,8 +370,8 @@ def compile_launch(
     with each argument at the parameter of its name. ``launch`` first tests that the tensors not named in ``free`` are
     contiguous.
 
-    Both call ``function`` with each argument at the parameter of its name. ``launch`` calls ``otherwise`` instead where
-    an argument is strided, or while ``unchanged`` still checks calls. Both names are in ``scope``.
+    ``launch`` calls ``otherwise`` where the test fails, or while ``unchanged`` still checks calls. Both names are in
+    ``scope``.
     """
     positional, named = takes.split(a.name for a in spec.args)
     values = [argument_variable(spec.arg(n)) for n in positional] + [

@@ -190,7 +190,7 @@ class SecondDerivative:
         mask of a dropout. The formula, the op's differentiable function, is run on fake tensors to find them, once for
         each set of present arguments.
 
-        The formula is run on fakes, once for each set of arguments that are there. All, where that fails.
+        All of them, where that run fails.
         """
         key = tuple(shapes.get(a.name) is not None for a in self.spec.tensors)
         if key not in self._varying:

@@ -131,8 +131,8 @@ def note_declared_op() -> None:
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the dict of prepared launches of ``op``, the same object each time. It is cleared when choices or ops
-    change.
+    """Return the dict of functions that repeat earlier calls of ``op`` without checks, the same object each time. It is
+    cleared when choices or ops change.
     """
     return _ready.setdefault(op, {})
 
@@ -212,7 +212,7 @@ def forget_derived_choices() -> None:
 
 
 def choice_entries() -> list[ChoiceEntry]:
-    """Return all tuned choices that are in force."""
+    """Return all tuned choices (a kernel and its compile-time values for calls of some sizes) of this process."""
     return [e for table in _entries.values() for e in table.values()]
 
 
@@ -226,8 +226,8 @@ def choices_digest(op: str) -> str:
 
 
 def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
-    """Return the kernel, with its config, that a tuned choice names for this call, None for the reference, or
-    MISSING_CHOICE if the kernels are tried in order.
+    """Return the kernel that a tuned choice names for this call, with its compile-time values, None for the reference,
+    or the constant MISSING_CHOICE if there is no choice and kernels are tried in order.
     """
     if not (_looked and _asked):
         ensure_choices_loaded()
@@ -264,8 +264,8 @@ def has_tunable_kernels(op: OpState, device: str) -> bool:
 
 
 def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
-    """Issue a notice that the frozen table lacks a choice for this call, or raise SL607 in strict mode. Return
-    MISSING_CHOICE.
+    """Issue a notice that the frozen table, a file of choices that replaces measurements, lacks one for this call, or
+    raise SL607 in strict mode. Return the constant MISSING_CHOICE.
     """
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
