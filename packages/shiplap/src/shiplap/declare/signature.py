@@ -61,14 +61,14 @@ class DeclarationKeywords(TypedDict, total=False):
     unordered: Iterable[str]
 
 
-def check_keywords(name: object, given: Iterable[str]) -> None:
-    """Raise SL140, with the nearest keyword, for a name in ``given`` that is no keyword of a declaration."""
-    known = list(DeclarationKeywords.__annotations__)
+def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
+    """Raise SL140 for a name in ``given`` that is none of ``keywords``, a typed dict: those of ``sl.op`` by default."""
+    known = list(keywords.__annotations__)
     for keyword in given:
         if keyword not in known:
             close = difflib.get_close_matches(keyword, known, n=1)
             fix = f"write {close[0]}=" if close else ""
-            raise error("SL140", where=str(name), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+            raise error("SL140", where=str(where), got=f"{keyword}=", expected=", ".join(known), fix=fix)
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
@@ -254,8 +254,12 @@ def _read_signature_arguments(
     for those that no schema can carry.
     """
     parameters = inspect.signature(fn).parameters
-    for unknown in (mutates | contiguous | specialize) - parameters.keys():
-        raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
+    for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
+        for unknown in given - parameters.keys():
+            what, fix = f"{option}= names no argument", f"name an argument of the signature in {option}="
+            raise error(
+                "SL107", where=name, what=what, got=unknown, expected=f"one of {', '.join(parameters)}", fix=fix
+            )
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
         # The parameter's name is checked first: all errors below quote it.
