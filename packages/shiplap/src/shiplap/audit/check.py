@@ -314,8 +314,8 @@ class _CheckTally:
         self.error = max(self.error, observation.error)
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
-        """Record in the audit's ledger which obligations of the check (such as value or gradient) the sample was
-        examined for, under the axes that it varies, and which were declined.
+        """Record in the audit's ledger which properties (such as value or gradient) the check has examined on the
+        sample, under the axes that it varies, and the reasons for those left out.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
@@ -327,7 +327,9 @@ class _CheckTally:
             ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
-        """Return the finding of all observations: fail, skip, incomplete or ok, with the evidence in words."""
+        """Return the finding of the check from the observations of all its samples: fail, skip, incomplete or ok, with
+        the evidence in words.
+        """
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
             return self._failure()

@@ -113,8 +113,8 @@ class _NotMeasurable(Exception):
 
 
 def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
-    """Return which implementation the timed calls run: ``native``, ``python``, a kernel's name, the reference or an
-    adopted op. A native binding is built first.
+    """Return in a word which implementation the timed calls run: ``native`` C++ code, ``python``, a kernel's name, the
+    reference, or another library's (an adopted op). Native code is built first.
     """
     kernels = op.eager_kernels(device)
     if not kernels:

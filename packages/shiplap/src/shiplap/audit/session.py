@@ -95,8 +95,8 @@ def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: b
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
-    """Return the state of an audit in this process: the op, its samples, and what earlier children of the audit found.
-    It sends an event for each sample.
+    """Return the state of an audit in this process: the op, its samples, and the results of earlier child processes
+    from ``plan``. It sends an event through ``send`` for each sample.
     """
 
     def begins(check: Check, case: SampleCase | None) -> None:

@@ -127,8 +127,8 @@ def op_digest(parts: Mapping[str, str]) -> str:
 
 
 def part_digests(op: Op) -> dict[str, str]:
-    """Return the digests of all parts on which the evidence about ``op`` depends, by name: code, kernels, packages and
-    libraries.
+    """Return the digests of everything on which the results of an audit of ``op`` depend, by name: code, kernels,
+    packages and libraries.
     """
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": code_digest(op.reference)}
     if op.gradient is not None:

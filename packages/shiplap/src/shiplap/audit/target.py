@@ -92,7 +92,7 @@ def write_reproducer(
     """Return a complete script that runs ``check`` on the sample ``label`` again, or on its series of samples if
     ``label`` is None. ``symbol`` is the variable of the check's module that holds the check.
 
-    ``symbol`` is the name of the check in the module ``check``. With ``history`` the script repeats the samples before.
+    With ``history`` the script repeats the samples before.
     """
     home, root = address_of_op(op)
     imports = f"import sys\n\nsys.path.append({str(root)!r})\n\n" if root else ""

@@ -167,8 +167,8 @@ def _list_proofs() -> Result:
 
 
 def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
-    """Remove all stored proofs or, with ``stale``, those that cannot be used here. Return how many were removed, and
-    the files that could not be.
+    """Remove all stored proofs, the results of tests that a rewrite or template is right, or with ``stale`` those that
+    cannot be used here. Return how many were removed, and the files that could not be.
     """
     from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 

@@ -55,8 +55,8 @@ def command(
 
 
 def environment_report() -> dict[str, Any]:
-    """Return versions, devices, capabilities, settings, libraries and bindings as plain values. Both the text and the
-    JSON output print these.
+    """Return versions, devices, the uses of private torch, settings, kernel libraries and native bindings as plain
+    values. Both the text and the JSON output print these.
     """
     from shiplap import torch_private
     from shiplap.settings import describe

@@ -104,8 +104,8 @@ def command(
 
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write one frozen table with the entries of several, and print its size and the conflicts. Raises SL613 for
-    options that do not fit together.
+    """Write one frozen table, a file of tuned choices, with the entries of several such files, and print its size and
+    the conflicts. Raises SL613 for options that do not fit together.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]

@@ -77,7 +77,9 @@ class NativeOp:
 
     @cached_property
     def unfit(self) -> str:
-        """The reason why the op cannot have a native (C++) binding and stays with the Python one, or an empty text."""
+        """The reason why C++ code cannot serve the calls of the op (a native binding), so that Python continues to do
+        so, or an empty text.
+        """
         return _why_unfit(self)
 
     @cached_property
@@ -87,10 +89,10 @@ class NativeOp:
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
-    """Return the C++ source of the native bindings of ``ops`` as one translation unit. ``alone`` makes it usable in
-    processes without Shiplap. SL404 for a declaration that C++ cannot serve.
+    """Return the C++ source of the native bindings of ``ops`` (the code that torch calls for them in place of Python)
+    as one translation unit. ``alone`` makes it usable in processes without Shiplap.
 
-    SL404 for a declaration that has to stay with the Python binding.
+    Raises SL404 for a declaration that has to stay with the Python binding.
     """
     return render_source(
         "native.cpp.jinja",
@@ -122,7 +124,7 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
 
 def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
     """Return the values that the C++ template prints for one op, with ``id``, the C++ namespace of the op in the
-    unit.
+    translation unit.
     """
     return {"id": id, **op.described}
 
@@ -396,7 +398,7 @@ def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
 
 
 def _argument_expression(spec: OpSpec, p: CParameter) -> str:
-    """Return the C++ expression that the binding passes to the kernel for the C parameter ``p``."""
+    """Return the C++ expression that the generated code passes to the kernel for the C parameter ``p``."""
     if p.role == "input":
         look = f"look(v_{p.source}, t_{p.source})"
         return f"t_{p.source} ? {look} : nullptr" if spec.arg(p.source).optional else look

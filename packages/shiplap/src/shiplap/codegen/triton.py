@@ -45,10 +45,9 @@ def triton_source(source: str, arguments: Iterable[str]) -> str:
 def template_constants(
     spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v
 ) -> dict[str, Any]:
-    """Return the constants of one call by template name: ``HAS_BIAS`` for an optional tensor, ``STRIDE_0`` for a member
-    of a list, other scalars in capitals.
-
-    ``values`` are the arguments in schema order. ``plain`` converts symbols to numbers.
+    """Return the constants of one call by the names that a template uses: ``HAS_BIAS`` for an optional tensor,
+    ``STRIDE_0`` for a member of a list, other scalars in capitals. ``values`` are the arguments in schema order.
+    ``plain`` converts symbolic numbers to plain ones.
     """
     facts: dict[str, Any] = {}
     for arg, value in zip(spec.args, values, strict=True):

@@ -138,10 +138,9 @@ def read_space(
     keywords: frozenset[str] | None = None,
     native: bool = False,
 ) -> Space | None:
-    """Return the declared ``configs=``, ``default=`` and ``prior=`` of the kernel ``name`` as a ``Space``, None without
-    configs. Raises SL116 for an invalid config.
-
-    ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
+    """Return the declared ``configs=`` (sets of compile-time values), ``default=`` and ``prior=`` of the kernel
+    ``name`` as a ``Space``, None without configs. Raises SL116 for an invalid one. ``keywords`` are the names that a
+    config may have, None for any. ``native`` says that C code reads its values.
     """
     where = f"{spec.name}, kernel {name}"
     if configs is None:

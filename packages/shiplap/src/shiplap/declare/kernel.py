@@ -269,8 +269,8 @@ def read_terms(
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensor arguments that ``strided=`` allows to have any strides. Raises SL122 for other
-    names. ``role`` names the function in the error.
+    """Return the names of the tensor arguments that ``strided=`` allows to have any strides: those given, all for True,
+    none for False. Raises SL122 for other names. ``role`` names the function in the error.
     """
     tensors = [a.name for a in spec.tensors]
     if isinstance(strided, bool):

@@ -89,7 +89,9 @@ class NativeForm:
 
     @property
     def wanted(self) -> bool:
-        """Whether the function is included in a binding that this machine builds for other ops. True by default."""
+        """Whether the function is included when this machine builds native code (a binding) for other ops as well. True
+        by default.
+        """
         return True
 
     def missing(self) -> str:

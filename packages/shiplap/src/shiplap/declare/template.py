@@ -88,7 +88,7 @@ class Template(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the template's source, its configs and the code of all its functions."""
+        """The digest of the template's source, its configs (compile-time values) and the code of all its functions."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
@@ -165,8 +165,8 @@ def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, 
 
 
 def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
-    """Raise SL114 for a PyTorch function whose parameters differ from the reference's, and for template keywords that
-    configure a kernel.
+    """Raise SL114 for a PyTorch function given as a template if its parameters differ from the reference's, and for
+    keywords that only a template with kernel source can have.
     """
     wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
     if taken != wanted:

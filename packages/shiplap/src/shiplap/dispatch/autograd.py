@@ -289,7 +289,8 @@ def make_autograd(
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
         """Return the result of the op: recorded for autograd if an argument requires a gradient, from the reference if
-        one carries a forward-mode tangent, else from the op below autograd.
+        one carries a forward-mode tangent, else from the kernels. ``keys`` are the dispatch keys left at this level of
+        torch.func.
         """
         if numbers is not None:
             numbers(args, kwargs)

@@ -80,8 +80,8 @@ def graph_cache_key(operators: GraphOperators) -> str:
 
 
 def op_cache_key(*roots: AnyValue) -> str:
-    """Return a digest of ops, or of functions that call ops, including their code and everything on which compiled code
-    of these ops is specialised.
+    """Return a digest of ops, or of functions that call ops, which changes with their code and with everything else
+    that compiled code of these ops has built in.
     """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}

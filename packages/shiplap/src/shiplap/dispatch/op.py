@@ -348,7 +348,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             build(self)
 
     def drop_native(self) -> None:
-        """Remove the native binding of the op, if it has one. Calls run in Python until the next binding is built."""
+        """Remove the native binding of the op, the C++ code that torch calls in place of Python, if it has one. Calls
+        run in Python until it is built again.
+        """
         native, self.native = self.native, None
         if native is not None:
             native.release()

@@ -205,7 +205,9 @@ def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
 
 
 def result_of_outputs(outs: Outputs) -> Tensor | Outputs | None:
-    """Return what an op with these outputs returns: the only one itself, several as a tuple, or None for none."""
+    """Return the result of an op in the form that callers get: its only output itself, several outputs as a tuple, or
+    None for none.
+    """
     return outs[0] if len(outs) == 1 else outs or None
 
 

@@ -193,8 +193,8 @@ class RegisteredOp(Executor):
         there.publish()
 
     def _define_overloads(self, there: Registrations, core: str) -> None:
-        """Define the overloads of the op: the one that kernels implement, the one below autograd, and the one that
-        returns arguments, if there is one.
+        """Define the overloads of the op in ``there``, its registrations in torch: the one that kernels implement
+        (``core``), the one that skips autograd, and the public one for an op that returns arguments.
         """
         name, names = self.spec.opname, kernel_overload_names(self.spec, self.needs_autograd)
         if core != name:

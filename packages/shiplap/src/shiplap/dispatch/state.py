@@ -158,7 +158,7 @@ class OpState(HasCode):
         return os.path.abspath(path)
 
     def native_kernels(self, device: str) -> list[Kernel]:
-        """Return the kernels for a device type that were written by hand, without those of templates."""
+        """Return the kernels for a device type that the author has bound, without those that templates provide."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
     def native_choices(self, device: str) -> list[Kernel]:
@@ -180,9 +180,8 @@ class OpState(HasCode):
         return chosen
 
     def eager_kernels(self, device: str) -> list[Kernel]:
-        """Return the kernels to try, in this order, for an eager call without a choice.
-
-        The reference runs if no kernel supports the call.
+        """Return the kernels to try, in this order, for a call outside of compiled graphs that has no tuned choice. The
+        reference runs if no kernel supports the call.
 
         A reference declared with ``reference_is_fast_on=`` for the device type comes before templates. A template with
         ``default=False`` runs only where a measurement has chosen it.

@@ -115,8 +115,8 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
 
 def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
-    """Call ``fn`` and return ``(trace, failure)``: torch's events during the call, and the first line of an exception,
-    empty for none.
+    """Call ``fn`` and return ``(trace, failure)``: the events that torch's compiler logged during the call, and the
+    first line of an exception, empty for none.
     """
     failure = ""
     # Recorded even if the call raises: the breaks ahead of the exception are findings as well.

@@ -183,8 +183,8 @@ def _source_of_guard(guard: str) -> str:
 
 
 def find_reader(reason: str, file: str) -> SourcePlace | None:
-    """Return the place of the line that read the guarded value, from torch's ``# y = x[n]  # model.py:12 in forward``.
-    None if it is not there.
+    """Return the place of the line that read the value which a guard compares, from ``reason``, torch's text of the
+    failed guard with ``# y = x[n] # model.py:12 in forward``. None if it is not there.
     """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:

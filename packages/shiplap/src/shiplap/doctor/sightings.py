@@ -120,7 +120,7 @@ def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[S
 
 
 def _compilation_key(event: TraceEvent) -> tuple[int, str]:
-    """Return process and compile id of an event."""
+    """Return process and compile id of an event, which identify the compilation that it belongs to."""
     return event.process, event.compile_id
 
 

@@ -71,8 +71,8 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return in words what is wrong with an adopted op's reaction to a wrong call. It may refuse with any error, or
-    return about the results of the reference.
+    """Return in words what is wrong with the reaction to a wrong call of an adopted op, one of another library that is
+    only declared here. It may refuse with any error, or return about the results of the reference.
     """
     copies = tree_map(torch.clone, bad.args)
     try:

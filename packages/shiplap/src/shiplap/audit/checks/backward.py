@@ -195,8 +195,8 @@ def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Ob
 
 
 def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward under ``torch.utils.checkpoint``, which calls the op again and returns each saved tensor once.
-    The observation has a problem if gradients differ.
+    """Run the backward under ``torch.utils.checkpoint``, which calls the op again and lets the backward read each saved
+    tensor only once. The observation has a problem if gradients differ.
     """
     if op.spec.random:
         return Observation()  # a generator is not where it was

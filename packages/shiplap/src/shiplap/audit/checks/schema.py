@@ -109,8 +109,8 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return in words how an adopted op's schema differs from its declaration in names, writes, defaults or number of
-    results. Empty if they agree.
+    """Return in words how the schema of an adopted op, one of another library that is only declared here, differs from
+    its declaration in names, writes, defaults or number of results. Empty if they agree.
     """
     real = op.overload._schema
     names = [a.name for a in real.arguments]
@@ -130,8 +130,8 @@ def _why_schema_differs(op: Op) -> str:
 
 
 def _unequal(theirs: Any, mine: Any) -> bool:
-    """Whether the default in an adopted op's schema differs from the declared one. Lists equal tuples, and values other
-    than numbers, texts and lists are not compared.
+    """Whether two defaults differ: ``theirs`` in the schema of another library's op, ``mine`` in its declaration. Lists
+    equal tuples, and values other than numbers, texts and lists are not compared.
     """
     theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
     plain = (bool, int, float, str, list, type(None))

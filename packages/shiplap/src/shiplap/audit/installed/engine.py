@@ -231,8 +231,8 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
 
 
 def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
-    """Return the event of one check on one call: its problem (an empty text for none), or the reason why it was
-    skipped.
+    """Return the result of one check on one call as a dict for the parent process: its problem (an empty text for
+    none), or the reason why it was skipped.
     """
     check = checks.BY_NAME[job.check]
     try:

@@ -77,7 +77,9 @@ class CallRecipe:
         return replace(self, arguments={**self.arguments, name: value})
 
     def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
-        """Yield ``(argument name, recipe)`` for each tensor of the call, those in lists included."""
+        """Yield ``(argument name, recipe)`` for each tensor of the call, those in lists included. A recipe holds dtype,
+        shape, range and seed, from which the tensor is made.
+        """
         for name, value in self.arguments.items():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, TensorRecipe):
@@ -118,7 +120,7 @@ def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
-        """Return the recipe of one recorded tensor."""
+        """Return the recipe of one recorded tensor: its dtype, shape and range, with the seed of new values."""
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
         return TensorRecipe(seen.dtype, seen.shape, seed, low, high if high > low or whole else low + 1e-9)
@@ -172,8 +174,8 @@ class CallDraws:
         return self._changed_tensor(field, value, call)
 
     def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
-        """Return a tensor recipe with another dtype, rank, size or other values than ``t``, or with the shape of
-        another tensor of the call.
+        """Return the recipe of a tensor (dtype, shape, range and seed) with another dtype, rank, size or other values
+        than ``t``, or with the shape of another tensor of the call.
         """
         kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
         if kind == "dtype":
