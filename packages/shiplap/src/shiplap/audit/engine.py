@@ -253,8 +253,8 @@ class _AuditRun:
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """Return the label of the smallest sample found that ends a process by itself, empty if the given one does
-        not.
+        """Return the label of the smallest sample found that ends a process by itself, starting from ``label``. Empty
+        if ``label`` alone does not end one.
         """
         if not self._sample_ends_process(check, label):
             return ""

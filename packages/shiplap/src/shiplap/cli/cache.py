@@ -87,8 +87,8 @@ Result = tuple[Any, list[str], int]
 
 
 def _stale_fields(entry: StoredEntry) -> list[str]:
-    """Return the reasons why a stored choice cannot be used on this machine with these versions and kernels. Empty if
-    it can.
+    """Return the reasons why a stored choice cannot be used here, such as ``device`` or a version with the old and the
+    new value. Empty if it can.
     """
     import torch
 

@@ -173,7 +173,7 @@ def require_file(path: Path) -> None:
 
 
 def require_directory(path: Path) -> None:
-    """Create the directory ``path``. Raises SL602 before the work begins if it cannot be created or written."""
+    """Create the directory ``path``. Raises SL602, before any other work, if it cannot be created or written."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         # A directory that exists need not be writable, and its mode does not decide that for every file system.

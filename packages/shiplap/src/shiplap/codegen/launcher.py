@@ -62,8 +62,8 @@ class KernelLaunch:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """Return the expressions of sizes that are evaluated before the launch: those of the grid, then those of the
-        parameters.
+        """Return the expressions, of sizes and scalars, that are evaluated before the launch: those of the grid, then
+        those of the parameters.
         """
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
 

@@ -378,8 +378,8 @@ class _Out:
 
 
 def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
-    """Return the template's values of one output: its name, its final shape in C++, and whether a size of it depends on
-    data.
+    """Return the values that the C++ template prints for one output: its name, its shape after the kernel has run, and
+    whether a size of it depends on data.
     """
     kind = out.tensor
     # A size that depends on data is only known after the kernel has run, so the shape is written with its extent.

@@ -258,7 +258,7 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a path as text by its last part, as folders differ. The content of an existing file becomes a part."""
+        """Return a path as text by its last part, as folders differ. The content of an existing file is added."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
@@ -581,7 +581,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(held[name])}")
 
     def _reduced(self, value: AnyValue) -> None:
-        """Add an object by the data that ``copy`` and ``pickle`` read, or that it cannot be followed."""
+        """Add an object by the data that ``copy`` and ``pickle`` read, or the reason why it cannot be copied."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:  # any code may run here

@@ -195,7 +195,9 @@ class _FromEnv(ast.NodeTransformer):
     """The replacement of names by entries of ``env``, so that an argument called min hides no function."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with its arguments converted, so that the function's own name is not looked up in ``env``."""
+        """Return the call with its arguments converted to lookups in ``env``, and the function's own name left as it
+        is.
+        """
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Subscript:

@@ -148,7 +148,7 @@ class Kernel(HasCode):
 
     def compile(self, call: Binding) -> None:
         """Compile the code that ``call`` would launch, without launching anything. Several threads may call it at the
-        same time.
+        same time. Raises NotImplementedError for a kernel that compiles nothing.
         """
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 

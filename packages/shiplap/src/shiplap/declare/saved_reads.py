@@ -447,8 +447,8 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
-    """Return the value of an attribute of a module, or the method of a class or object, without running code. None if
-    it cannot be known.
+    """Return the value of the attribute ``name`` of a module, or the method of a class or object, found without running
+    code. None for anything else.
     """
     if name in getattr(owner, "__dict__", ()) and not isinstance(owner, type):
         return _KnownValue(vars(owner)[name])

@@ -326,8 +326,8 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return in words the default that a schema could carry instead of the declared one. Empty if it can carry the
-    declared one.
+    """Return in words which defaults the torch schema could carry for ``arg``, if it cannot carry the declared one.
+    Empty if it can.
     """
     # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]

@@ -183,7 +183,8 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
         """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
-        ``key``, unless the key is None or tuning still records or lacks the call.
+        ``key``, unless the key is None, the kernel has no such function, or calls are recorded for tuning or lack a
+        tuned choice.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:

@@ -336,7 +336,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         self.batching = tuple(read_batching(self.spec, dim) for dim in dims)
 
     def build(self) -> None:
-        """Compile the native binding of the op's kernels now, or find it in the cache, and use it from now on.
+        """Compile the native binding of the op's kernels, the C++ code that torch calls in place of Python, or find it
+        in the cache, and use it from now on.
 
         An op whose kernels have no native binding, such as Python functions, raises SL404. The ops of one kernel
         library share a binding and get it together. ``shiplap build`` does the same for all ops of a module.

@@ -112,8 +112,8 @@ class PythonKernel(Kernel):
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
     def _check_parameters(self, takes: NamedParameters) -> None:
-        """Raise SL122 unless each parameter of the function is an argument, an output or a config value, and no
-        argument or config value lacks a parameter.
+        """Raise SL122 unless each parameter of the function (``takes``) is an argument, an output or a compile-time
+        value, and no argument or compile-time value lacks a parameter.
         """
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]

@@ -44,8 +44,8 @@ def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
 
     @wraps(sampler)
     def with_members(rng: Value, sizes: Mapping[str, Value], dtype: Value, device: Value) -> Args:
-        """Call the sample builder with enum members in ``sizes``, and return its arguments with the members as the
-        values that the schema takes.
+        """Call the author's sample builder with Enum members in ``sizes``, and return its arguments with each member
+        replaced by the value that the torch schema takes.
         """
         return to_values(spec, named(rng, to_members(spec, sizes), dtype, device))
 

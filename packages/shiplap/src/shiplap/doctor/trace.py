@@ -70,7 +70,9 @@ def _kind_of_event(metadata: dict[str, Any]) -> str | None:
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:
-    """Return the compile id of an event, frame and version, which is unique within a process."""
+    """Return the id of the compilation that an event belongs to, from its frame and version, which is unique within a
+    process.
+    """
     prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
     return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
 

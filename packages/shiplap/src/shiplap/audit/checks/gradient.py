@@ -258,8 +258,8 @@ def _is_real_or_complex(t: Tensor) -> bool:
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
-    """Return the number of terms that an element of the gradient of ``name`` sums: the product of the sizes of all dims
-    which that argument lacks.
+    """Return the number of terms that an element of the gradient of the argument ``name`` sums, an estimate for
+    rounding errors: the product of the sizes of all dims which that argument lacks.
     """
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}

@@ -260,7 +260,9 @@ def process_state() -> dict[str, Any]:
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """Return the state of torch that is not among the settings, by name in words."""
+    """Return the state of torch that a call could change, apart from the settings in ``PROCESS_SETTINGS``, by name in
+    words.
+    """
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
         "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",

@@ -118,7 +118,9 @@ def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
 
 
 def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(problem, note)`` of forward-mode tangents along all arguments together, then along each alone."""
+    """Return ``(problem, note)`` of forward-mode tangents along all arguments together, then along each alone, compared
+    with those of the reference. The note is the reason where there was no comparison.
+    """
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
         problem, note = _compare_tangents_along(op, case, moving)
