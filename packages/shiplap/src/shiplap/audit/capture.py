@@ -114,8 +114,8 @@ def record_cuda_graph(
     pool: Any = None,
     mode: str = "global",
 ) -> GraphRecording:
-    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream``. Raises CaptureError with the
-    reason where a capture fails.
+    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream`` in the memory pool ``pool`` (None:
+    a new one). Raises CaptureError with the reason where a capture fails.
 
     **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
     """

@@ -288,8 +288,8 @@ def _fix_for_death(death: ChildDeath) -> str:
 
 
 def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """Return the cost card of an op, measured in a process of its own where possible, or the reason in words why it
-    cannot be measured.
+    """Return the measured costs of one call of the op, from ``measure(op, device=...)`` in a process of its own where
+    possible, or the reason in words why they cannot be measured.
     """
     if not can_isolate(device):
         try:

@@ -89,8 +89,8 @@ def sanitizer_version() -> str:
 def run_under_sanitizer(
     script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None
 ) -> SanitizerReport:
-    """Return the report of ``tool`` of compute-sanitizer on a command. It and all its processes are killed after
-    ``timeout_s`` seconds.
+    """Return the report of ``tool`` of compute-sanitizer on the command ``script``, run with the variables ``env``
+    added. It and all its processes are killed after ``timeout_s`` seconds.
     """
     path = find_sanitizer()
     if path is None:
@@ -117,8 +117,8 @@ def run_under_sanitizer(
 
 
 def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> SanitizerReport:
-    """Return the report that the output of compute-sanitizer and of the script contains. ``late`` is the problem of a
-    run that was killed.
+    """Return the report that ``out``, the output of compute-sanitizer and of the script, contains. ``status`` is the
+    exit status, ``late`` the problem of a run that was killed.
     """
     faults: list[SanitizerFault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""

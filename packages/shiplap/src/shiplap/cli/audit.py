@@ -350,8 +350,8 @@ def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
 def _show_results(
     results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
 ) -> None:
-    """Print findings and costs in the terminal or, with ``json``, as JSON, and write them as an HTML page if ``html``
-    is given.
+    """Print findings and costs in the terminal or, with ``json``, as JSON, and write them as an HTML page with the
+    facts ``about`` the run if ``html`` is given. ``measured`` says that costs were requested.
     """
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 

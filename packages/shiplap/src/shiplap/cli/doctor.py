@@ -83,7 +83,7 @@ def command(
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
     """Run the program with remedies in a copy, print those that helped and, with ``apply``, write them into its files.
-    Sets the exit status.
+    Sets the exit status, with ``fail_on_break`` to 1 if breaks are left.
     """
     from shiplap.doctor import try_remedies
     from shiplap.doctor.scratch import with_own_newlines
@@ -116,6 +116,6 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
 
 
 def _write_page(diagnosis: Diagnosis, html: Path | None, about: dict[str, str]) -> None:
-    """Write the HTML report of a diagnosis to ``html``, if it is given."""
+    """Write the HTML report of a diagnosis, with the facts ``about`` the run, to ``html``, if it is given."""
     if html is not None:
         console.write_page(html, "diagnosis.html.jinja", "shiplap doctor", about, found=diagnosis)

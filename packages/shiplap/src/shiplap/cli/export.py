@@ -109,8 +109,8 @@ def _as_module(called: Any) -> Any:
 
 
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
-    """Write the exported program to ``file``, as ONNX or as a ``.pt2`` package by its suffix. Return the names of its
-    declared ops.
+    """Write the exported program to ``file``, as ONNX (operators of version ``opset``) or as a ``.pt2`` package,
+    without tests of data and sizes unless ``checks``. Return the names of its declared ops.
     """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx

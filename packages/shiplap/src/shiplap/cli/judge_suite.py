@@ -28,8 +28,8 @@ def judge_suite(
     *,
     as_json: bool,
 ) -> int:
-    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status.
-    ``changes`` are options of the judgement. Raises SL613 for a folder without problems.
+    """Judge the candidate kernels for the problems of a folder, ``jobs`` compiling at once, print a line for each, and
+    return the exit status. ``changes`` are options of the judgement. Raises SL613 for a folder without problems.
     """
     for place in (folder, *([Path(candidates)] if candidates not in ("", COMPILED) else [])):
         if not place.is_dir():

@@ -319,8 +319,8 @@ class _CodeBodyWalk:
             self.push(_OTHER)
 
     def make_function(self, flags: int) -> None:
-        """Handle the creation of a function: its code stays on the symbolic stack. Raises UnknownReads if the followed
-        parameter is among its defaults.
+        """Handle the creation of a function with the ``flags`` of its instruction: its code stays on the symbolic
+        stack. Raises UnknownReads if the followed parameter is among its defaults.
         """
         code = self.pop()
         for _ in range(flags.bit_count() if "SET_FUNCTION_ATTRIBUTE" not in dis.opmap else 0):  # since Python 3.13
@@ -329,7 +329,7 @@ class _CodeBodyWalk:
 
     def call(self, count: int, *, by_name: bool) -> None:
         """Handle a call with ``count`` arguments, and continue the walk in the called function if the followed
-        parameter is among them.
+        parameter is among them. ``by_name``: whether a tuple of keyword names lies on the stack.
         """
         keywords, self.keywords = self.keywords, ()
         if by_name:
@@ -460,7 +460,9 @@ def _static_attribute(owner: object, name: str) -> _KnownValue | None:
 
 
 def _only_shows_values(fn: object) -> bool:
-    """Whether the function only prints or logs its arguments, so that passing the parameter to it reads nothing."""
+    """Whether ``fn`` only prints or logs its arguments, so that passing the followed parameter to it reads no
+    attribute.
+    """
     return (
         any(fn is each for each in _SHOWING)
         or (fn.__module__ if isinstance(fn, FunctionType) else "").partition(".")[0] == _SHOWING_PACKAGE

@@ -114,7 +114,9 @@ def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns:
 
 
 def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
-    """Return the schema type of one result, with the alias annotation of the argument that it is."""
+    """Return the schema type of one result. ``letters`` has the alias annotation, such as ``a!``, of each argument that
+    a result is or views.
+    """
     if result.alias:
         alias = letters[result.alias].partition(" ")[0]
         return f"Tensor({alias})" + "[]" * result.many
@@ -134,7 +136,9 @@ def _schema_type(arg: Arg, tensor: str) -> str:
 
 
 def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
-    """Return the schema text of one argument: type, name and default."""
+    """Return the schema text of one argument: type, name and default. ``letters`` has the alias annotations, such as
+    ``a!``, by argument name.
+    """
     kind = _schema_type(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
     optional = "?" if arg.optional else ""
     default = f"={_default_literal(arg.default)}" if arg.has_default else ""

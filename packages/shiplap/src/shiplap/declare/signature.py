@@ -250,8 +250,9 @@ def _read_signature_arguments(
     contiguous: set[str],
     specialize: set[str],
 ) -> Iterable[Arg]:
-    """Yield the arguments of a reference, from its parameters, annotations and defaults. Raises SL102, SL103 or SL107
-    for those that no schema can carry.
+    """Yield the arguments of the reference ``fn``, from its parameters, evaluated annotations (``hints``), defaults and
+    the names in ``mutates``, ``contiguous`` and ``specialize``. Raises SL102, SL103 or SL107 for those that no schema
+    can carry.
     """
     parameters = inspect.signature(fn).parameters
     for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
@@ -422,7 +423,9 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
-    """Raise SL104 for a dim of an output that no argument defines, SL105 for an expression of unknown names."""
+    """Raise SL104 for a dim of an output that no argument defines, SL105 for an expression of names that are not among
+    ``known``.
+    """
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):

@@ -284,7 +284,9 @@ def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], ki
 
 
 def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
-    """Raise SL302 unless ``size``, the data-dependent size of ``dim``, is at most its declared bound."""
+    """Raise SL302 unless ``size``, the data-dependent size of ``dim``, is at most its declared bound, computed from
+    ``env``, the other sizes by name.
+    """
     bound = spec.dynamic[dim]
     most = bound(env)
     # The same condition as the rule's. Plain ints are compared here, since the rule evaluates an expression.

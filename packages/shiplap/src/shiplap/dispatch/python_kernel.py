@@ -318,8 +318,8 @@ class PythonKernel(Kernel):
         copies: Copies = []
 
         def contiguous(value: Value, mutated: bool) -> Value:
-            """Return the value with its tensors contiguous. The copy of one that is written to is added to
-            ``copies``.
+            """Return the value with its tensors contiguous. The copy of a strided one is added to ``copies`` if the op
+            writes to the argument (``mutated``).
             """
             if isinstance(value, (list, tuple)):
                 return cast("Value", [contiguous(v, mutated) for v in value])

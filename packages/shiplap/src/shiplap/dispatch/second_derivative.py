@@ -234,7 +234,9 @@ class _DerivativeRefusal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """Raise the error that ``refuse`` returns, since a derivative of these tensors would be wrong."""
+        """Raise the error that the stored function ``refuse`` returns, since a derivative of these tensors would be
+        wrong.
+        """
         raise ctx.refuse()
 
 

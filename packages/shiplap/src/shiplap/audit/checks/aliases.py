@@ -91,8 +91,8 @@ def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[ob
 def _views_from_one_start(
     op: Op, case: SampleCase, i: int, j: int, names: str
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield ``(description, arguments)`` in which two arguments are views that begin at one address but have different
-    strides.
+    """Yield ``(description, arguments)`` in which the arguments number ``i`` and ``j``, called ``names``, are views
+    that begin at one address but have different strides.
     """
     if op.spec.args[j].contiguous:
         return

@@ -202,7 +202,9 @@ def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _violates_requirement(expr: Any, env: dict[str, Any]) -> bool:
-    """Whether the precondition does not hold for the values ``env``. False where it cannot be evaluated."""
+    """Whether the declared precondition ``expr`` does not hold for ``env``, the sizes and scalars by name. False where
+    it cannot be evaluated.
+    """
     try:
         return not expr(env)
     except (ArithmeticError, LookupError, TypeError, ValueError):

@@ -139,8 +139,8 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 
 def _describe_leak(result: dict[str, Any]) -> str:
-    """Return in words what a call leaves behind, such as ``64 bytes and an open file``, from its measured leaks. Empty
-    for none.
+    """Return in words what a call leaves behind, such as ``64 bytes and an open file``, from ``result``, its measured
+    growth in memory and files. Empty for none.
     """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:

@@ -121,7 +121,9 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 
 
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """Return in words the fault of graph breaks or of too many recompiles, empty if there are none.
+    """Return in words the fault of graph breaks, or of too many recompiles for ``sizes`` different sizes, empty if
+    there are none. ``kinds``: the number of objects among the arguments with different fields, for each of which a
+    graph is compiled.
 
     ``kinds``: the number of objects among the arguments with different fields, for each of which a graph is compiled.
     """

@@ -283,7 +283,7 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
     """Return an observation with a problem if replays of the graph with new values give wrong results, change inputs or
-    write to freed memory, else None.
+    write to freed memory, else None. ``old`` has the results of the values at capture.
     """
     for turn in range(REPLAYS):
         changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
@@ -331,7 +331,7 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
 
 
 def _describe_trespass(damaged: int, when: str) -> str:
-    """Return a sentence that says how many bytes of freed memory were written, and when."""
+    """Return a sentence which says that ``damaged`` bytes of freed memory were written, and when."""
     return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
 
 

@@ -155,7 +155,7 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
-        """Whether all tried pairs of seeds that are ``1 << bits`` apart give the same results."""
+        """Whether ``run`` gives the same results for both seeds of all tried pairs, which are ``1 << bits`` apart."""
         return all(
             not bitwise_difference(_run_with_seed(op, case, run, s + (1 << bits)), _run_with_seed(op, case, run, s))
             for s in range(PAIRS)

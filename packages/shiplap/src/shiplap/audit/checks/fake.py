@@ -71,8 +71,8 @@ def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return in words the first difference between real and fake outputs, in properties or in shared memory with
-    inputs. Empty if there is none.
+    """Return in words the first difference between the outputs ``real`` and ``fake``, in properties or in the memory
+    that they share with the inputs ``args`` and ``fakes``. Empty if there is none.
     """
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"

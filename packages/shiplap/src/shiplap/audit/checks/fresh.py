@@ -89,8 +89,8 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
 
 
 def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
-    """Return ``(output number, name of the tensor that it shares memory with)``, or None. Tensors without elements
-    share nothing.
+    """Return ``(output number, name)`` for the first of ``outs`` that shares memory with one of ``others`` or with
+    another output, or None. Tensors without elements share nothing.
     """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()

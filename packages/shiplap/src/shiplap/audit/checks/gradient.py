@@ -315,8 +315,8 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
         return ""
 
     def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of all tensors that can have one, for random gradients of the outputs. Empty if no
-        output requires a gradient.
+        """Return the gradients, in the results of ``forward(args)``, of all tensors that can have one, for random
+        gradients of the outputs. Empty if no output requires a gradient.
         """
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]

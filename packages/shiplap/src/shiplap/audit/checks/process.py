@@ -373,8 +373,8 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """Return in words the memory that every round of ``calls`` runs has left behind, empty if it is below
-    the limits.
+    """Return in words the memory that every round of ``calls`` runs has left behind, from ``growths``, objects and
+    bytes of each round. Empty if it is below the limits.
     """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))
