@@ -389,23 +389,23 @@ class SparseTensor(Arithmetic):
         return self.replace(self.feats.clone())
 
     def half(self) -> SparseTensor:
-        """Return the tensor with features of float16."""
+        """Return the tensor with features of float16 on the same voxels."""
         return self.to(torch.float16)
 
     def bfloat16(self) -> SparseTensor:
-        """Return the tensor with features of bfloat16."""
+        """Return the tensor with features of bfloat16 on the same voxels."""
         return self.to(torch.bfloat16)
 
     def float(self) -> SparseTensor:
-        """Return the tensor with features of float32."""
+        """Return the tensor with features of float32 on the same voxels."""
         return self.to(torch.float32)
 
     def double(self) -> SparseTensor:
-        """Return the tensor with features of float64."""
+        """Return the tensor with features of float64 on the same voxels."""
         return self.to(torch.float64)
 
     def type_as(self, other: Tensor | SparseTensor) -> SparseTensor:
-        """Return the tensor with features of the dtype of ``other``."""
+        """Return the tensor with features of the dtype of ``other`` on the same voxels."""
         return self.to(other.dtype)
 
     def cpu(self) -> SparseTensor:
@@ -465,8 +465,8 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors ``[b, c,
-    *spatial]``.
+    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors
+    ``[b, c, *spatial]``.
 
     Raises:
         ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.
@@ -486,6 +486,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     moved, scenes = [], 0
     for t in tensors:
         b = t.coords[:, :1]
+        # Padding keeps its -1.
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)

@@ -130,6 +130,7 @@ class SparseConvolution(SparseModule):
         """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
         order of spconv's checkpoints. ``factory`` has their device and dtype.
         """
+        # The other layers make no new voxels.
         if self.record_voxel_count and not self.subm and not self.inverse:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
@@ -204,6 +205,7 @@ class SparseConvolution(SparseModule):
             # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
         plan = data.way_back if self.inverse else data.plan
+        # The taps of the flat weight are in the order of the table's columns.
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)
@@ -231,7 +233,7 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the layer as text."""
+        """Return the sizes and options of the layer as text, for its ``repr``."""
         text = f"{self.in_channels}, {self.out_channels}, "
         names = "kernel_size", "stride", "padding", "dilation", "output_padding"
         text += ", ".join(f"{name}={getattr(self, name)}" for name in names)
@@ -495,18 +497,18 @@ class SubMConv2d(_SubM):
 
 
 class SubMConv3d(_SubM):
-    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n,
-    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
-    are those of :class:`SparseConvolution`.
+    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
-    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n,
-    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
-    are those of :class:`SparseConvolution`.
+    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n, in_channels]`` ->
+    ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 4

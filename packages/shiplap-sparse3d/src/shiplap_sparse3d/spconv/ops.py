@@ -142,6 +142,7 @@ def get_indice_pairs_implicit_gemm(
     parts = _mask_parts(algo, taps)
     here = _hit_masks(forward, parts, do_sort)
     there = _hit_masks(backward, parts, do_sort) if is_train and not subm else ([], [])
+    # spconv has them as unsigned words of 32 bits.
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
     return (
@@ -166,8 +167,8 @@ def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits ``int32
-    [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
+    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits
+    ``int32 [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
     """
     taps, rows = table.shape
     words = -(-taps // 32)

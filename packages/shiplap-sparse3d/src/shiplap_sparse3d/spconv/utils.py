@@ -104,8 +104,8 @@ class PointToVoxel:
         return voxels, indices, counts.int(), voxel
 
     def _cells_of_points(self, pc: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid, ``int64
-        [n]``, -1 outside the range.
+        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid,
+        ``int64 [n]``, -1 outside the range.
         """
         position = pc[:, : self.ndim].flip(1)
         low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
@@ -118,8 +118,8 @@ class PointToVoxel:
         return cells, torch.where(inside, number, -1)
 
     def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels ``int32 [m,
-        ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
+        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels
+        ``int32 [m, ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
         """
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])
@@ -137,6 +137,7 @@ def _rank_in_group(group: Tensor, groups: int) -> Tensor:
     [n]``.
     """
     order = group.argsort(stable=True)
+    # Elements without a group, -1, are counted in front.
     sizes = torch.bincount(group + 1, minlength=groups + 1)
     start = (sizes.cumsum(0) - sizes)[group[order] + 1]
     rank = torch.empty_like(group)
@@ -151,6 +152,7 @@ def gather_features_by_pc_voxel_id(
     ``pc_voxel_id [n]``), or ``invalid_value`` for a point without a voxel (-1).
     """
     ids = pc_voxel_id.to(seg_res_features.device).long()
+    # Without a voxel there is no row to read.
     if seg_res_features.shape[0] == 0:
         return seg_res_features.new_full((ids.shape[0], *seg_res_features.shape[1:]), invalid_value)
     valid = (ids >= 0).reshape(-1, *[1] * (seg_res_features.ndim - 1))

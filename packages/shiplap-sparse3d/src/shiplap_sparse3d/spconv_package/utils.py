@@ -74,8 +74,8 @@ class _Point2Voxel:
         self.grid_size = self._voxels.grid_size
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``, ``indices [m,
-        ndim]`` (z, y, x) and ``num_per_voxel [m]``.
+        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``,
+        ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``.
         """
         return self._run(points, False)
 
@@ -182,6 +182,7 @@ class VoxelGenerator:
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)
         extent = (self.point_cloud_range[3:] - self.point_cloud_range[:3]) / self.voxel_size
+        # Rounded, since the quotient of floats may fall just below a whole number.
         self.grid_size = np.round(extent).astype(np.int64)  # in the order x, y, z
         self.max_num_points_per_voxel, self._max_voxels, self._full_mean = max_num_points, max_voxels, full_mean
 

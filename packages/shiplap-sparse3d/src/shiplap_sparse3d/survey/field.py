@@ -167,7 +167,7 @@ class _PassRecord:
 
 
 def _window_axes(window: _FieldWindow) -> Iterator[tuple[int, int, int]]:
-    """Yield (span, kernel, dilation) of ``window`` for each axis."""
+    """Return an iterator over the axes of ``window``, with (span, kernel, dilation) of each in cells."""
     return zip(window.span, window.kernel, window.dilation, strict=True)
 
 
@@ -223,7 +223,7 @@ def _window_of(module: nn.Module) -> _FieldWindow | None:
 
 
 def _as_triple(values: Sequence[int]) -> Triple:
-    """Return three values as a tuple of three Python integers."""
+    """Return three numbers as a tuple of three Python integers."""
     x, y, z = values
     return int(x), int(y), int(z)
 

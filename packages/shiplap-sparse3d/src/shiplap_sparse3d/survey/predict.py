@@ -220,7 +220,7 @@ def _context_cells(model: SurveyModel) -> int:
 
 
 def _box_end(box: CellBox) -> Triple:
-    """Return the first cell beyond ``box`` on each axis."""
+    """Return the first cell beyond ``box`` on each axis, that is its origin plus its shape."""
     x, y, z = (first + cells for first, cells in zip(box.origin, box.shape, strict=True))
     return x, y, z
 

@@ -20,6 +20,7 @@ class _ListsPublicNames(ABCMeta):
     _public_names: frozenset[str]
 
     def __dir__(cls) -> list[str]:
+        """Return the names with an underscore and those in ``_public_names``."""
         return sorted(n for n in super().__dir__() if n.startswith("_") or n in cls._public_names)
 
 

@@ -59,7 +59,9 @@ _OTHER = None  # any other value
 _Value = Any  # one of the six
 _Stack = list[_Value]
 
+# Instructions without an effect on the values on the stack.
 _QUIET = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "PRECALL", "RESUME", "COPY_FREE_VARS", "MAKE_CELL"))
+# The ways in which the versions of Python load a variable of a function.
 _FAST = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_FAST_MAYBE_NULL")
 # How many values an instruction takes from the stack. Of any other one it is not known.
@@ -80,6 +82,7 @@ _TAKES = {
 }
 # Functions that show a value, or ask of what kind it is; pytest's show the values of an assertion that fails.
 _SHOWING = (callable, format, id, isinstance, print, repr, str, type)
+# pytest rewrites assertions such that they pass their operands to functions of its own.
 _SHOWING_PACKAGE = "_pytest"
 # Instructions after which the parameter is where it was: its truth, its identity, or nothing is asked for.
 _KEEPING = ("GET_ITER", "UNPACK_SEQUENCE", "LIST_APPEND", "SET_ADD")
@@ -126,6 +129,7 @@ class _SavedReadsWalk:
         parameter whose reads are collected.
         """
         while True:
+            # Wrappers are taken off until the Python function is reached that receives the value.
             if isinstance(fn, functools.partial):
                 position = position + len(fn.args) if isinstance(position, int) else position
                 fn = fn.func
@@ -325,6 +329,7 @@ class _CodeBodyWalk:
         args = [self.pop() for _ in range(count)][::-1]
         pair = [self.pop(), self.pop()]
         self.push(_OTHER)
+        # The function stands before or behind a NULL, as the version of Python has it.
         called = next((v for v in pair if isinstance(v, (_KnownValue, _InnerFunction))), _OTHER)
         if any(v is _PARAMETER for v in pair):
             self.fail("it is called")

@@ -14,6 +14,7 @@ from shiplap.declare.values import Args, Result, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 
+# Part of an explained error, by which it is recognised and not explained twice.
 AUTOCAST = "in a torch.autocast region"
 Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 

@@ -64,6 +64,7 @@ Samples = TypeVar("Samples", bound=Sampler)
 compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names it
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+# Set here, since declare must not import dispatch.
 code_walk.find_op = declared_ops.get
 
 
@@ -163,8 +164,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
-        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
+        is copied if it is not. No gradient is recorded, and the version of ``out`` is counted up, so that autograd
+        notices the change. Native code runs a call with lists of tensors only where gradients are off, under
+        ``torch.no_grad()`` for example.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
@@ -230,6 +232,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             return decorate
         self._name_foreign_author(f"a kernel for {device}")
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        # All terms are read before the first kernel is attached, so that an error leaves the op as it was.
         for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
             self._attach(code.bind(self.spec, terms))
         return implementation
@@ -273,8 +276,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
         ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
 
-        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
-        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is examined
+        when one is requested: if autograd does not record all of it, the reference gives the gradients there, or they
         are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
@@ -389,6 +392,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         previous = declared_ops.get(self.spec.name)
         if previous is not None:
+            # Another function under the same name would replace the first without a trace.
             if not _is_same_home(previous.reference, self.reference):
                 raise error(
                     "SL108",

@@ -177,6 +177,7 @@ class RegisteredOp(Executor):
         """Define the op in torch: its overloads, fake, vmap and autocast rules, autograd and out-variant."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
+        # An op with view results is traced through its reference, and has no part below autograd.
         if spec.view:
             self._define_composed(there)
             self.mutating_overload = self.below_autograd = self.overload = there.overload(name)

@@ -54,7 +54,7 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The rows of the table below the headline."""
+        """The rows of the table that is printed below the headline."""
 
     def __bool__(self) -> bool:
         """Raise SL504, since a verdict has more than two values and must be compared with a text."""

@@ -167,12 +167,12 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def is_autocast_on(kind: str) -> bool:
-    """Whether autocast of the device type ``kind`` sees the calls of this thread."""
+    """Return whether autocast of the device type ``kind`` sees the calls of this thread."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
+    """Return whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
 
     The calls that autocast and fake tensors make exclude autocast, so that torch says that it is off. The depth of
     nested regions still counts the one around them, which torch gives only as the result of a change.

@@ -244,7 +244,7 @@ def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
 
 
 def _mismatch(name: str, got: object, expected: object) -> Exception:
-    """Return the error SL830 of a cache that was made for a call with another ``name``."""
+    """Return the error SL830 of a cache whose ``name`` is ``got``, and not ``expected`` as in the call."""
     return error("SL830", where=f"neighbor_cache, {name}", got=got, expected=expected)
 
 
@@ -370,6 +370,7 @@ def build_neighbor_cache(
     grid = _as_tuple(input_sparse_shape)
     usual = torch.Size(grid or ()) if submanifold else _usual_grid(grid or (), taps, transpose)
     reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
+    # The kernels that find voxels in grids take boxes of int32 voxels in up to three axes.
     plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
     plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
     if plain and output_coords is None and grid is not None:
@@ -384,6 +385,7 @@ def build_neighbor_cache(
         elif output_coords is None:
             output_coords = _reached_voxels(input_coords, taps, grid, reached, transpose)
         ends = with_scene(input_coords), with_scene(output_coords)
+        # A transposed convolution is the way back of the one from its outputs to its inputs.
         wide, outputs = reversed(ends) if transpose else ends
         made = connect_by_offsets(wide, outputs, taps.columns(input_coords.device), taps.steps)
         plan = replace(made, symmetric=symmetric)

@@ -293,6 +293,7 @@ def sparse_conv3d(
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
         cache = SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
     cache.check(feats.shape[0], grid, window)
+    # Values are not compared, since a GPU would have to be waited for.
     if out_coords is not None and out_coords.shape != cache.out_coords.shape:
         raise error(
             "SL208",
@@ -513,9 +514,10 @@ def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tens
 def _gradients(
     grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from ``grad [m,
-    co]``. They are None for tensors that require none.
+    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from
+    ``grad [m, co]``. They are None for tensors that require none.
     """
+    # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
     b = None if bias is None else bias.detach().requires_grad_(bias.requires_grad)
     leaves = [t for t in (x, w, b) if t is not None and t.requires_grad]

@@ -74,8 +74,6 @@ def can_record(op: Op) -> bool:
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
     """Let the C++ library record the calls of ``op``. Return the library and the address of the op's route in it, or
     None where Python records: for other gradients, or without the library.
-
-    None for an op whose calls Python records, and where the library is not built.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
