@@ -191,7 +191,7 @@ class _PlanBuilder:
             self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
-            same = rules.same_dtype(at, kind.dtype_class, self.origin(variable))
+            same = rules.same_dtype(at, kind, self.origin(variable))
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:

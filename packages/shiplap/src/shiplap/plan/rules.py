@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from shiplap import dtypes
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.spec import Arg
+from shiplap.declare.spec import Arg, TensorType
 from shiplap.plan.expression import (
     Expression,
     TensorPlace,
@@ -122,13 +123,18 @@ def dtype_variable(dtype_class: str) -> Expression:
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
-def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
+def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
     """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
-    dtype class.
+    dtype class of ``kind``. Its fix is an annotation for this argument; members of one list have one dtype.
     """
-    bound = dtype_variable(dtype_class)
-    expected = (bound, ", as ", *origin, f" ({dtype_class})")
-    return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg)
+    bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
+    pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
+    classes = next((pair[name] for name in pair if name in kind.dtypes), ())
+    if classes and not at.many:
+        annotation = " | ".join(str(replace(kind, dtype_class=each)) for each in classes)
+        fix += f", or give {at.arg} a dtype class of its own in the declaration: {at.arg}: {annotation}"
+    expected = (bound, ", as ", *origin, f" ({kind.dtype_class})")
+    return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg, fix=fix)
 
 
 def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
