@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +23,6 @@ Examples:
   shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --workers 4 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --scheduler tcp://10.0.0.1:8786
-  shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
 
 \b
 The same command goes on with a survey that was stopped.
@@ -38,24 +36,14 @@ Exit status:
 def command(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A LAS, LAZ or COPC file.")],
     target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The .las or .laz file to write.")],
-    model: Annotated[
-        str, typer.Option("--model", metavar="TARGET", help="module:name or file.py:name of a SurveyModel.")
-    ],
+    model: Annotated[str, typer.Option("--model", metavar="TARGET", help="SurveyModel: module:name or file.py:name.")],
     tile: Annotated[int | None, typer.Option("--tile", metavar="CELLS", help="Voxels of a tile along x and y.")] = None,
     halo: Annotated[int | None, typer.Option("--halo", metavar="CELLS", help="Voxels that a tile sees around.")] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="For points and classes; OUTPUT.survey by default.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", help="By default OUTPUT.survey.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Start a Dask cluster of N processes here.")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this Dask scheduler.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option("--device", help="Device to run on; with workers, cuda takes the GPUs in turn.")
-    ] = "cpu",
+    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Start Dask workers.")] = None,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster.")] = None,
+    device: Annotated[str, typer.Option("--device", help="For the network; cuda: workers take GPUs in turn.")] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: what was done.")] = False,
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
@@ -67,6 +55,7 @@ def command(
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey
 
+        where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
         embedded = workers is None and scheduler is None
         if embedded:
             verbs.require_device(device)
@@ -79,19 +68,8 @@ def command(
                 else:
                     advance(stage, done, total, note)
 
-            result = survey(
-                source,
-                target,
-                loaded,
-                tile=tile,
-                halo=halo,
-                folder=folder,
-                keep=keep,
-                workers=workers,
-                scheduler=scheduler,
-                device=device,
-                progress=progress,
-            )
+            tiles = {"tile": tile, "halo": halo}
+            result = survey(source, target, loaded, **tiles, folder=folder, keep=keep, progress=progress, **where)
     if json:
         verbs.emit_json(result.json())
     else:
@@ -112,48 +90,31 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
             cloudpickle.register_pickle_by_value(module)
     made: Any = getattr(module, name, None) if name else None
+    got, expected = f"a {type(made).__name__}", "a SurveyModel, or a function that returns one"
     if made is None:
         names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
-        meant = verbs.near_miss(name, names)
-        raise error(
-            "SL825",
-            where=f"--model {target}",
-            got=f"no {name!r}" if name else "no name",
-            expected=meant or "module:name",
-        )
-    if callable(made) and not isinstance(made, SurveyModel):
-        made = _call_model_factory(target, made)
-    if not isinstance(made, SurveyModel):
-        got = f"a {type(made).__name__}"
-        raise error(
-            "SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one"
-        )
-    return made
-
-
-def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
-    """Return the result of the user's function. Raises SL825 if the function raises, as for missing weights."""
-    try:
-        return function()
-    except ShiplapError:
-        raise
-    except Exception as failure:
-        got = " ".join(f"{type(failure).__name__}: {failure}".split())
-        raise error(
-            "SL825", where=f"--model {target}", got=got, expected="a function that returns a SurveyModel"
-        ) from failure
+        got, expected = f"no {name!r}" if name else "no name", verbs.near_miss(name, names) or "module:name"
+    elif callable(made) and not isinstance(made, SurveyModel):
+        try:
+            made = made()
+            got = f"a {type(made).__name__}"
+        except ShiplapError:
+            raise
+        except Exception as failure:  # the user's function, as for missing weights
+            got = " ".join(f"{type(failure).__name__}: {failure}".split())
+    if isinstance(made, SurveyModel):
+        return made
+    raise error("SL825", where=f"--model {target}", got=got, expected=expected)
 
 
 def _print_survey(result: SurveyResult) -> None:
     """Print the numbers of a survey: points, tiles, halo, stride, time, memory and output."""
-    rows = [
-        ("points", f"{result.points:,}"),
-        ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),
-        ("halo", f"{result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}"),
-        ("stride", f"{max(result.field.stride[:2])} voxels"),
-        ("time", f"{result.seconds:.1f} s"),
-        ("memory", f"{result.peak_mb:,.0f} MB at most"),
-        ("output", result.output),
-    ]
-    for name, value in rows:
-        verbs.out().print(f"{name:7} {value}", markup=False)
+    field = result.field
+    text = f"""points  {result.points:,}
+tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now
+halo    {result.halo} voxels; the network sees {max(field.before[:2] + field.after[:2])}
+stride  {max(field.stride[:2])} voxels
+time    {result.seconds:.1f} s
+memory  {result.peak_mb:,.0f} MB at most
+output  {result.output}"""
+    verbs.out().print(text, markup=False, soft_wrap=True)

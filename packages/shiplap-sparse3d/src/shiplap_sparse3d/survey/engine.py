@@ -4,52 +4,67 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
-from shiplap_sparse3d.survey.job import SurveyJob
+from shiplap_sparse3d.survey.tasks import SurveyJob
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Task = Callable[[SurveyJob, Item], Result]
 
-_THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits for classes and writes them
+THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits for classes and writes them
+LOOK = 1.0  # seconds between looks at the state of the workers
 
 
 class SurveyEngine:
-    """Runs the tasks of a survey in this process: one after the other, or in a few threads if the network is on a GPU.
+    """Runs the tasks of a survey in this process.
 
     Args:
-        threads: the number of threads, by default as above. On a CPU the network uses all cores itself.
+        threads: the number of threads. A network on a CPU uses all cores itself, and one on a GPU takes ``THREADS``.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self._threads = threads
+    def __init__(self, threads: int = 1) -> None:
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads)
 
     def share(self, job: SurveyJob) -> None:
-        """Make ``job`` available to the tasks that are run from now on."""
+        """Keep ``job``, which is the first argument of every task that is run from now on."""
         self._job = job
 
     def run(
-        self, task: Callable[[SurveyJob, Item], Result], items: Iterable[Item], *, ordered: bool = False
+        self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        """Yield each item with the result of its task, as they are ready or, if ``ordered``, in the order of items."""
-        job = self._job
-        threads = self._threads or (1 if job.model.device.type == "cpu" else _THREADS)
-        if threads == 1:
-            yield from ((item, task(job, item)) for item in items)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            begun: deque[tuple[Any, Future[Result]]] = deque()
-            try:
-                for item in items:
-                    begun.append((item, pool.submit(task, job, item)))
-                    if len(begun) > threads:
-                        done, future = begun.popleft()
-                        yield done, future.result()
-                for done, future in begun:
-                    yield done, future.result()
-            finally:
-                pool.shutdown(cancel_futures=True)
+        """Yield (item, ``task(job, item)``) for each of ``items``, as they are ready or, if ``ordered``, in order.
+
+        Only a few tasks are begun ahead of those that have been yielded, so memory does not depend on their number.
+        """
+        waiting, running = deque(items), dict[Future[Result], Item]()
+        try:
+            while waiting or running:
+                room = self._count_places() - len(running)
+                for _ in range(min(room, len(waiting))):
+                    future = self._submit(task, waiting[0])
+                    running[future] = waiting.popleft()
+                first = [next(iter(running))] if ordered else running
+                for future in wait(first, LOOK, FIRST_COMPLETED).done:
+                    item = running.pop(future)
+                    yield item, self._take_result(future, f"{task.__name__} {item}")
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _count_places(self) -> int:
+        """Return how many tasks may be begun at a time, which is one at least."""
+        return self._threads + 1
+
+    def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
+        """Begin ``task`` for ``item``, and return its future."""
+        return self._pool.submit(task, self._job, item)
+
+    def _take_result(self, future: Future[Result], name: str) -> Result:
+        """Return the result of the ended ``future`` of the task ``name``, or raise its error."""
+        return future.result()
 
     def close(self) -> None:
-        """Release what the engine has started, which is nothing here."""
+        """End the threads, after the tasks that they have begun."""
+        self._pool.shutdown(cancel_futures=True)
