@@ -148,7 +148,7 @@ class DaskEngine(SurveyEngine):
             got = f"{type(failure).__name__}: {failure}".splitlines()[0]
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
             raise error("SL827", where=str(self._cluster), got=got, expected=expected) from None
-        self._pool, self._seen = self._client.get_executor(pure=False), time.monotonic()
+        self._seen = time.monotonic()
 
     def _count_threads(self) -> int:
         """Return how many tasks all workers run at a time. Raises ``_LostError`` if the scheduler does not answer."""
@@ -206,7 +206,16 @@ class DaskEngine(SurveyEngine):
     def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
         """Send ``task`` for ``item`` to the cluster, and return its future."""
         key = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # the name is on the dashboard
-        future: Future[Result] = self._pool.submit(_run_task, self._ticket, task, item, key=key)
+        future: Future[Result] = Future()
+        future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
+
+        def pass_on(sent: Any) -> None:
+            try:
+                future.set_result(sent.result(_PATIENCE))
+            except BaseException as failure:
+                future.set_exception(failure)
+
+        self._client.submit(_run_task, self._ticket, task, item, key=key, pure=False).add_done_callback(pass_on)
         return future
 
     def _take_result(self, future: Future[Result], name: str) -> Result:
