@@ -162,6 +162,7 @@ class Arithmetic(SummableTensor):
             out = func(*rows, **named)
         except RuntimeError as wrong:
             shapes = [tuple(value.shape) for value in (*rows, *named.values()) if isinstance(value, Tensor)]
+            # torch has no error class of its own for operands that do not broadcast.
             if "must match the size" not in str(wrong):
                 raise
             raise self._broadcast_error(name, shapes) from wrong

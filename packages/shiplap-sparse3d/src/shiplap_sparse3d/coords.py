@@ -148,6 +148,7 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
     refuse_rows(op, voxels & ~inside_grid(coords, shape), "coords row {row} is outside spatial_shape " + grid)
     if bool((coords[:, 0].long() >= _max_scenes(shape)).any()):
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {grid} of 2^63 cells or more")
+    # Padding gets one key that no voxel has, and is left out of the comparison.
     keys, at = torch.where(voxels, keys_of(coords, shape), NO_KEY).sort(stable=True)
     repeated = (keys[1:] == keys[:-1]) & (keys[1:] != NO_KEY)
     twins = torch.zeros_like(voxels).scatter(0, at[1:], repeated)

@@ -130,6 +130,7 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
     and for weights that are missing or have another shape.
     """
     wanted = network.state_dict()
+    # Checkpoints of old versions of torch lack this counter, and evaluation does not read it.
     names = [name for name in wanted if not name.endswith("num_batches_tracked")]
     first = names[0] if names else ""
     prefixes = [n[: -len(first)] for n in checkpoint.weights if n == first or n.endswith("." + first)]
@@ -148,6 +149,7 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
     if missing:
         raise _checkpoint_error(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
     try:
+        # Not strict, since only those counters can be missing here.
         network.load_state_dict(given | _kernels_of_today(network, given), strict=False)
     except RuntimeError as e:
         raise _checkpoint_error(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
@@ -322,6 +324,7 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
                 fix="see 'shiplap doctor' for lines of the network that read numbers from tensors",
             ) from e
         finally:
+            # The comparison below needs the numbers that the network itself reads.
             module.numbers = None
         _compare_program(program, module, example)
     return program
@@ -332,8 +335,10 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
     network reads from its tensors then matter to its results.
     """
     features, coords = example
+    # Every voxel, every second and every third one: other numbers of them than in the example.
     for step in (1, 2, 3):
         scene = features[step - 1 :: step], coords[step - 1 :: step]
+        # A program is exported for two voxels at least.
         if len(scene[0]) < 2:
             continue
         got, want = (leaves(call(*scene)) for call in (program.module(), module))

@@ -181,6 +181,7 @@ def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group:
         [*out.feats.shape, out.batch_size, DTYPES.index(out.feats.dtype), *(*out.spatial_shape, 0, 0)[:3]]
         for out in outputs
     ]
+    # A fixed size, so that the receiver needs no message before it.
     told = torch.zeros(MOST, 7, dtype=torch.int64)
     told[: len(lines)] = torch.tensor(lines)
     dist.send(told.to(device), group=group, group_dst=rank)

@@ -63,6 +63,7 @@ def sparse_quantize(
         raise error("SL201", where=f"{where}, argument 'points'", got=f"{points.dim()} dims", expected="[p, d]")
     if conflict not in ("vote", "ignore"):
         raise error("SL208", where=f"{where}, argument 'conflict'", got=repr(conflict), expected="'vote' or 'ignore'")
+    # Halves are too coarse for cells, and float64 holds every int32.
     wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
     edge = torch.as_tensor(size, dtype=wide, device=points.device)
     if edge.shape not in ((), (1,), points.shape[1:]) or not bool((edge > 0).all()):

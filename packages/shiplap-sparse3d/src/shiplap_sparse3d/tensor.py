@@ -486,6 +486,7 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     moved, scenes = [], 0
     for t in tensors:
         b = t.coords[:, :1]
+        # Padding keeps its -1.
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)

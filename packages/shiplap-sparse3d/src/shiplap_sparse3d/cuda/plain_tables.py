@@ -79,6 +79,7 @@ def subm_table(
     word = status.word(coords.device)
     if not out.numel():
         return
+    # A submanifold kernel is centred on its voxel.
     padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
     window, coords, n = (
         TableWindow(shape, shape, kernel, (1, 1, 1), padding, dilation),

@@ -120,6 +120,7 @@ def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, 
     if v:
         inputs.fill_(-1)
         outputs.fill_(-1)
+        # Tap by tap, so that one running sum gives the places of the pairs of all taps.
         reached = counts.flatten().cumsum(0).view(v, blocks)  # int64
         ends[1:] = reached[:, -1]
         _pairs[(blocks,)](table, reached, inputs, outputs, n, v, blocks, ROWS=ROWS, TAPS=TAPS)
@@ -146,6 +147,7 @@ def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends:
         ROWS=ROWS,
         TAPS=TAPS,
     )
+    # The counts stand behind a leading 0, so their sums are the begins and the last end.
     ends.copy_(ends.cumsum(0))
     taps.fill_(-1)
     _list[(blocks,)](unions, ends, taps, TAPS=TAPS)

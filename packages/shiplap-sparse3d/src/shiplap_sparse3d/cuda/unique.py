@@ -161,6 +161,7 @@ def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -
         return
     ordered, rows = index.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=index.device), out_int32=True)
+    # The grid below has one program at least, which checks the segment numbers.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     _mean[(max(m, 1), max(1, -(-c // channels)))](
         feats,

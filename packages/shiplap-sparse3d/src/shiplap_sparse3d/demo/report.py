@@ -69,6 +69,7 @@ def _chart(losses: Sequence[float]) -> dict[str, Any]:
     """Return the values that the template draws the loss curve from: the points of an SVG polyline, its box, and the
     labels along both axes with their positions.
     """
+    # A single step has no distance to the next one.
     top, last = _round_up(max(losses)), max(1, len(losses) - 1)
     points = [(_LEFT + i * _WIDTH / last, _TOP + _HEIGHT * (1 - loss / top)) for i, loss in enumerate(losses)]
     steps = dict.fromkeys((0, last // 2, len(losses) - 1))

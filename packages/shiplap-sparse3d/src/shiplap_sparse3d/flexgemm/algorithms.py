@@ -68,6 +68,7 @@ class PlanCache:
         """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:
+            # Each part needs a tap, and holds MAX_PART of them at most.
             parts = max(min(splitk, taps), -(-taps // MAX_PART))
         elif algorithm.startswith("masked") and wants_sorted(self._built.table):
             parts = -1  # only the masked kernels skip taps, for which the table has to be sorted

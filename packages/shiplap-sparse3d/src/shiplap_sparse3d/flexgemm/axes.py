@@ -45,6 +45,7 @@ def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, i
                 options[name] = per_axis(options[name], name, ndim)
         return call(*given, **options)
 
+    # Tracebacks and documentation show the name for this number of axes.
     on_axes.__name__ = on_axes.__qualname__ = f"{call.__name__}{ndim}d"
     on_axes.__module__, on_axes.__doc__ = call.__module__, f":func:`{call.__name__}` for {AXES[ndim]} axes."
     return on_axes

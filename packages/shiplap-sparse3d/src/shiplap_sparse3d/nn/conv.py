@@ -266,6 +266,7 @@ class SubMConv3d(Convolution):
             number = 0
             for step, size in zip(cell, box, strict=True):
                 number = number * size + step + size // 2
+            # The number of the cell in the box, the last axis fastest, as in the weight.
             taps.append(number)
         return box, tuple(taps)
 

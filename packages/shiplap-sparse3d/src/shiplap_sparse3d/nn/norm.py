@@ -81,7 +81,9 @@ class InstanceNorm(SparseModule):
         if x.feats.shape[1] != self.num_features:
             raise other_channels("InstanceNorm", x.feats, self.num_features, "num_features")
         coords, scenes, wide = x.geometry.coords, x.batch_size, torch.promote_types(x.feats.dtype, torch.float32)
+        # Padding reads the statistics of scene 0, and becomes zeros at the end.
         scene, feats = coords[:, 0].long().clamp_min(0), torch.where(x.is_voxel, x.feats.to(wide), 0)
+        # Deviations from the mean come first, since a difference of large sums loses digits.
         centred = feats - pooling.global_pool(feats, coords, scenes).index_select(0, scene)
         var = pooling.global_pool(centred.square(), coords, scenes).index_select(0, scene)
         out = row_norms.scale_and_shift(centred, var, self.weight, self.bias, self.eps)
@@ -216,7 +218,9 @@ def batch_norm(
         assert var is not None
         assert batches is not None
         with torch.no_grad():
+            # Without a voxel there was no batch to learn from.
             batches.add_((voxels > 0).to(torch.int64))
+            # As in torch, a momentum of None is the average of all batches.
             step = 1 / batches.clamp_min(1) if norm.momentum is None else norm.momentum
         row_norms.update_running_stats(mean, var, step, voxels, *seen)
     return out

@@ -130,6 +130,7 @@ class SparseConvolution(SparseModule):
         """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
         order of spconv's checkpoints. ``factory`` has their device and dtype.
         """
+        # The other layers make no new voxels.
         if self.record_voxel_count and not self.subm and not self.inverse:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups

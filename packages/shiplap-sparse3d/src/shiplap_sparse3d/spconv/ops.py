@@ -142,6 +142,7 @@ def get_indice_pairs_implicit_gemm(
     parts = _mask_parts(algo, taps)
     here = _hit_masks(forward, parts, do_sort)
     there = _hit_masks(backward, parts, do_sort) if is_train and not subm else ([], [])
+    # spconv has them as unsigned words of 32 bits.
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
     return (

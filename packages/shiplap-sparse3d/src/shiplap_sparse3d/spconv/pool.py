@@ -110,6 +110,7 @@ class IndicePool(SparseModule):
         # ``pooled``: the plan of convolutions is built when an inverse layer needs it.
         build = {"subm": self.subm, "training": self.training, "pooled": True}
         data = indices.build_record(where, input, window, self.algo, **build)
+        # In spconv autocast narrows pooling, too.
         features = self._reduce(autocast_features(input.features), data.pool_plan)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
         if self.indice_key is not None:

@@ -137,6 +137,7 @@ def _rank_in_group(group: Tensor, groups: int) -> Tensor:
     [n]``.
     """
     order = group.argsort(stable=True)
+    # Elements without a group, -1, are counted in front.
     sizes = torch.bincount(group + 1, minlength=groups + 1)
     start = (sizes.cumsum(0) - sizes)[group[order] + 1]
     rank = torch.empty_like(group)
@@ -151,6 +152,7 @@ def gather_features_by_pc_voxel_id(
     ``pc_voxel_id [n]``), or ``invalid_value`` for a point without a voxel (-1).
     """
     ids = pc_voxel_id.to(seg_res_features.device).long()
+    # Without a voxel there is no row to read.
     if seg_res_features.shape[0] == 0:
         return seg_res_features.new_full((ids.shape[0], *seg_res_features.shape[1:]), invalid_value)
     valid = (ids >= 0).reshape(-1, *[1] * (seg_res_features.ndim - 1))

@@ -77,6 +77,7 @@ def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -
     """
     here = _as_int64(hashmap_keys)
     slots = torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
+    # Slots are looked up and not values, which may have any dtype.
     slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _as_int64(keys))
     values = _as_signed(hashmap_values)
     return torch.where(slot >= 0, values[slot.long()], -1).to(values.dtype).view(hashmap_values.dtype)
@@ -248,6 +249,7 @@ def neighbor_map_post_process_for_masked_implicit_gemm_1(
     The lists have an entry for each pair, which depends on the data. At most 32 taps.
     """
     code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
+    # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.
     pairs = chosen_rows(inputs >= 0)
     inputs, outputs = inputs.index_select(0, pairs), outputs.index_select(0, pairs)
     return code, order, inputs.view(torch.uint32), outputs.view(torch.uint32), ends.int().view(torch.uint32)
@@ -442,5 +444,6 @@ def register_torch_ops() -> torch.library.Library | None:
     library = torch.library.Library("flex_gemm", "FRAGMENT")
     for name, (schema, function) in TORCH_OPS.items():
         library.define(name + schema)
+        # Composite, so that gradients and compilation go through the ops of this package.
         library.impl(name, function, "CompositeImplicitAutograd")
     return library

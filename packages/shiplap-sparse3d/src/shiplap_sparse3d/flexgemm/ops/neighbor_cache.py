@@ -370,6 +370,7 @@ def build_neighbor_cache(
     grid = _as_tuple(input_sparse_shape)
     usual = torch.Size(grid or ()) if submanifold else _usual_grid(grid or (), taps, transpose)
     reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
+    # The kernels that find voxels in grids take boxes of int32 voxels in up to three axes.
     plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
     plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
     if plain and output_coords is None and grid is not None:

@@ -39,6 +39,7 @@ def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor
         hits = table >= 0
         rows = torch.cat([feats, feats.new_ones(1, feats.shape[1])])[table.long()]  # a miss reads the ones
         return torch.where(hits.any(1, keepdim=True), rows.prod(1), 0)
+    # Only a gradient needs the map of the way back, which is computed.
     back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
     # The kernels have a maximum only.
     if reduce == "min":

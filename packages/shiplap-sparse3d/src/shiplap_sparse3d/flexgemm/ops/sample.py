@@ -118,6 +118,7 @@ def sparse_upsample(
         "sparse_upsample", coords, shape, scale_factor, output_coords, output_shape, neighbor_cache, up=True
     )
     if mode == "nearest":
+        # Only a gradient needs the map of the way back, which is computed.
         back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
         return on_outputs(pooling.sum_pool(feats, cache.fwd_map, back), cache)
     lead, cells = coords.shape[1] - len(scale_factor), shape[coords.shape[1] - len(scale_factor) : coords.shape[1]]
@@ -202,6 +203,7 @@ def _sample_linear(
     """
     lead = points.shape[1] - axes
     corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
+    # Batch columns are whole numbers, between which nothing is interpolated.
     lowest = torch.cat([points[:, :lead].round(), points[:, lead:].floor()], 1)
     part = (points - lowest)[:, None, lead:]
     ahead = torch.tensor(corners, device=points.device)[:, lead:].bool()
@@ -210,6 +212,7 @@ def _sample_linear(
     weights = torch.where(rows >= 0, weights, 0)
     total = weights.sum(1)
     if padding_mode == "normalize":
+        # Where no voxel exists all weights are 0, and remain so.
         weights = weights / total[:, None].clamp_min(1e-12)
     return indice_weighted_sum(feats, rows, weights), total
 

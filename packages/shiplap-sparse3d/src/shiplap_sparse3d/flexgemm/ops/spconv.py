@@ -516,6 +516,7 @@ def _gradients(
     """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from ``grad [m,
     co]``. They are None for tensors that require none.
     """
+    # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
     b = None if bias is None else bias.detach().requires_grad_(bias.requires_grad)
     leaves = [t for t in (x, w, b) if t is not None and t.requires_grad]

@@ -27,6 +27,7 @@ def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
     ``hashmap``, or -1.
     """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
+    # An empty map has no row to index, and everything is -1 already.
     return torch.where(found >= 0, hashmap[found.clamp_min(0)], -1) if len(hashmap) else found.int()
 
 

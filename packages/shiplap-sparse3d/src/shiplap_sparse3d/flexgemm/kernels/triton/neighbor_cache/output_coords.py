@@ -65,6 +65,7 @@ def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bo
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])
     if boundary is not None:
+        # The first column is the added scene, which is always 0.
         low, high = [0, *(b[0] for b in boundary)], [1, *(b[1] for b in boundary)]
     cells = offset_cells(wide, columns, taps.steps, low, high, transposed)
     ends = (cells, wide) if transposed else (wide, cells)
