@@ -115,8 +115,8 @@ def output_shape(
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Return the number of output cells of a strided convolution along one axis: ``floor((W + 2P - Dl*(K-1) - 1)/S) +
-    1``, at least 0.
+    """Return the number of output cells of a strided convolution along one axis:
+    ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1``, at least 0.
     """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 

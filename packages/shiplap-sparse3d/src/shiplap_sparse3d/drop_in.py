@@ -149,8 +149,8 @@ def _drop_in_error(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or ``-m
-    module [argument ...]``, with both facades in place. Exits with status 2 without a program.
+    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or
+    ``-m module [argument ...]``, with both facades in place. Exits with status 2 without a program.
     """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments

@@ -42,8 +42,8 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m,
-    c]``, zeros without a row.
+    """Return the largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` →
+    ``[m, c]``, zeros without a row.
 
     See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
     """

@@ -34,8 +34,8 @@ def _(mask: Tensor) -> Tensor:
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero: ``int32 [n, 1 +
-    axes]`` ascending, and their features ``[n, c]``.
+    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero:
+    ``int32 [n, 1 + axes]`` ascending, and their features ``[n, c]``.
     """
     flat = rows.flatten(0, -2)
     chosen = chosen_rows((flat != 0).any(1))

@@ -465,8 +465,8 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors ``[b, c,
-    *spatial]``.
+    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors
+    ``[b, c, *spatial]``.
 
     Raises:
         ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.

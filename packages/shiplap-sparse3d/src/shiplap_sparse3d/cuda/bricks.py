@@ -199,8 +199,8 @@ def _bricks_of_window(
     KZ: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """Return ``[rows, 8]`` slots and 64-bit words of the eight bricks that the windows from (x, y, z) on may meet, 0
-    where a brick is missing.
+    """Return ``[rows, 8]`` slots of the eight bricks that the windows from (x, y, z) on may meet, and their 64-bit
+    words, which are 0 where a brick is missing.
     """
     near = tl.arange(0, 8)[None, :]
     # A window of three cells, or fewer, crosses at most one border of bricks per axis.

@@ -130,8 +130,8 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write the gradient of a row's features to ``out[r]``: the weighted sum of the gradients at ``entries[starts[r] :
-    starts[r + 1]]``, in this order.
+    """Write the gradient of a row's features to ``out[r]``: the weighted sum of the gradients at
+    ``entries[starts[r] : starts[r + 1]]``, in this order.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

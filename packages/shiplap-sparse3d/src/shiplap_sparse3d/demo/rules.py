@@ -31,8 +31,8 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Return the height of each point over the lowest point of its square cell, whose edge is ``width`` metres: ``[p,
-    3] -> [p]`` in metres.
+    """Return the height of each point over the lowest point of its square cell, whose edge is ``width`` metres:
+    ``[p, 3] -> [p]`` in metres.
     """
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)

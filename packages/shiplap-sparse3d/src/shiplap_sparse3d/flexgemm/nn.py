@@ -203,8 +203,8 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
 
 
 class SparseConv(FlexConvolution, ModuleOnOutputs):
-    """Strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns ``(features, coordinates,
-    shape, cache)``.
+    """Strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns
+    ``(features, coordinates, shape, cache)``.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, algorithm, allow_tf32: as in :class:`SubmanifoldConv`.

@@ -85,7 +85,7 @@ class SparseAttention(SparseModule):
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
         """Return ``int64 [n]``, the slot of each row in patches of ``patch_size`` slots, filled along the curve, of
-        which each scene begins a new one, and the number of patches.
+        which each scene begins a new one, and a bound of the number of patches that no data decides.
         """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
         codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)

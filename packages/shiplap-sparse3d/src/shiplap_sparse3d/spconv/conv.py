@@ -496,18 +496,18 @@ class SubMConv2d(_SubM):
 
 
 class SubMConv3d(_SubM):
-    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n,
-    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
-    are those of :class:`SparseConvolution`.
+    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
-    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n,
-    in_channels]`` -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors
-    are those of :class:`SparseConvolution`.
+    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n, in_channels]`` ->
+    ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
     """
 
     NDIM = 4

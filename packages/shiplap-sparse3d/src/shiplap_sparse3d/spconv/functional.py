@@ -103,9 +103,9 @@ def implicit_gemm(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table ``pair_fwd`` (``int32
-    [taps, m]``, input rows or -1): ``[m, co]``. It is differentiable; masks, sorting orders and ``pair_bwd`` are not
-    read. Raises SL208 for an activation.
+    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table ``pair_fwd``
+    (``int32 [taps, m]``, input rows or -1): ``[m, co]``. It is differentiable; masks, sorting orders and ``pair_bwd``
+    are not read. Raises SL208 for an activation.
     """
     return ops.implicit_gemm(
         features,

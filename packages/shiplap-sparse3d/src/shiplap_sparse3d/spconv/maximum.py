@@ -10,8 +10,8 @@ __all__ = ["max_pool_from_zero", "max_pool_from_zero_grad"]
 
 
 def max_pool_from_zero(features: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return, for each output, the larger of zero and the largest of its input rows: ``features [n, c]``, ``table [m,
-    k]`` → ``[m, c]``.
+    """Return, for each output, the larger of zero and the largest of its input rows: ``features [n, c]``,
+    ``table [m, k]`` → ``[m, c]``.
 
     Where every row under the taps is negative, the result is zero and no input has a gradient.
     ``sparse3d.SparseMaxPool3d``, which is not a layer of spconv, starts from the first row instead.

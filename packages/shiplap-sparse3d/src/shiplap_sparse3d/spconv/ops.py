@@ -167,8 +167,8 @@ def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits ``int32
-    [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
+    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits
+    ``int32 [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
     """
     taps, rows = table.shape
     words = -(-taps // 32)

@@ -104,8 +104,8 @@ class PointToVoxel:
         return voxels, indices, counts.int(), voxel
 
     def _cells_of_points(self, pc: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid, ``int64
-        [n]``, -1 outside the range.
+        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid,
+        ``int64 [n]``, -1 outside the range.
         """
         position = pc[:, : self.ndim].flip(1)
         low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
@@ -118,8 +118,8 @@ class PointToVoxel:
         return cells, torch.where(inside, number, -1)
 
     def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels ``int32 [m,
-        ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
+        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels
+        ``int32 [m, ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
         """
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])

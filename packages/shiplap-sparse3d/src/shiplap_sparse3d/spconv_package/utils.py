@@ -74,8 +74,8 @@ class _Point2Voxel:
         self.grid_size = self._voxels.grid_size
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``, ``indices [m,
-        ndim]`` (z, y, x) and ``num_per_voxel [m]``.
+        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``,
+        ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``.
         """
         return self._run(points, False)
 

@@ -38,8 +38,8 @@ class Grid:
     voxel: tuple[float, float, float]
 
     def xyz(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the coordinates of points in the units of the file, ``float64 [p, 3]``, from stored ones, ``int [p,
-        3]``.
+        """Return the coordinates of points in the units of the file, ``float64 [p, 3]``, from stored ones,
+        ``int [p, 3]``.
         """
         xyz = np.empty((len(raw), 3))
         for axis, (scale, offset) in enumerate(zip(self.scales, self.offsets, strict=True)):
@@ -47,8 +47,8 @@ class Grid:
         return xyz
 
     def coordinates(self, raw: Tensor) -> list[Tensor]:
-        """Return ``float64 [p]`` coordinates for each of the three axes: those of :meth:`xyz`, for stored ones ``int
-        [p, 3]`` in a tensor on any device.
+        """Return ``float64 [p]`` coordinates for each of the three axes: those of :meth:`xyz`, for stored ones
+        ``int [p, 3]`` in a tensor on any device.
         """
         axes = zip(raw.unbind(1), self.scales, self.offsets, strict=True)
         return [axis.double() * scale + offset for axis, scale, offset in axes]
@@ -61,8 +61,8 @@ class Grid:
         return [(axis / axis.new_full((), edge)).floor().long() for axis, edge in axes]
 
     def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the voxel of each point, ``int64 [p, 3]``, counted from coordinate 0, from stored coordinates ``int
-        [p, 3]``. Raises SL822 for coordinates that are not finite or too large to count.
+        """Return the voxel of each point, ``int64 [p, 3]``, counted from coordinate 0, from stored coordinates
+        ``int [p, 3]``. Raises SL822 for coordinates that are not finite or too large to count.
         """
         cells = self.xyz(raw)
         for axis, edge in enumerate(self.voxel):

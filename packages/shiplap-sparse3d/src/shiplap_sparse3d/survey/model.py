@@ -193,8 +193,8 @@ class SurveyModel:
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """Return logits ``[p, classes]`` with gradients, for training, of points with cells ``coords`` (``int32 [p,
-        3]`` in ``grid``) and ``feats`` (``[p, c]``).
+        """Return logits ``[p, classes]`` with gradients, for training, of points with cells ``coords``
+        (``int32 [p, 3]`` in ``grid``) and ``feats`` (``[p, c]``).
         """
         return self.answer(self.scene(coords, feats, grid))
 

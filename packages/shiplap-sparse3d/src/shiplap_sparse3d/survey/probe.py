@@ -156,8 +156,8 @@ def _random_features(coords: Tensor, channels: int, device: torch.device) -> Ten
 
 
 def _output_rows(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
-    """Return the output of the network ``run`` for voxels with ``feats`` at ``coords`` in ``grid``, as ``float32 [v,
-    n]`` on the CPU.
+    """Return the output of the network ``run`` for voxels with ``feats`` at ``coords`` in ``grid``, as
+    ``float32 [v, n]`` on the CPU.
     """
     rows = rows_of(run(SparseTensor(feats, coords.to(feats.device), grid)))
     return rows.reshape(len(rows), -1).float().cpu()

@@ -295,8 +295,8 @@ def sparse_conv_masked_splitk_fwd(
     block_sizes: Sequence[int],
     splitk: int,
 ) -> Tensor:
-    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the map ``neighbor [m,
-    V]``, by products over ``splitk`` parts of the taps.
+    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the map
+    ``neighbor [m, V]``, by products over ``splitk`` parts of the taps.
 
     The lists of taps that blocks hit are those of FlexGEMM's kernels; the kernels here derive theirs from the map.
     """

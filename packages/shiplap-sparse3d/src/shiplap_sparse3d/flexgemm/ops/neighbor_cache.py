@@ -244,7 +244,7 @@ def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
 
 
 def _mismatch(name: str, got: object, expected: object) -> Exception:
-    """Return the error SL830 of a cache that was made for a call with another ``name``."""
+    """Return the error SL830 of a cache whose ``name`` is ``got``, and not ``expected`` as in the call."""
     return error("SL830", where=f"neighbor_cache, {name}", got=got, expected=expected)
 
 

@@ -144,8 +144,9 @@ def sparse_pixel_shuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, from ``feats [n, V *
-    c]``, whose channels have the voxels of a block one after the other. Raises SL202 for other channels.
+    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, from
+    ``feats [n, V * c]``, whose channels have the voxels of a block one after the other. Raises SL202 for other
+    channels.
 
     The arguments and the results are those of :func:`sparse_upsample`.
     """

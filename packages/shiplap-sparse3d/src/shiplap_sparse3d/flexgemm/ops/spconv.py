@@ -513,8 +513,8 @@ def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tens
 def _gradients(
     grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from ``grad [m,
-    co]``. They are None for tensors that require none.
+    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from
+    ``grad [m, co]``. They are None for tensors that require none.
     """
     # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))

@@ -37,8 +37,8 @@ def with_scene(rows: Tensor) -> Tensor:
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them, ``int32
-    [n]``.
+    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them,
+    ``int32 [n]``.
     """
     wide = with_scene(rows)
     cells = distinct_cells(wide)

@@ -53,8 +53,8 @@ def build_neighbor_map_from_kernel_delta(
     hashmap: Tensor | None = None,
     symmetric: bool | None = None,
 ) -> Tensor:
-    """Return the neighbour map of the taps ``delta [V, axes]``, ``int32 [m, V]``: the input row at ``output * stride +
-    offset + delta``, or -1. Without ``output_coords`` the inputs are the outputs.
+    """Return the neighbour map of the taps ``delta [V, axes]``, ``int32 [m, V]``: the input row at
+    ``output * stride + offset + delta``, or -1. Without ``output_coords`` the inputs are the outputs.
     """
     outputs = input_coords if output_coords is None else output_coords
     cache = build_neighbor_cache(
