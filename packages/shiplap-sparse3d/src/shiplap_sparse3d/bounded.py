@@ -1,7 +1,7 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``first_voxels`` and a read of their number, or ``reached_keys``, a look and
-``voxels_of_keys``.
+On a GPU ``out_coords`` runs ``first_voxels`` and reads the number of voxels, or it runs ``reached_keys``, reads the
+number and runs ``voxels_of_keys``.
 """
 
 from __future__ import annotations

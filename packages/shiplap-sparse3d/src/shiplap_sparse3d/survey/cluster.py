@@ -1,7 +1,8 @@
 """The tasks of a survey on Dask: a cluster of this machine, or one that runs already.
 
-Dask gives a task of a worker that died to another one, and starts local workers again. What it cannot know is added
-here: workers of other versions, a scheduler that is started again, and a cluster that stays without workers.
+Dask gives a task of a worker that died to another one, and starts local workers again. This module adds the refusal of
+workers with other versions, the connection to a scheduler that was started again, and an end for a cluster that stays
+without workers.
 """
 
 from __future__ import annotations
