@@ -248,4 +248,5 @@ def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
             got=f"{used} bits for shape {tuple(shape)}",
             expected="at most 21 bits an axis and 63 in all",
         )
+    # Codes of 31 bits fit into int32, which halves their memory.
     return bits, 31 if used <= 31 else 63

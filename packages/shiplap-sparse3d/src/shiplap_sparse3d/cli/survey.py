@@ -68,6 +68,7 @@ def command(
         from shiplap_sparse3d.survey import survey
 
         embedded = workers is None and scheduler is None
+        # With a cluster the device is one of the workers, which check it themselves.
         if embedded:
             verbs.require_device(device)
         loaded = _load_model(model, by_value=not embedded)

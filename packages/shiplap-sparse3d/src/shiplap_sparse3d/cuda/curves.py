@@ -172,6 +172,7 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
     """
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
+        # The bits above those of the three axes hold the scene.
         scenes = min(2**31, 2 ** (width - 3 * bits))
         _encode[(-(-rows // BLOCK),)](
             coords.contiguous(),

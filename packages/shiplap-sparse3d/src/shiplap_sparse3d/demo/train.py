@@ -82,6 +82,7 @@ def train_network(
     """Train a network on random tiles of ``areas``, on their device, and return it with its threshold and the course of
     the training. No tile lies in two areas.
     """
+    # Weights are drawn from torch's own generator, and tiles from one of theirs.
     torch.manual_seed(seed)
     look, described = FeatureScaling.of(areas)
     net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)

@@ -26,6 +26,7 @@ class SparseModule(nn.Module):
         """Raise SL209 if ``others``, the arguments that the constructor does not have, is not empty."""
         if others:
             got = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            # ``others`` only collects the arguments that are refused here.
             names = [name for name in inspect.signature(cls).parameters if name not in ("self", "others", "factory")]
             fix = f"remove the argument; {cls.__name__} takes {', '.join(names)}"
             raise error("SL209", where=cls.__name__, got=got, expected=f"arguments of {cls.__name__}", fix=fix)

@@ -66,6 +66,7 @@ class WindowPool(SparseModule):
         usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
         self._refuse_arguments({k: v for k, v in others.items() if k not in usual or v is not usual[k]})
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        # As in torch's pools.
         self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", self.ndim, 1)
         self.padding = per_axis(padding, "padding", self.ndim, 0)
         self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
@@ -158,6 +159,7 @@ class SparseUnpool3d(SparseModule):
             origin = origin_of(self, x, self.kernel_size, self.stride)
             there, plan = origin.geometry, origin.plain_plan
             assert plan.back is not None
+            # The way back leads to the voxels before the step, and its gradient goes along the step.
             table, back = plan.back[0], (plan.table, None, None)
         feats = pooling.sum_pool(x.feats, table, back[0] if back else None, self.mode == "mean")
         return SparseTensor(feats, geometry=there)

@@ -81,6 +81,7 @@ class SparseUpsample3d(Resampling):
         """
         step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
+        # Each finer cell lies in the block of one voxel, so the sum has one summand.
         feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
         return SparseTensor(feats, geometry=step.geometry)
 

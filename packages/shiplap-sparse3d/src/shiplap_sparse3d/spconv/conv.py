@@ -205,6 +205,7 @@ class SparseConvolution(SparseModule):
             # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
         plan = data.way_back if self.inverse else data.plan
+        # The taps of the flat weight are in the order of the table's columns.
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)

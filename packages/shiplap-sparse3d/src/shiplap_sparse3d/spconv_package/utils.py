@@ -182,6 +182,7 @@ class VoxelGenerator:
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)
         extent = (self.point_cloud_range[3:] - self.point_cloud_range[:3]) / self.voxel_size
+        # Rounded, since the quotient of floats may fall just below a whole number.
         self.grid_size = np.round(extent).astype(np.int64)  # in the order x, y, z
         self.max_num_points_per_voxel, self._max_voxels, self._full_mean = max_num_points, max_voxels, full_mean
 

@@ -170,6 +170,7 @@ class SurveyModel:
         """Return the input of the network for points with cells ``coords`` (``int32 [p, 3]`` in ``grid``) and ``feats``
         (``[p, c]``): voxels with the mean features of their points, the features, and the voxel of each point.
         """
+        # All points of a tile are one scene.
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
         return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
@@ -242,6 +243,7 @@ class SurveyModel:
             along = points.xyz[:, seed % 2]
             distance = (along - (along.amax() + along.amin()) / 2).abs()
             inner, near = distance <= reach, distance <= reach + self.context
+            # Along z only, so that the points keep the x and y by which they are chosen.
             moved = replace(
                 points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1])
             )

@@ -385,6 +385,7 @@ def build_neighbor_cache(
         elif output_coords is None:
             output_coords = _reached_voxels(input_coords, taps, grid, reached, transpose)
         ends = with_scene(input_coords), with_scene(output_coords)
+        # A transposed convolution is the way back of the one from its outputs to its inputs.
         wide, outputs = reversed(ends) if transpose else ends
         made = connect_by_offsets(wide, outputs, taps.columns(input_coords.device), taps.steps)
         plan = replace(made, symmetric=symmetric)
