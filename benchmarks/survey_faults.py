@@ -16,7 +16,6 @@ than the same survey without faults by more than the time of a tile and 30 s for
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -31,7 +30,8 @@ from typing import Any
 
 import psutil
 import torch
-from survey import copies
+from _record import record, write
+from survey import PACKAGES, SURVEY, copies
 from torch import nn
 
 import shiplap_sparse3d as sparse3d
@@ -39,7 +39,7 @@ from shiplap_sparse3d.survey import SurveyModel
 
 TILE_SECONDS = 0.3
 ALLOWED = TILE_SECONDS + 30
-STAGES = ("sorted", "done", "write")
+STAGES = ("points", "classes", "write")
 
 
 class Slow(nn.Module):
@@ -82,7 +82,7 @@ class Run:
         while self.process.poll() is None:
             if stage == "write" and (self.out.parent / f".{self.out.name}.part").exists():
                 return True
-            if stage != "write" and len([*(self.folder / stage).glob("*.json")]) >= count:
+            if stage != "write" and len([*(self.folder / stage).glob("*.bin")]) >= count:
                 return True
             time.sleep(0.01)
         return False
@@ -171,7 +171,7 @@ class Faults:
         for number in range(-(-self.kills // len(STAGES))):
             run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
             for stage in STAGES:
-                if done < self.kills and run.reached(stage, self.draw.randint(1, 2 if stage == "sorted" else 30)):
+                if done < self.kills and run.reached(stage, self.draw.randint(1, 2 if stage == "points" else 30)):
                     self.draw.choice(run.workers()).kill()
                     done, killed = done + 1, killed + 1
             self.check(f"run {number}, killed {killed} times", run, faults=killed)
@@ -181,7 +181,7 @@ class Faults:
         port = free_port()
         cluster = Cluster(port)
         run = Run(self.source, self.folder / "scheduler.laz", "--scheduler", cluster.address)
-        reached = run.reached("done", 10)
+        reached = run.reached("classes", 10)
         cluster.kill()
         time.sleep(2)
         cluster = Cluster(port)
@@ -193,7 +193,7 @@ class Faults:
         """Kill a scheduler and its workers in the middle."""
         cluster = Cluster(free_port())
         run = Run(self.source, self.folder / "lost.laz", "--scheduler", cluster.address)
-        run.reached("done", 10)
+        run.reached("classes", 10)
         cluster.kill()
         self.check("scheduler killed", run, faults=1, wanted="SL827")
         self.check("finished by one process", Run(self.source, self.folder / "lost.laz"), faults=0)
@@ -217,9 +217,9 @@ class Faults:
     def part_damaged(self) -> None:
         """A byte of a tile that is done, changed while others are predicted."""
         run = Run(self.source, self.folder / "damaged.laz", "--workers", 2)
-        run.reached("done", 10)
+        run.reached("classes", 10)
         path = sorted((run.folder / "classes").glob("*.bin"))[0]
-        path.write_bytes(b"\x07" + path.read_bytes()[1:])
+        path.write_bytes(path.read_bytes()[:-1] + b"\x07")
         self.check("a damaged tile", run, faults=0, wanted="SL824")
         self.check("finished by one process", Run(self.source, self.folder / "damaged.laz"), faults=0)
 
@@ -239,7 +239,8 @@ def main() -> int:
         for name in options.parts:
             parts[name](faults)
     if options.json:
-        options.json.write_text(json.dumps(faults.results, indent=2))
+        sources = ["benchmarks/survey_faults.py", SURVEY]
+        write(options.json, record(sources, PACKAGES, kills=options.kills, plain=faults.plain, runs=faults.results))
     return int(not all(each["right"] and each["in time"] for each in faults.results.values()))
 
 

@@ -108,7 +108,7 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
 
 def _print_survey(result: SurveyResult) -> None:
-    """Print the numbers of a survey: points, tiles, halo, stride, time, memory and output."""
+    """Print the numbers of a survey to stdout: points, tiles, halo, stride, time, memory and the output's path."""
     field = result.field
     text = f"""points  {result.points:,}
 tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now

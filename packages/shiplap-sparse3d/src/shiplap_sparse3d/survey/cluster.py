@@ -116,11 +116,11 @@ def _run_task(ticket: JobTicket, task: Task[Item, Result], item: Item) -> Result
 
 
 class _LostError(Exception):
-    """The scheduler does not answer."""
+    """Error of a connection to the Dask scheduler that does not answer, which is caught and made again."""
 
 
 class DaskEngine(SurveyEngine):
-    """Runs the tasks of a survey on the workers of a Dask cluster.
+    """Engine that runs the tasks of a survey on the workers of a Dask cluster.
 
     Args:
         workers: the number of local processes to start, or None.

@@ -88,7 +88,9 @@ class _PassRecord:
     intervals: list[Cells] = field(default_factory=list)
 
     def level_of(self, geometry: Geometry, where: str) -> _GridLevel:
-        """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        """Return the known level with the shape and the coordinates of ``geometry``, which may be another object.
+        Raises SL820, with ``where`` as the layer's name, if no layer has made these voxels.
+        """
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
             for level in self.levels:
@@ -152,7 +154,9 @@ def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
 
 
 def rows_of(value: Any) -> Tensor:
-    """Return the rows of a sparse tensor of this package or of its spconv facade, or of a plain tensor."""
+    """Return the feature rows of a sparse tensor of this package (``feats``) or of its spconv facade (``features``),
+    and a plain tensor unchanged. Raises SL825 for any other value.
+    """
     for name in ("feats", "features"):
         value = getattr(value, name, value)
     if not isinstance(value, Tensor):
@@ -161,7 +165,8 @@ def rows_of(value: Any) -> Tensor:
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
-    """Return the receptive field and the total stride of ``net``.
+    """Return the receptive field and the total stride of ``net``, measured from the sparse layers that one forward pass
+    calls.
 
     Args:
         net: its modules are watched. It runs once on random voxels, on the device it is on, in evaluation mode.
@@ -202,7 +207,9 @@ def triple(values: Any) -> Triple:
 
 
 def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, Cells]) -> Cells | None:
-    """Return the hull of the intervals over all paths from ``end`` to ``feats``, or None if there is no path."""
+    """Return the largest (before, after) over all paths of the autograd graph from the node ``end`` to the input
+    ``feats``, each the sum of the intervals that ``nodes`` holds for its nodes, or None if there is no path.
+    """
     known, waiting = dict[Any, Cells | None](), [end]
     while waiting:  # no recursion: a graph may be deeper than Python's stack
         inputs = [parent for parent, _ in waiting[-1].next_functions if parent is not None]
@@ -254,7 +261,9 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
+    """Return a block of random voxels along ``axis``, three receptive fields long, with a full line through its middle:
+    coordinates ``int32 [v, 4]``, the grid, and the row of the middle voxel, which ``shift`` moves along the axis.
+    """
     stride = field.stride[axis]
     # Room beyond the field on both sides, where a change would be an error.
     half = 3 * max(field.before[axis], field.after[axis]) + 4 * stride + 32
@@ -320,7 +329,7 @@ class CellBox:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The cut of the plane of cells into tiles. Made by :func:`tiling`, which checks it.
+    """The cut of the plane of cells into square tiles. :func:`tiling` makes it, and checks the sizes.
 
     Attributes:
         size: cells of a tile along x and y.
@@ -357,13 +366,15 @@ class Tiling:
         return CellBox(low, high)
 
     def around(self, tile: Tile, cells: int) -> list[Tile]:
-        """Return the tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, itself
+        among them.
+        """
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Return tiles on which the network gives the same values as on the untiled survey.
+    """Return the tiling of a survey into squares on which the network gives the same values as on the untiled survey.
 
     All lengths are numbers of voxels, and must be multiples of the total stride of the network.
 

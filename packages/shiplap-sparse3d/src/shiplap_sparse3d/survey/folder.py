@@ -29,7 +29,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class SurveyFolder:
-    """The paths in the folder of one survey, and what they hold."""
+    """The paths in the folder of one survey, and its marks."""
 
     path: Path
 

@@ -41,14 +41,13 @@ class Points:
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Points:
-        """Return the points of ``rows`` (indices or a mask)."""
+        """Return the points selected by ``rows``, a tensor of indices or a boolean mask."""
         return Points(self.xyz[rows], self.intensity[rows], self.return_number[rows], self.number_of_returns[rows])
 
 
 def point_features(points: Points) -> Tensor:
-    """Return five features without neighbours: 1, scaled intensity, number of returns, first return, last return.
-
-    Shape: ``float32 [p, 5]``.
+    """Return five features of each point, ``float32 [p, 5]``, that depend on no neighbours: 1, scaled intensity, number
+    of returns, whether it is the first return, and whether it is the last.
     """
     first, last = points.return_number <= 1, points.return_number >= points.number_of_returns
     intensity = (points.intensity.float() / 256).log1p()
@@ -117,7 +116,7 @@ class SurveyModel:
 
     @cached_property
     def channels(self) -> int:
-        """Return the number of features of a point."""
+        """Return the number of features of a point, from a call of ``features`` on ten random points."""
         return self.features_of(_random_points(10, self.voxel, 0.0)).shape[1]
 
     @cached_property
@@ -139,7 +138,9 @@ class SurveyModel:
         return probe(self.net, self.channels, self.field, lambda voxels: self.answer(_scene_of(voxels)))
 
     def features_of(self, points: Points) -> Tensor:
-        """Return ``features(points)``. Raises SL825 for a wrong shape."""
+        """Return ``features(points)`` as ``float32 [p, c]``. Raises SL825 unless the user's function returns a matrix
+        with a row for each point.
+        """
         made = self.features(points)
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -162,11 +163,15 @@ class SurveyModel:
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """Return :meth:`answer` for the :meth:`scene` of these points."""
+        """Return logits ``[p, classes]`` with gradients, for training, of points with cells ``coords``
+        (``int32 [p, 3]`` in ``grid``) and ``feats`` (``[p, c]``).
+        """
         return self.answer(self.scene(coords, feats, grid))
 
     def digest(self) -> str:
-        """Return a digest of parameters, structure, voxels, classes and context, without the code of ``features``."""
+        """Return the SHA-256, in hexadecimal, of the network's parameters and structure and of voxel, classes and
+        context. The code of ``features`` does not enter.
+        """
         sha = hashlib.sha256(json.dumps([repr(self.net), self.voxel, self.classes, self.context]).encode())
         for name, value in self.net.state_dict().items():
             sha.update(name.encode())
@@ -177,7 +182,9 @@ class SurveyModel:
         return self.net(scene.voxels, scene.feats, scene.inverse) if self.per_point else self.net(scene.voxels)
 
     def _check_features(self) -> None:
-        """Check that features in the middle stay the same when points beyond the context move or go away."""
+        """Raise SL825 if features of random points change when points farther away than ``context`` are moved or
+        removed.
+        """
         reach = max(self.context, *self.voxel[:2])
         # Features may look along one axis only, so trials alternate between x and y.
         for seed in range(_TRIALS):
@@ -201,7 +208,9 @@ def _scene_of(voxels: SparseTensor) -> VoxelScene:
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
-    """Return points on an area some contexts and voxels wide, eight voxels high."""
+    """Return ``count`` random points, the same for each ``seed``, in a box that is eight ``voxel`` lengths high and
+    some contexts and voxels wide.
+    """
     draw = torch.Generator().manual_seed(seed)
     wide = 6 * max(context, *voxel[:2])
     size = torch.tensor([wide + 8 * voxel[0], wide + 8 * voxel[1], 8 * voxel[2]])

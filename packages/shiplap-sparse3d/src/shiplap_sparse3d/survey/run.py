@@ -58,7 +58,7 @@ class SurveyResult:
     peak_mb: float
 
     def json(self) -> dict[str, Any]:
-        """One object of plain values."""
+        """Return the result as a dictionary of plain values for JSON."""
         return asdict(self)
 
 
@@ -78,7 +78,8 @@ def survey(
     device: str | None = None,
     progress: Progress = lambda stage, done, total, note: None,
 ) -> SurveyResult:
-    """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
+    """Classify every point of ``source`` with the network of ``model``, write ``target`` (the same points in the same
+    order with new classes), and return the numbers of the run.
 
     Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
     interrupted survey, call this function again with the same arguments; the workers may be others.
@@ -232,20 +233,20 @@ def _check_target(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey whose points are sorted into tiles, with the class of each point.
-
-    Made by :func:`prepare`.
+    """A survey whose points are sorted into tiles, with the class of each point, for training: the result of
+    :func:`prepare`.
     """
 
     job: SurveyJob
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, in a fixed order."""
+        """Return the tiles that have points, as (x, y), in ascending order."""
         return self.job.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, Triple, Tensor]:
-        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
+        training.
 
         ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
         points of other classes. ``model.forward`` takes the other three and returns the logits of the points.
@@ -267,7 +268,8 @@ def prepare(
     halo: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Manifest:
-    """Sort the points of a classified survey into tiles, for a training loop.
+    """Sort the points of a classified survey into tiles, read their classes, and return the manifest whose ``batch``
+    gives a training loop the examples.
 
     Call this in one process before several processes train. If ``folder`` already has the sorted points, as after
     ``survey(..., keep=True)`` with the same voxels and tiles, they are reused.
@@ -282,7 +284,7 @@ def prepare(
     Raises:
         SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder that
             belongs to another survey.
-        CommandError: SL602 for a folder that cannot be written, that everybody can write, or that holds links.
+        CommandError: SL602 for a folder that everybody can write, or that holds links.
     """
     job = open_job(Path(source), Path(folder), model, tiling(model.field, tile, halo))
     with job.folder.open_for_work(), contextlib.closing(SurveyEngine()) as engine:

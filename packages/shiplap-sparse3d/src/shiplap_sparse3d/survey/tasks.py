@@ -82,11 +82,11 @@ class SurveyJob:
 
     @property
     def segments(self) -> range:
-        """Return the numbers of the segments of the input."""
+        """Return the numbers of the segments of the input, from 0. Each has ``segment`` points, the last one fewer."""
         return range(-(-self.total // self.segment))
 
     def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of a segment, and how many points it has."""
+        """Return the number of the first point of segment ``number``, and how many points the segment has."""
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 
@@ -121,11 +121,11 @@ class SurveyJob:
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, in a fixed order."""
+        """Return the tiles that have points, as (x, y), in ascending order."""
         return list(self._places)
 
     def count(self, tile: Tile) -> int:
-        """Return the number of points of ``tile``."""
+        """Return the number of points of ``tile`` in all segments."""
         return int(self.slices[self._places[tile]]["count"].sum())
 
     @cached_property
@@ -137,7 +137,9 @@ class SurveyJob:
 
 
 def points_of(job: SurveyJob, rows: Tensor) -> Points:
-    """Return stored points ``int32 [p, 6]`` as the argument of the features."""
+    """Return stored points (``rows``, ``int32 [p, 6]``) as the argument of the features function: coordinates in file
+    units, intensity, return number and number of returns.
+    """
     packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
 
@@ -214,12 +216,11 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
 
 
 def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
-    """Return the stored points of ``slices``, ``int32 [p, 6]``, in page-locked memory if ``pinned``.
-
-    Python's lock is free while the system reads.
+    """Return the stored points of ``slices``, ``int32 [p, 6]``, read from the segment files, if ``pinned`` into
+    page-locked memory. Python's lock is free while the system reads.
 
     Raises:
-        SurveyError: SL824 for points that are not those that were sorted. Their segment is then sorted again.
+        SurveyError: SL824 for points that are not those that were sorted.
     """
     rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
     words, first = rows.view(torch.int64).numpy(), 0
@@ -294,7 +295,7 @@ def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestio
 
 
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
-    """Return the class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
+    """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
     Threads read and prepare tiles beside the network, and run it one after the other. On a GPU each thread has a stream
     of its own, of high priority, which sorts points into voxels and builds the tables that the network needed for the
@@ -333,10 +334,11 @@ def predict_tile(job: SurveyJob, tile: Tile) -> None:
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
-    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input.
+    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input, from the
+    results of its tiles.
 
     Raises:
-        SurveyError: SL824 if the points of the segment or the classes of one of its tiles are missing or damaged.
+        SurveyError: SL824 if the classes of a tile are missing or damaged.
     """
     first, count = job.segment_range(number)
     parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
