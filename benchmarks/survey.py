@@ -224,7 +224,7 @@ def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     made_scan(source, options.millions[0] * 1_000_000)
     kinds = {"dask": "shiplap_sparse3d.survey", **({"pool": "oldsurvey"} if options.pool else {})}
     rates, tiles, longest = dict[str, list[float]](), 0, 0.0
-    while time.monotonic() + longest < until:
+    while not rates or time.monotonic() + longest < until:
         began = time.monotonic()
         for count in (2, 1):
             for kind, library in kinds.items():

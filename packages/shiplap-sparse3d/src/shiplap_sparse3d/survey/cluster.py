@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -110,6 +111,14 @@ def _device_of_worker(device: str, name: object) -> torch.device:
     return torch.device(device)
 
 
+def _pass_on(future: Future[Any], sent: Any) -> None:
+    """Complete ``future`` as Dask's future ``sent`` has ended."""
+    try:
+        future.set_result(sent.result())
+    except BaseException as failure:
+        future.set_exception(failure)
+
+
 def _run_task(ticket: JobTicket, task: Task[Item, Result], item: Item) -> Result:
     """Return ``task(job, item)``, run on the Dask worker of this process."""
     return task(ticket.open_job(), item)
@@ -190,7 +199,7 @@ class DaskEngine(SurveyEngine):
         raise error("SL827", where=where, got=got, expected=expected)
 
     def _count_places(self) -> int:
-        """Return twice the number of workers, and two more. Raises SL827 when there have been none for 30 seconds."""
+        """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds."""
         now = time.monotonic()
         if now >= self._look:
             self._look, self.workers = now + LOOK, self._count_threads()
@@ -201,22 +210,18 @@ class DaskEngine(SurveyEngine):
             what = "the Dask scheduler has no workers"
             got, fix = f"no worker for {_PATIENCE:.0f} s", "start workers, and run the same command again"
             raise error("SL827", where=where, what=what, got=got, expected="at least one", fix=fix)
-        return 2 * self.workers + 2
+        return 4 * self.workers + 2
 
-    def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
-        """Send ``task`` for ``item`` to the cluster, and return its future."""
-        key = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # the name is on the dashboard
-        future: Future[Result] = Future()
-        future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
-
-        def pass_on(sent: Any) -> None:
-            try:
-                future.set_result(sent.result(_PATIENCE))
-            except BaseException as failure:
-                future.set_exception(failure)
-
-        self._client.submit(_run_task, self._ticket, task, item, key=key, pure=False).add_done_callback(pass_on)
-        return future
+    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
+        """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
+        futures = [Future[Result]() for _ in items]
+        if items:
+            name = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # it is on the dashboard
+            keys, run = [f"{name}-{number}" for number in range(len(items))], partial(_run_task, self._ticket, task)
+            for future, sent in zip(futures, self._client.map(run, items, key=keys, pure=False), strict=True):
+                future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
+                sent.add_done_callback(partial(_pass_on, future))
+        return futures
 
     def _take_result(self, future: Future[Result], name: str) -> Result:
         """Return the result of the ended ``future``, or raise its error. Raises SL828 for a task whose workers died."""

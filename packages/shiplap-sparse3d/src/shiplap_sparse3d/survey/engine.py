@@ -36,15 +36,15 @@ class SurveyEngine:
     ) -> Iterator[tuple[Item, Result]]:
         """Yield (item, ``task(job, item)``) for each of ``items``, as they are ready or, if ``ordered``, in order.
 
-        Only a few tasks are begun ahead of those that have been yielded, so memory does not depend on their number.
+        Few tasks are begun before those ahead of them have been yielded, so memory does not depend on their number.
         """
         waiting, running = deque(items), dict[Future[Result], Item]()
         try:
             while waiting or running:
-                room = self._count_places() - len(running)
-                for _ in range(min(room, len(waiting))):
-                    future = self._submit(task, waiting[0])
-                    running[future] = waiting.popleft()
+                places = self._count_places()
+                if len(running) <= places // 2:  # several at a time, which costs an engine less
+                    sent = [waiting.popleft() for _ in range(min(places - len(running), len(waiting)))]
+                    running.update(zip(self._submit(task, sent), sent, strict=True))
                 first = [next(iter(running))] if ordered else running
                 for future in wait(first, LOOK, FIRST_COMPLETED).done:
                     item = running.pop(future)
@@ -54,12 +54,12 @@ class SurveyEngine:
                 future.cancel()
 
     def _count_places(self) -> int:
-        """Return how many tasks may be begun at a time, which is one at least."""
-        return self._threads + 1
+        """Return how many tasks may be begun at a time: twice as many as run at a time."""
+        return 2 * self._threads
 
-    def _submit(self, task: Task[Item, Result], item: Item) -> Future[Result]:
-        """Begin ``task`` for ``item``, and return its future."""
-        return self._pool.submit(task, self._job, item)
+    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
+        """Begin ``task`` for each of ``items``, and return the futures."""
+        return [self._pool.submit(task, self._job, item) for item in items]
 
     def _take_result(self, future: Future[Result], name: str) -> Result:
         """Return the result of the ended ``future`` of the task ``name``, or raise its error."""
