@@ -20,7 +20,6 @@ import torch
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import SurveyModel, survey
 from shiplap_sparse3d.survey import run as running
-from shiplap_sparse3d.survey.field import tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from tests.survey.models import build
 
@@ -262,7 +261,7 @@ def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: py
     """
     worker = type("Worker", (), {"address": "here", "name": 3, "extensions": {}})()
     monkeypatch.setattr(clusters, "get_worker", lambda: worker)
-    job = running.open_job(corner, tmp_path, build(), tiling(build().field))
+    job = running.open_job(corner, tmp_path, build(), ())
     job.model.net.train()
     tickets = []
     for segment in (100, 200):

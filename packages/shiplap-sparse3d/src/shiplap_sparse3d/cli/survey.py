@@ -56,10 +56,7 @@ def command(
         from shiplap_sparse3d.survey import survey
 
         where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
-        embedded = workers is None and scheduler is None
-        if embedded:
-            verbs.require_device(device)
-        loaded = _load_model(model, by_value=not embedded)
+        loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:

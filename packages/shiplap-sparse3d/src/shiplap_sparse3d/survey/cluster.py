@@ -6,6 +6,7 @@ here: workers of other versions, a scheduler that is started again, and a cluste
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import importlib.metadata
@@ -111,12 +112,12 @@ def _device_of_worker(device: str, name: object) -> torch.device:
     return torch.device(device)
 
 
-def _pass_on(future: Future[Any], sent: Any) -> None:
-    """Complete ``future`` as Dask's future ``sent`` has ended."""
+async def _pass_on(future: Future[Any], sent: Any) -> None:
+    """Complete ``future`` as Dask's future ``sent`` ends. This runs in the loop of Dask's client."""
     try:
-        future.set_result(sent.result())
-    except BaseException as failure:
-        future.set_exception(failure)
+        future.set_result(await sent._result())
+    except BaseException as failure:  # the loop's own for a client that is closed
+        future.set_exception(CancelledError() if isinstance(failure, asyncio.CancelledError) else failure)
 
 
 def _run_task(ticket: JobTicket, task: Task[Item, Result], item: Item) -> Result:
@@ -220,7 +221,7 @@ class DaskEngine(SurveyEngine):
             keys, run = [f"{name}-{number}" for number in range(len(items))], partial(_run_task, self._ticket, task)
             for future, sent in zip(futures, self._client.map(run, items, key=keys, pure=False), strict=True):
                 future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
-                sent.add_done_callback(partial(_pass_on, future))
+                self._client.loop.add_callback(_pass_on, future, sent)
         return futures
 
     def _take_result(self, future: Future[Result], name: str) -> Result:

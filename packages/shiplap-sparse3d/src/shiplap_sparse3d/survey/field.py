@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.axes import Triple
+from shiplap_sparse3d.axes import Triple, per_axis
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.modes import device_of, evaluation_mode
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
@@ -388,6 +388,8 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
         SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
             that is too small.
     """
+    for name, given in (("tile", size), ("halo", halo), ("origin", origin[0]), ("origin", origin[1])):
+        per_axis(0 if given is None else given, f"{name} of the survey", 1)  # a whole number
     # Tiles are square, so both strides have to divide their edge.
     step = math.lcm(*field.stride[:2])
     least = -(-max(*field.before[:2], *field.after[:2]) // step) * step

@@ -42,6 +42,11 @@ class SurveyFolder:
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
     @property
+    def has_results(self) -> bool:
+        """Return whether there are classes of a tile."""
+        return (self.path / "classes").exists()
+
+    @property
     def job_path(self) -> Path:
         """Return the path of the job that the workers of a cluster read."""
         return self.path / "job.bin"

@@ -145,6 +145,8 @@ class SurveyModel:
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise error("SL825", where="SurveyModel.features", got=got, expected=f"a tensor [{len(points)}, c]")
+        if self.features is not point_features and not bool(made.isfinite().all()):
+            raise error("SL825", where="SurveyModel.features", got="values that are not finite", expected="numbers")
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import resource
 import sys
 import time
@@ -16,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap.plugin_api import error
-from shiplap_sparse3d.axes import Triple
+from shiplap.plugin_api import error, verbs
+from shiplap_sparse3d.axes import Triple, per_axis
+from shiplap_sparse3d.errors import SurveyError
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
 from shiplap_sparse3d.survey.engine import THREADS, SurveyEngine
-from shiplap_sparse3d.survey.field import Field, Tile, Tiling, tiling
+from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
 from shiplap_sparse3d.survey.tasks import SEGMENT, SurveyJob
@@ -109,11 +111,12 @@ def survey(
             for both ``workers`` and ``scheduler``.
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
-    _check_target(source, target)
+    _check_arguments(source, target, model)
     if device is not None and workers is None and scheduler is None:
+        verbs.require_device(str(device))
         model.net.to(device)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
-    job = open_job(source, place, model, tiling(model.field, tile, halo, origin), segment)
+    job = open_job(source, place, model, (tile, halo, origin), segment)
     seen = model.check()
     with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
         with job.folder.open_for_work(), job.folder.lock():
@@ -137,7 +140,7 @@ def _open_engine(
     """
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
-    if workers is not None and (scheduler is not None or workers < 1):
+    if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
         got, expected = f"{workers=} and {scheduler=}", "a number of workers from 1 on, or a scheduler, not both"
         raise error("SL613", where="survey", got=got, expected=expected)
     try:
@@ -151,10 +154,14 @@ def _open_engine(
     return engine
 
 
-def open_job(source: Path, folder: Path, model: SurveyModel, tiles: Tiling, segment: int = SEGMENT) -> SurveyJob:
-    """Return the job of a survey, before its points are sorted. Nothing is written, and SL822 for the input or SL825
-    for its classes is raised here, before a folder is made.
+def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: int = SEGMENT) -> SurveyJob:
+    """Return the job of a survey, before its points are sorted. ``cut`` holds the arguments of :func:`tiling`.
+
+    Nothing is written, and SL821 for the tiles, SL822 for the input or SL825 for its classes is raised here, before a
+    folder is made.
     """
+    per_axis(segment, "survey, argument 'segment'", 1, 1)
+    tiles = tiling(model.field, *cut)
     with open_cloud(source) as reader:
         header = reader.header
     check_codes(source, header, model.classes)
@@ -175,9 +182,14 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
     engine.share(job)
     done = sum(job.segment_range(number)[1] for number in segments)
     progress("read", done, job.total, "points")
-    for number, made in engine.run(tasks.sort_segment, left):
-        segments[number], done = made, done + job.segment_range(number)[1]
-        progress("read", done, job.total, "points")
+    try:
+        for number, made in engine.run(tasks.sort_segment, left):
+            segments[number], done = made, done + job.segment_range(number)[1]
+            progress("read", done, job.total, "points")
+    except SurveyError as failure:
+        if failure.id == "SL822" and not job.folder.has_results:  # a repaired input would be that of another survey
+            job.folder.remove_written()
+        raise
     return job.with_points([*segments.values()])
 
 
@@ -211,20 +223,24 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
-    known = {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head}
+    of = job.source.stat()
+    known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
     cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}
     return {"format": 2, "input": known, **cut}
 
 
-def _check_target(source: Path, target: Path) -> None:
-    """Raise SL602, before any work, unless ``target`` ends in .las or .laz, lies in an existing folder and is neither a
-    folder nor ``source``.
+def _check_arguments(source: Path, target: Path, model: object) -> None:
+    """Raise SL825, before any work, unless ``model`` is a ``SurveyModel``, and SL602 unless ``target`` ends in .las or
+    .laz, lies in an existing folder that can be written and is neither a folder nor ``source``.
     """
+    if not isinstance(model, SurveyModel):
+        raise error("SL825", where="survey", got=f"a {type(model).__name__}", expected="a SurveyModel")
     problems = {
         f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
         "the input itself": target.exists() and source.exists() and target.samefile(source),
         f"no folder {target.parent}": not target.parent.is_dir(),
         "a folder": target.is_dir(),
+        f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
     }
     for problem in (problem for problem, there in problems.items() if there):
         expected = "a .las or .laz file other than the input, in a folder that exists"
@@ -286,6 +302,6 @@ def prepare(
             belongs to another survey.
         CommandError: SL602 for a folder that everybody can write, or that holds links.
     """
-    job = open_job(Path(source), Path(folder), model, tiling(model.field, tile, halo))
+    job = open_job(Path(source), Path(folder), model, (tile, halo))
     with job.folder.open_for_work(), contextlib.closing(SurveyEngine()) as engine:
         return Manifest(sort_points(job, engine, lambda stage, done, total, note: progress(done, total)))
