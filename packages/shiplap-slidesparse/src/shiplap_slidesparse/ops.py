@@ -42,7 +42,9 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 
 
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows quantised and lifted, and the scales of all rows."""
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted for windows of ``pairs``, and the scales of all rows,
+    1 for added rows.
+    """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
     return lifted, torch.cat((scale, scale.new_ones(lifted.shape[0] - x.shape[0])))
@@ -62,7 +64,7 @@ def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor,
 def quantise_fp8(
     x: Float[Tensor, "m k"], pairs: int = 2
 ) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """As ``quantise_int8``, to float8_e4m3fn."""
+    """Rows of ``x`` as float8_e4m3fn with a scale each, lifted for windows of ``pairs``, as ``quantise_int8`` does."""
     return _quantise_and_lift(x, torch.float8_e4m3fn, pairs)
 
 
@@ -89,7 +91,9 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
-    """Return a packed weight as 2:4 ``[n, k]``."""
+    """Return a packed weight as the 2:4 matrix ``[n, k]``. Raises SL211 for cuSPARSELt's layout on another device than
+    a GPU.
+    """
     if layout == PORTABLE:
         return formats.decompress_two_of_four(packed, n, k, dtype)
     if packed.device.type != "cuda":

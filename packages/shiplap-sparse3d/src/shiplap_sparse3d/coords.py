@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error
-from shiplap.plugin_api.compiling import assert_in_graph
+from shiplap.plugin_api.compiling import assert_in_graph, constant_result
 from shiplap.plugin_api.memos import built_outside_modes
 
 __all__ = [
@@ -76,6 +76,19 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
         torch._check(rows == known)
         return coords, feats.narrow(0, 0, rows)
     return coords, feats
+
+
+def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
+    """Return whether a program is exported for one of ``devices``, on which an op is a kernel of Python.
+
+    A file may run without Python, so the program contains the operators of torch that the op consists of.
+    """
+    return rows.device.type in devices and _is_exporting()
+
+
+@constant_result  # Dynamo of torch 2.11 answers True in every graph
+def _is_exporting() -> bool:
+    return torch.compiler.is_exporting()
 
 
 def is_of_data(rows: int) -> bool:

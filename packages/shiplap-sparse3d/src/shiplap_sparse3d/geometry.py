@@ -27,11 +27,11 @@ from shiplap_sparse3d.offsets import (
     connect_by_offsets,
     distinct_cells,
     join_cells,
-    offset_cells,
+    reached_cells,
     unbounded,
 )
 from shiplap_sparse3d.plan import Plan, wants_sorted
-from shiplap_sparse3d.rows import chosen_rows
+from shiplap_sparse3d.rows import rows_where
 from shiplap_sparse3d.steps import StepWindow, connect_voxels, output_cells, submanifold_plan, vanished_grid_error
 
 __all__ = ["NOTHING", "Geometry", "GeometryOrigin", "Strided", "TableRecipe"]
@@ -243,7 +243,7 @@ class Geometry:
         if is_compiling() or shape != there.spatial_shape:
             cells = there.coords[:, 1:]
             inside = (cells < torch.tensor(shape, device=cells.device)).all(1)
-            there.coords = there.coords.index_select(0, chosen_rows(inside))
+            there.coords = there.coords.index_select(0, rows_where(inside))
         there.spatial_shape = shape
         plain, back = not wants_sorted(self.coords), torch.is_grad_enabled()
         return Strided(there, wide._connect(window, there, wide.spatial_shape, plain, back))
@@ -429,7 +429,7 @@ class Geometry:
         """Return the distinct cells ``floor(coords / stride)`` of the voxels, ascending, with their scene."""
         steps = torch.tensor([1, *stride], dtype=self.coords.dtype, device=self.coords.device)
         cells = torch.div(self.coords, steps, rounding_mode="floor")
-        return distinct_cells(cells) if self._by_offsets else ops.unique_coords(cells)[0]
+        return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
         """Return the multiples of ``stride`` below the voxels, in the same units, and the plan from a block's cells."""
@@ -441,7 +441,7 @@ class Geometry:
 
     def select(self, mask: Tensor) -> Strided:
         """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
-        rows = chosen_rows(mask)
+        rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
@@ -477,7 +477,7 @@ class Geometry:
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
-        cells: Tensor = offset_cells(self.coords, taps, columns, low, high, transposed)
+        cells = reached_cells(self.coords, taps, columns, low, high, transposed)
         return cells
 
     @property

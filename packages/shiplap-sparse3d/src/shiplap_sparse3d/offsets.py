@@ -18,9 +18,10 @@ from torch import Tensor
 
 import shiplap as sl
 from shiplap.plugin_api import error
+from shiplap.plugin_api.compiling import assert_in_graph
 from shiplap.plugin_api.memos import built_outside_modes
-from shiplap_sparse3d.coords import RowLookup, refuse_rows
-from shiplap_sparse3d.ops import transpose_table, unique_coords
+from shiplap_sparse3d.coords import RowLookup, refuse_rows, runs_without_python
+from shiplap_sparse3d.ops import distinct_voxels, transpose_table
 from shiplap_sparse3d.plan import Plan
 
 __all__ = ["box_offsets", "connect_by_offsets", "offset_cells", "offset_table"]
@@ -56,17 +57,32 @@ def offset_table(
 
     Raises SL211 for duplicate rows of ``coords``.
     """
+    table, repeated = _match_rows(coords, outputs, offsets, stride)
+    refuse_rows("offset_table", repeated, "duplicate coordinates: row {row}")
+    return table
+
+
+def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the table of ``offset_table``, and which rows of ``coords`` have an equal one."""
     # Whole rows are compared, so that no number of columns or range of values is too large.
-    wanted = _tap_targets(outputs, offsets, stride)
-    if wanted.shape[0] == 0:
-        return offsets.new_empty(outputs.shape[0], offsets.shape[0])
-    _, number, count = torch.unique(torch.cat([coords.long(), wanted]), dim=0, return_inverse=True, return_counts=True)
-    here = torch.arange(coords.shape[0], device=coords.device)
-    voxels = coords[:, 0] != -1
-    row_of = torch.full_like(count, -1)
-    row_of[number[: len(here)][voxels]] = here[voxels]
-    refuse_rows("offset_table", voxels & (row_of[number[: len(here)]] != here), "duplicate coordinates: row {row}")
-    return row_of[number[len(here) :]].view(outputs.shape[0], offsets.shape[0]).int()
+    n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
+    every = torch.cat([coords.long(), _tap_targets(outputs, offsets, stride)])
+    distinct, number = torch.unique(every, dim=0, return_inverse=True)
+    here, voxels = torch.arange(n, device=coords.device), coords[:, 0] != -1
+    # Padding is entered behind the distinct rows, where no target is.
+    at = torch.where(voxels, number.narrow(0, 0, n), distinct.shape[0])
+    row_of = here.new_full((distinct.shape[0] + 1,), -1).scatter(0, at, here)
+    table = row_of[number.narrow(0, n, taps)].view(outputs.shape[0], offsets.shape[0]).int()
+    return table, voxels & (row_of[at] != here)
+
+
+def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
+    """Return ``offset_table``, in an exported program by operators of torch."""
+    if not runs_without_python(coords):
+        return offset_table(coords, outputs, offsets, stride)
+    table, repeated = _match_rows(coords, outputs, offsets, stride)
+    assert_in_graph(~repeated.any(), "SL211: duplicate coordinates")
+    return table
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
@@ -111,23 +127,39 @@ def offset_cells(
     return (torch.unique(candidates, dim=0) if candidates.shape[0] else candidates).int()
 
 
-def _offset_cells(
-    coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
+def _reached(
+    coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
-    """Return the distinct outputs within the bounds that an input reaches, ``int32 [m, d]`` in ascending order, by
-    sorted keys: the kernel of ``offset_cells``.
-    """
+    """Return the outputs within the bounds that an input reaches, ``int [m, d]``, in the order of inputs and taps."""
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
     outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")
     bounds = torch.tensor([low, high], device=coords.device)
     inside = ((outputs >= bounds[0]) & (outputs < bounds[1])).all(2)
-    candidates = outputs[inside if transposed else inside & (outputs * step == moved).all(2)].int()
+    return outputs[inside if transposed else inside & (outputs * step == moved).all(2)].int()
+
+
+def _offset_cells(
+    coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
+) -> Tensor:
+    """Return the distinct outputs within the bounds that an input reaches, in ascending order."""
+    candidates = _reached(coords, offsets, stride, low, high, transposed)
     find = RowLookup(candidates)
     # The sorted keys of equal rows are equal, and those of ascending rows ascend.
     fresh = torch.ones_like(find.keys, dtype=torch.bool)
     fresh[1:] = find.keys[1:] != find.keys[:-1]
     return candidates[find.rows[fresh]]
+
+
+def reached_cells(
+    coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
+) -> Tensor:
+    """Return ``offset_cells``, in an exported program by operators of torch."""
+    if not runs_without_python(coords):
+        return offset_cells(coords, offsets, stride, low, high, transposed)
+    cells = torch.unique(_reached(coords, offsets, stride, low, high, transposed), dim=0)
+    torch._check(cells.shape[0] <= coords.shape[0] * offsets.shape[0])
+    return cells
 
 
 for _device in ("cpu", "cuda"):
@@ -179,8 +211,8 @@ def connect_by_offsets(
     offset``, or if ``transposed`` outputs at ``input * stride + offset``.
     """
     if not transposed:
-        return Plan(offset_table(coords, outputs, offsets, list(stride)), coords.shape[0])
-    table = offset_table(outputs, coords, offsets, list(stride))
+        return Plan(rows_at(coords, outputs, offsets, list(stride)), coords.shape[0])
+    table = rows_at(outputs, coords, offsets, list(stride))
     return Plan(transpose_table(table, outputs.shape[0]), coords.shape[0], back=(table, None, None))
 
 
@@ -189,15 +221,14 @@ def distinct_cells(coords: Tensor) -> Tensor:
     """Return the distinct rows of ``coords [n, d]`` that are voxels, and not padding (-1), in ascending order."""
     columns = coords.shape[1]
     nothing, ones = coords.new_zeros(1, columns), [1] * columns
-    cells: Tensor = offset_cells(coords, nothing, ones, *unbounded(columns - 1))
-    return cells
+    return reached_cells(coords, nothing, ones, *unbounded(columns - 1))
 
 
 @built_outside_modes
 def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
     """Return ``int32 [m, 1]``: the number of the row of ``coords`` that equals each row of ``wanted``, or -1."""
     columns = coords.shape[1]
-    return offset_table(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
+    return rows_at(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
 
 
 @built_outside_modes
@@ -210,6 +241,6 @@ def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list
         cells = distinct_cells(every)
         numbers = find_rows(cells, every)
     else:
-        cells, inverse, _ = unique_coords(every)
+        cells, inverse, _ = distinct_voxels(every)
         numbers = inverse[:, None]
     return cells, [*numbers.split([rows.shape[0] for rows in coords])]

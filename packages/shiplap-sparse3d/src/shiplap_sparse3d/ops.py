@@ -13,7 +13,15 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 import shiplap as sl
-from shiplap_sparse3d.coords import GridLookup, check_coords, inside_grid, output_shape, refuse_rows, tap_offsets
+from shiplap_sparse3d.coords import (
+    GridLookup,
+    check_coords,
+    inside_grid,
+    output_shape,
+    refuse_rows,
+    runs_without_python,
+    tap_offsets,
+)
 
 __all__ = [
     "conv",
@@ -55,10 +63,16 @@ def unique_coords(
 
     Raises SL211 when the extents of the four columns multiply to 2^63 or more.
     """
-    if coords.shape[0] == 0:
-        empty = coords.new_empty(0)
-        return coords.new_empty(0, 4), empty, empty.clone()
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
+    return unique, inverse.int(), counts.int()
+
+
+def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``unique_coords``, in a program that is exported for a GPU by an operator of torch."""
+    if not runs_without_python(coords, ("cuda",)):
+        return unique_coords(coords)
+    unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
+    torch._check(unique.shape[0] <= coords.shape[0])
     return unique, inverse.int(), counts.int()
 
 

@@ -9,8 +9,9 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 import shiplap as sl
+from shiplap_sparse3d.coords import runs_without_python
 
-__all__ = ["cells_in_use", "chosen_rows"]
+__all__ = ["cells_in_use", "chosen_rows", "rows_where"]
 
 
 @sl.op("sparse3d::chosen_rows", bounds={"m": "n"})
@@ -19,6 +20,15 @@ def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
     most ``n``. A GPU has to be waited for.
     """
     return mask.nonzero()[:, 0]
+
+
+def rows_where(mask: Tensor) -> Tensor:
+    """Return ``chosen_rows``, in an exported program by an operator of torch."""
+    if not runs_without_python(mask):
+        return chosen_rows(mask)
+    rows = mask.nonzero()[:, 0]
+    torch._check(rows.shape[0] <= mask.shape[0])
+    return rows
 
 
 @chosen_rows.kernel("cpu", name="torch")
@@ -38,7 +48,7 @@ def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
     ``int32 [n, 1 + axes]`` ascending, and their features ``[n, c]``.
     """
     flat = rows.flatten(0, -2)
-    chosen = chosen_rows((flat != 0).any(1))
+    chosen = rows_where((flat != 0).any(1))
     return torch.stack(_unravel_numbers(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)
 
 

@@ -19,9 +19,9 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
-from shiplap_sparse3d.rows import chosen_rows
+from shiplap_sparse3d.rows import rows_where
 
 __all__ = ["StepWindow", "connect_voxels", "output_cells", "submanifold_plan"]
 
@@ -62,15 +62,15 @@ class StepWindow(NamedTuple):
             least = [-(-(m - a - e) // s) + 1 for m, s, a, e in ends]
         return cast("Triple", tuple(map(max, grid, least)))
 
-    def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return an upper bound of the number of voxels that ``rows`` voxels in ``batch_size`` scenes of ``grid`` can
-        reach by this window.
-        """
+    def max_outputs(self, rows: int, grid: Triple | None, batch_size: int = 1) -> int:
+        """Return the largest number of voxels that ``rows`` voxels can reach, in ``grid`` if that is given."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
             # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
+        if grid is None:
+            return rows * each[0] * each[1] * each[2]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
@@ -97,7 +97,7 @@ def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
         return coords_out
     # A negative output padding cuts the far border off.
     coords_out = _cut_to_grid(coords_out, window.shape(grid))
-    return coords_out if capacity is not None else coords_out.index_select(0, chosen_rows(coords_out[:, 0] >= 0))
+    return coords_out if capacity is not None else coords_out.index_select(0, rows_where(coords_out[:, 0] >= 0))
 
 
 def _out_coords(
@@ -109,13 +109,21 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a strided convolution reaches from ``coords``, ascending, padded to
-    ``capacity`` rows where that is given.
+    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given.
+
+    A program that is exported for a GPU makes room for the largest number, and not for the usual one first.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
-    if capacity is None:
+    if capacity is not None:
+        return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
+    if not runs_without_python(coords, ("cuda",)):
         return ops.out_coords(coords, list(grid), *window)
-    return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
+    most = StepWindow(*map(tuple, window)).max_outputs(coords.shape[0], None)  # type: ignore[arg-type]
+    keys, count = bounded.reached_keys(coords, list(grid), *window, most)
+    rows = count.item()
+    torch._check(rows >= 0)
+    torch._check(rows <= most)
+    return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(grid, *window)])
 
 
 def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:

@@ -25,7 +25,7 @@ from shiplap_sparse3d.coords import (
 from shiplap_sparse3d.geometry import Geometry, Strided
 from shiplap_sparse3d.memory import available_bytes
 from shiplap_sparse3d.reentrant import made_inside
-from shiplap_sparse3d.rows import cells_in_use, chosen_rows
+from shiplap_sparse3d.rows import cells_in_use, rows_where
 
 __all__ = ["Geometry", "SparseTensor", "Strided", "cat", "voxelize"]
 
@@ -133,7 +133,7 @@ class SparseTensor(Arithmetic):
     def decomposed_features(self) -> list[Tensor]:
         """Return the features of each scene, a list of ``[n_i, c]``."""
         scene = self.geometry.coords[:, 0]
-        return [self.feats.index_select(0, chosen_rows(scene == b)) for b in range(self.batch_size)]
+        return [self.feats.index_select(0, rows_where(scene == b)) for b in range(self.batch_size)]
 
     def dense(self) -> Tensor:
         """Return the dense tensor ``[batch_size, c, *spatial_shape]``, with zeros where there is no voxel.
@@ -266,7 +266,7 @@ class SparseTensor(Arithmetic):
         if padded:
             coords = torch.where(inside[:, None], coords, -1)
         else:
-            rows = chosen_rows(inside)
+            rows = rows_where(inside)
             coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
         return self._with_voxels(feats, coords, batch_size, padded=padded)
 
@@ -538,7 +538,7 @@ def voxelize(
     cells = torch.floor((place - corner) / edge)
     _check_cells(points, cells, shape)
     scene = _scene_of_points(batch, batch_size, points)
-    coords, inverse, counts = ops.unique_coords(torch.cat([scene[:, None], cells.int()], 1))
+    coords, inverse, counts = ops.distinct_voxels(torch.cat([scene[:, None], cells.int()], 1))
     if shape is None:
         shape = per_axis((coords[:, 1:].amax(0) + 1).tolist() if coords.shape[0] else 1, "spatial_shape")
     if batch_size is None:

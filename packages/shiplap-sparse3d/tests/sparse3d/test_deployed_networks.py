@@ -12,14 +12,16 @@ from torch import Tensor
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
+from shiplap.plugin_api.containers import leaves
+from shiplap_sparse3d import ops, steps
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
+from tests.sparse3d.consumers.hybrids import HYBRIDS
 from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
 from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
-ALL = SPECIMENS | DETECTORS
-# TRELLIS takes the grid from the coordinates; masks of voxels are an op of Python, which a package cannot hold.
-NAMES = [name for name in ALL if not name.startswith("TRELLIS") and name != "Decoder"]
+ALL = SPECIMENS | DETECTORS | HYBRIDS
+NAMES = [name for name in ALL if not name.startswith("TRELLIS")]  # those take the grid from the coordinates
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
@@ -38,18 +40,23 @@ def test_a_state_dict_is_one_file_that_a_program_without_python_runs(name: str, 
     print(name, done.stdout.replace("\n", ", "))
 
 
-def test_a_network_that_chooses_voxels_by_a_mask_is_refused_by_name(tmp_path: Path) -> None:
-    _, program = exported_specimen(ALL["Decoder"])
-    with pytest.raises(ShiplapError, match="SL307") as caught:
-        package_model(program, tmp_path / "net.pt2")
-    assert caught.value.where == "sparse3d::chosen_rows"
+PLAIN = {"chosen_rows", "offset_table", "offset_cells"}  # ops that Python runs on every device
 
 
-ON_CUDA = {  # the number of a strided layer's voxels is read by Python there, but for a capacity
-    "PTv3": ALL["PTv3"],
-    "OACNN": ALL["OACNN"],
-    "UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n)),
-}
+@pytest.mark.parametrize("name", ["Decoder", "Sequence4D", "MinkUNet", "SENet"])
+def test_programs_for_files_have_no_op_that_only_python_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Here the device of a program is the CPU. On a GPU these are kernels of Python as well.
+    for module in (steps, ops):
+        monkeypatch.setattr(module, "runs_without_python", lambda *_: torch.compiler.is_exporting())
+    net, program = exported_specimen(ALL[name])
+    called = {str(node.target).split(".")[1] for node in program.graph.nodes if "sparse3d" in str(node.target)}
+    assert not called & (PLAIN | {"unique_coords", "out_coords"})
+    for given, wanted in scenes_of(ALL[name], net):
+        torch.testing.assert_close(leaves(program.module()(*given)), list(wanted))
+
+
+ON_CUDA = {n: ALL[n] for n in ("PTv3", "OACNN", "VoxelBackBone8x", "SparseEncoder", "UNetV2", "SENet", "MinkUNet")}
+ON_CUDA |= {"UNet": Specimen(lambda _: UNet(), lambda n, _: padded(n))}
 
 
 @pytest.mark.gpu
@@ -66,11 +73,11 @@ def test_networks_are_one_file_on_cuda(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @CUDA
-def test_a_strided_layer_without_a_capacity_is_named_on_cuda(tmp_path: Path) -> None:
-    _, program = exported_specimen(ALL["VoxelBackBone8x"], "cuda")
+def test_a_pool_that_python_launches_is_named_on_cuda(tmp_path: Path) -> None:
+    _, program = exported_specimen(ALL["Classifier"], "cuda")
     with pytest.raises(ShiplapError, match="SL307") as caught:
         package_model(program, tmp_path / "net.pt2")
-    assert "out_coords" in str(caught.value)
+    assert "pool" in str(caught.value)
 
 
 def hostile_inputs() -> Iterator[tuple[str, tuple[Tensor, ...]]]:

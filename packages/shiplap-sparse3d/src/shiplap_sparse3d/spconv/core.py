@@ -17,7 +17,7 @@ from shiplap_sparse3d.axes import expand_axes, per_axis, same_number, same_numbe
 from shiplap_sparse3d.coords import as_many_rows, check_rows
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.reentrant import inside_checkpoint, made_inside, refuse_checkpoint_in_eager
-from shiplap_sparse3d.rows import cells_in_use, chosen_rows
+from shiplap_sparse3d.rows import cells_in_use, rows_where
 from shiplap_sparse3d.spconv.record import ConvAlgo, ImplicitGemmIndiceData, IndiceData, LayerWindow
 from shiplap_sparse3d.spconv.sizes import assume_rows, cells_of, check_least, name_rows
 from shiplap_sparse3d.spconv.timer import CUDAKernelTimer
@@ -313,7 +313,7 @@ class SparseConvTensor(SummableTensor):
         ``indice_dict`` is empty, since records are about other voxels.
         """
         # An op, so that a graph knows an upper bound of the number of rows.
-        rows = chosen_rows(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
+        rows = rows_where(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:

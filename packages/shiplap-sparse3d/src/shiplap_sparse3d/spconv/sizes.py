@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from shiplap.plugin_api import error
 from shiplap.plugin_api.compiling import assert_in_graph, constant_result
 from shiplap_sparse3d.coords import is_of_data
-from shiplap_sparse3d.rows import chosen_rows
+from shiplap_sparse3d.rows import rows_where
 
 __all__ = ["assume_rows", "cells_of", "check_least", "name_rows"]
 
@@ -100,6 +100,6 @@ def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
 
     if not guard_or_true(indices.shape[0] == 0):  # a symbol, of which one row at least was assumed
         return indices, features
-    rows = chosen_rows(torch.ones(indices.shape[0], dtype=torch.bool, device=indices.device)).shape[0]
+    rows = rows_where(torch.ones(indices.shape[0], dtype=torch.bool, device=indices.device)).shape[0]
     torch._check(rows >= 1)
     return indices.narrow(0, 0, rows), features.narrow(0, 0, rows)

@@ -23,7 +23,7 @@ class RemoveDuplicate(SparseModule):
         empty ``indice_dict``.
         """
         check_sparse("RemoveDuplicate", x)
-        cells, inverse, _ = kernels.unique_coords(x.geometry.coords)
+        cells, inverse, _ = kernels.distinct_voxels(x.geometry.coords)
         rows = torch.arange(inverse.shape[0], device=inverse.device)
         first = torch.full_like(cells[:, 0], inverse.shape[0], dtype=torch.int64)
         first = first.scatter_reduce(0, inverse.long(), rows, "amin")

@@ -124,7 +124,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
     _check_joinable("sparse_add", list(tens), "spatial_shape", "batch_size", "number of channels")
     # The union is found by uniting all rows and keeping the distinct ones.
     coords = torch.cat([tensor.geometry.coords for tensor in tens])
-    union, inverse, _ = kernels.unique_coords(coords)
+    union, inverse, _ = kernels.distinct_voxels(coords)
     features = torch.cat([tensor.features for tensor in tens])
     total = features.new_zeros(union.shape[0], features.shape[1]).index_add(0, inverse.long(), features)
     if not torch.compiler.is_compiling():

@@ -39,8 +39,8 @@ class InstalledOptions:
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
-    """Audit the ops of an installed package, print a report, and return the exit status: 1 for a finding that the
-    baseline does not list.
+    """Audit the ops of an installed package, print a report, and return the exit status, which is not 0 if a finding is
+    not in the baseline.
 
     Raises:
         ShiplapError: SL501 if there is no such package or no op in it, SL601 if it cannot be imported, SL602 for a
@@ -69,7 +69,9 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
-    """Return the results of all ops. Those that the folder of ``--out`` holds from before are not audited again."""
+    """Return the audit results of all ops of the package, in order. Those that the folder of ``--out`` holds from an
+    earlier run are not audited again.
+    """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder
     from shiplap.scaffold.package import find_package_ops, installed_version
@@ -102,7 +104,9 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the keys of the findings that a baseline lists."""
+    """Return the keys of the findings that the baseline file lists, none without a baseline. Raises SL602 for a file
+    that cannot be read.
+    """
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
         return frozenset()
     try:

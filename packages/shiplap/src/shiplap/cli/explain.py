@@ -79,7 +79,9 @@ def command(
 
 
 def _catalogue_entry(id: str) -> Entry:
-    """Return the entry of the catalogue. SL613 if no installed package has it."""
+    """Return the catalogue entry of an error id, after importing the families if it is not known yet. Raises SL613 if
+    there is none.
+    """
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
         load_families()
@@ -90,7 +92,7 @@ def _catalogue_entry(id: str) -> Entry:
 
 
 def _show_error(entry: Entry, json: bool) -> None:
-    """Print an entry of the catalogue: title, class, cause, fix and page."""
+    """Print an entry of the error catalogue: title, class, cause, fix and page, as text or JSON."""
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
     told = {
         "class": f"{entry.kind.__name__}, also a {builtin}",

@@ -54,6 +54,7 @@ def command(
             program = _export_program(called, args, dynamic)
             ops = _write_file(program, file, opset, not no_checks)
         except ShiplapError as e:
+            # These ids say that the model cannot be exported, which is a result and no wrong command.
             if e.id not in ("SL321", "SL307", "SL404"):
                 raise
             console.err().print(str(e), markup=False, soft_wrap=True)
@@ -65,7 +66,9 @@ def command(
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
-    """Return the program that ``torch.export`` makes of the model. SL321 with torch's reason if there is none."""
+    """Return the program that ``torch.export`` makes of a model or function, with varying sizes if ``dynamic``. Raises
+    SL321 with torch's reason if it fails.
+    """
     import torch
     from torch.export import Dim, export
 
@@ -92,18 +95,21 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
 
 
 def _as_module(called: Any) -> Any:
-    """Return a module that calls a function, as torch exports modules only."""
+    """Return a module whose ``forward`` calls the function ``called``, as torch exports modules only."""
     import torch
 
     class Wrapped(torch.nn.Module):
         def forward(self, *args: Any) -> Any:
+            """Return the result of the wrapped function."""
             return called(*args)
 
     return Wrapped()
 
 
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
-    """Write the program in the form that the file's suffix names. Return its ops."""
+    """Write the exported program to ``file``, as ONNX or as a ``.pt2`` package by its suffix. Return the names of its
+    declared ops.
+    """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, TypeAlias
 
 AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
@@ -14,6 +16,35 @@ class HasCode(ABC):
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the object that decide its behaviour: a text, and a value that the walk follows (None
+        """Yield the parts of the object that decide its behaviour: a text, and a value whose code is followed (None
         where the text says everything).
         """
+
+
+def defining_module(value: AnyValue) -> str:
+    """Return the name of the module in which a function or class was written, which a decorator may have changed in
+    ``__module__``. Empty if there is none.
+    """
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__")
+    else:
+        name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+def closure_cell_value(cell: AnyValue) -> AnyValue:
+    """Return the value of a closure's cell, None if it is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def has_instance_dict(value: AnyValue) -> bool:
+    """Whether the object has a ``__dict__``."""
+    return hasattr(value, "__dict__")
+
+
+def shortened_text(text: str) -> str:
+    """Return a text as it is below 400 characters, else its digest."""
+    return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

@@ -70,7 +70,8 @@ _HARMLESS = frozenset(n for n, takes in _TAKES.items() if takes == 1 and n not i
 
 
 def attributes_read(fn: Callable[..., object], parameter: int | str) -> frozenset[str]:
-    """Return the names of the attributes that ``fn`` reads of ``parameter``, which is a position or a name.
+    """Return the names of the attributes that ``fn`` and the functions it calls read of ``parameter``, given as a
+    position or a name, found in their bytecode.
 
     Raises:
         UnknownReads: the argument is used otherwise, as in ``getattr(saved, name)``, or reaches code that has no
@@ -89,7 +90,9 @@ class _SavedReadsWalk:
     seen: set[tuple[CodeType, frozenset[str]]] = field(default_factory=set)
 
     def function(self, fn: object, position: int | str, bound: bool = False) -> None:
-        """Walk ``fn`` with the argument at ``position``, or of that name, as the parameter."""
+        """Walk the code of the callable ``fn``, of which the argument at ``position`` (a number or a name) is the
+        parameter whose reads are collected.
+        """
         while True:
             if isinstance(fn, functools.partial):
                 position = position + len(fn.args) if isinstance(position, int) else position
@@ -115,7 +118,9 @@ class _SavedReadsWalk:
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
-        """Walk ``code``, in which the variables ``names`` are the parameter, until no more names are found."""
+        """Walk the bytecode ``code`` and the functions defined in it. ``names`` are the variables that hold the
+        parameter. Repeated until no more such names are found.
+        """
         while (key := (code, frozenset(names))) not in self.seen:
             self.seen.add(key)
             body = _CodeBodyWalk(self, code, names, world, dict(closure))
@@ -140,7 +145,7 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
-        """Follow the instructions with a symbolic stack, and collect what is read of the parameter."""
+        """Follow the instructions with a symbolic stack, and collect the attributes that are read of the parameter."""
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
         }
@@ -168,7 +173,7 @@ class _CodeBodyWalk:
     # --- the instructions ---------------------------------------------------------------------------------------------
 
     def step(self, ins: dis.Instruction, name: str, value: Any) -> None:
-        """Change the stack as the instruction does, and note what it does to the parameter."""
+        """Change the symbolic stack as one instruction does, and note what the instruction does to the parameter."""
         if name in _FAST:
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
         elif name in _STORES:
@@ -200,7 +205,9 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """Handle an instruction that makes another value of its operands."""
+        """Change the stack for an instruction that makes another value of its operands. The parameter may not be among
+        them, unless the instruction is harmless.
+        """
         effect = dis.stack_effect(ins.opcode, ins.arg if ins.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if takes is None:  # at least what it makes less; any other depth is possible
             takes = max(-effect + 1, 0) if name.startswith("BUILD_") else len(self.stack)
@@ -212,7 +219,7 @@ class _CodeBodyWalk:
         self.stack = [*kept, *[_OTHER] * (depth - len(kept))][:depth] if depth >= len(kept) else kept[:depth]
 
     def load_global(self, ins: dis.Instruction, name: str) -> None:
-        """Push a global, with its value where it is known."""
+        """Push a global or built-in name, with its value where it is known."""
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:
@@ -223,7 +230,7 @@ class _CodeBodyWalk:
         self.push(known)
 
     def load_attribute(self, ins: dis.Instruction, name: str, attribute: str) -> None:
-        """Replace the object on the stack by its attribute; of the parameter, note the read."""
+        """Replace the object on the stack by its attribute. An attribute of the parameter is collected as read."""
         owner = self.pop()
         known: _Value = _OTHER
         if owner is _PARAMETER:
@@ -237,14 +244,16 @@ class _CodeBodyWalk:
             self.push(_OTHER)
 
     def make_function(self, flags: int) -> None:
-        """Handle the creation of a function: its defaults and its closure on the stack, and its code."""
+        """Handle the creation of a function: its code stays on the stack, and the parameter may not be among its
+        defaults.
+        """
         code = self.pop()
         for _ in range(flags.bit_count() if "SET_FUNCTION_ATTRIBUTE" not in dis.opmap else 0):  # since Python 3.13
             self.keep_out(self.pop(), "it is a default of a function")
         self.push(code)
 
     def call(self, count: int, *, by_name: bool) -> None:
-        """Handle a call: the called function has the parameter among its arguments, or not."""
+        """Handle a call, and follow the parameter into the called function if it is among the arguments."""
         keywords, self.keywords = self.keywords, ()
         if by_name:
             given = self.pop()
@@ -261,7 +270,9 @@ class _CodeBodyWalk:
                 self.passed(called, i if i < plain else keywords[i - plain], args)
 
     def passed(self, called: _Value, position: int | str, args: list[_Value]) -> None:
-        """Follow the parameter into a call of ``called``, where it is the argument ``position``."""
+        """Follow the parameter into a call of ``called``, where it is the argument ``position``. Raises UnknownReads if
+        that code cannot be followed.
+        """
         if isinstance(called, _InnerFunction):
             parameters = called.code.co_varnames[: called.code.co_argcount + called.code.co_kwonlyargcount]
             name = position if isinstance(position, str) else "".join(parameters[position : position + 1])
@@ -285,7 +296,7 @@ class _CodeBodyWalk:
             self.fail("it is passed to something that cannot be looked into")
 
     def store(self, name: str, value: _Value) -> None:
-        """Assign a variable. One that has held different values is unknown."""
+        """Assign ``value`` to a variable. A variable that is assigned two different values becomes unknown."""
         if value is _PARAMETER:
             self.names.add(name)
         elif name in self.variables and self.variables[name] != value:
@@ -294,21 +305,27 @@ class _CodeBodyWalk:
             self.variables[name] = value
 
     def keep_out(self, value: _Value, what: str) -> None:
+        """Raise UnknownReads, with the reason ``what``, if ``value`` is the parameter."""
         if value is _PARAMETER:
             self.fail(what)
 
     def fail(self, what: str) -> None:
+        """Raise UnknownReads with the reason ``what``, and the current line if none is named yet."""
         raise UnknownReads(f"{what} (line {self.line} of {self.source.co_qualname})" if "(line " not in what else what)
 
     def push(self, value: _Value) -> None:
+        """Push a value on the symbolic stack."""
         self.stack.append(value)
 
     def pop(self) -> _Value:
+        """Remove the top of the symbolic stack and return it, or an unknown value if the stack is empty."""
         return self.stack.pop() if self.stack else _OTHER
 
 
 def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, Any]]:
-    """Yield the instructions of ``code``; a combined instruction is yielded as its two parts."""
+    """Yield ``(instruction, name, argument)`` of the bytecode of ``code``. A combined instruction is yielded as its two
+    parts.
+    """
     for ins in dis.get_instructions(code):
         parts = ins.argval if isinstance(ins.argval, tuple) else None
         name = ins.opname
@@ -324,7 +341,9 @@ def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, 
 
 
 def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
-    """Return the name of the parameter that receives the argument, or None where it is collected."""
+    """Return the name of the parameter that receives the argument ``position`` (a number or a name), or None if
+    ``*args`` or ``**kwargs`` collects it.
+    """
     single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(position, str):
         return next((p.name for p in single if p.name == position), None)
@@ -333,7 +352,9 @@ def _receiving_parameter(parameters: list[inspect.Parameter], position: int | st
 
 
 def _static_attribute(owner: object, name: str) -> _KnownValue | None:
-    """Return an attribute of a module, or a method of a class or an object. None where that is not known."""
+    """Return the value of an attribute of a module, or the method of a class or object, without running code. None if
+    it cannot be known.
+    """
     if isinstance(owner, ModuleType):
         return _KnownValue(vars(owner)[name]) if name in vars(owner) else None
     method = inspect.getattr_static(owner, name, None)
@@ -343,7 +364,7 @@ def _static_attribute(owner: object, name: str) -> _KnownValue | None:
 
 
 def _only_shows_values(fn: object) -> bool:
-    """Whether a function only prints or logs its arguments."""
+    """Whether the function only prints or logs its arguments, so that passing the parameter to it reads nothing."""
     return (
         any(fn is each for each in _SHOWING)
         or (fn.__module__ if isinstance(fn, FunctionType) else "").partition(".")[0] == _SHOWING_PACKAGE
@@ -351,7 +372,7 @@ def _only_shows_values(fn: object) -> bool:
 
 
 def _is_cell_set(cell: Any) -> bool:
-    """Whether a closure's cell has a value."""
+    """Whether the cell of a closure has a value."""
     try:
         return cell.cell_contents is not cell
     except ValueError:  # not assigned yet

@@ -56,12 +56,14 @@ class Timed:
 
     @property
     def speedup(self) -> float:
-        """The time of the reference divided by the time of the candidate."""
+        """The time of one call of the reference divided by that of one call of the candidate."""
         return self.reference / max(self.candidate, 1e-9)
 
     @property
     def min_speedup(self) -> float:
-        """The speedup if the candidate hid as much time as possible. Use this figure for rewards."""
+        """The speedup if the candidate hid as much of its time as the clock's resolution allows. Use this figure for
+        rewards.
+        """
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
 
@@ -99,20 +101,27 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def verdict(self) -> JudgeVerdict:
+        """The verdict: ``"refused"`` with a reason, else ``"incomplete"`` with a missing comparison, else
+        ``"accepted"``.
+        """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
     def exit_code(self) -> int:
+        """The exit code of ``shiplap judge`` for this verdict: 0 accepted, 1 refused, 3 incomplete."""
         return EXIT_CODES[self.verdict]
 
     @property
     def headline(self) -> str:
+        """The verdict in one line: the candidate, the verdict and, where it was timed, the speedups."""
         fast = f", {self.speedup:.2f}x the reference, at least {self.min_speedup:.2f}x" if self.speedup else ""
         return f"{self.candidate}: {self.verdict}{fast}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Return the rows of the report: reasons, missing checks, times, skipped checks and compared calls."""
+        """The rows of the printed report: reasons, missing checks, times, cells that do not apply, the number of
+        compared calls, and unchecked properties.
+        """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
         rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
@@ -134,7 +143,7 @@ class JudgeResult(ResultWithVerdict):
         return self._mean([t.min_speedup for t in self.timings])
 
     def _mean(self, values: list[float]) -> float:
-        """Return the geometric mean, or 0 if the candidate is not accepted."""
+        """Return the geometric mean of ``values``, or 0 if there are none or the candidate is not accepted."""
         from math import exp, log
 
         if self.verdict != "accepted" or not values:
@@ -142,7 +151,7 @@ class JudgeResult(ResultWithVerdict):
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: all fields, the verdict, and the speedups."""
+        """Return all fields, the verdict and the speedups as plain JSON-ready values."""
         timings = [{**asdict(t), "speedup": t.speedup, "min_speedup": t.min_speedup} for t in self.timings]
         return {
             "verdict": self.verdict,
@@ -155,7 +164,9 @@ class JudgeResult(ResultWithVerdict):
 
 
 def _times(timed: Timed) -> str:
-    """The times of one shape in one line."""
+    """Return the measured times of one shape as one line of a report: candidate, reference, their resolution and the
+    number of calls.
+    """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
     return (

@@ -44,19 +44,21 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def verdict(self) -> str:
-        """The verdict in one word."""
+        """The verdict of the result in one word, such as ``accepted``."""
 
     @property
     @abstractmethod
     def headline(self) -> str:
-        """The subject, the verdict and the reason in one line."""
+        """The subject of the result, its verdict and the reason, in one line."""
 
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The lines of the table."""
+        """The rows of the table below the headline."""
 
     def __bool__(self) -> bool:
+        """Raise SL504, since a verdict has more than two values and must be compared with a text."""
+        # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
             where=type(self).__name__,
@@ -66,20 +68,25 @@ class ResultWithVerdict(ABC):
         )
 
     def __repr__(self) -> str:
+        """Return ``<CLASS HEADLINE>``."""
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:
+        """Return the result as plain text: the headline, then the rows."""
         return "\n".join(text for text, _ in table_lines(self))
 
     def __rich__(self) -> Text:
+        """Return the result as text with styles, for rich."""
         from rich.text import Text
 
         return Text("\n").join(Text(text, style) for text, style in table_lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the result as plain text, for IPython."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
+        """Return the result as an HTML table, for a notebook."""
         return render_html("result.html.jinja", result=self, styles=STYLES)
 
 

@@ -20,7 +20,9 @@ ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 
 def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
-    """Return how the runs ``got`` differ in distribution from the runs ``wanted``, or an empty text."""
+    """Return a text that says in which statistic the results of one set of runs with different seeds (``got``) differ
+    significantly from those of another set (``wanted``), or an empty text.
+    """
     kind = got[0].dtype
     # Integers have no rounding errors.
     exact = not (kind.is_floating_point or kind.is_complex)
@@ -54,7 +56,9 @@ def _flatten_to_double(t: Tensor) -> Tensor:
 
 
 def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
-    """Return the features by name: a matrix with a row for each run, and the difference that rounding may cause."""
+    """Return statistics of random results by name, such as the mean: a matrix with a row for each run, and the
+    difference between two runs that rounding may cause (``slack`` is that of one number).
+    """
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)
     unit = float(runs.std())
@@ -88,7 +92,9 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
 
 
 def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
-    """Return the distances of neighbours in memory, along each dim."""
+    """Return the distances in memory, in elements, between neighbours along each dim of a contiguous tensor of
+    ``shape``, in ascending order and below ``count``.
+    """
     lags, stride = {1}, 1
     for size in reversed(shape):
         stride *= size

@@ -50,6 +50,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def exit_code(self) -> int:
+        """The exit code of the command for the verdict."""
         return EXIT_CODES[self.verdict]
 
     @property
@@ -62,17 +63,22 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
+        """One row for each choice, for the printed and the HTML report."""
         return tuple(_row(choice) for choice in self.choices)
 
     def __iter__(self) -> Iterator[Choice]:
+        """Return an iterator over the choices."""
         return iter(self.choices)
 
     def __len__(self) -> int:
+        """Return the number of choices."""
         return len(self.choices)
 
 
 def _row(choice: Choice) -> Row:
-    """The row of a choice: the call, the kernel and the reason, and below it the candidates that were dropped."""
+    """Return the printed row of a choice: the call, the outcome, the kernel with the reason, and below it the
+    candidates that were dropped.
+    """
     place = "  in compiled code" if choice.compiled else ""
     name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"
     dropped = tuple(f"{f.verdict}  {f.evidence}" for f in choice.findings)

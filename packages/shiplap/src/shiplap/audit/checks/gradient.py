@@ -63,8 +63,8 @@ AnyCallable = Any
 
 
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all forms, values at kinks, 16-bit values that overflow, odd scalars, and large samples while
-    they are quick.
+    """Yield the samples of the check: all forms, values at kinks and at overflow, odd scalars, and large sizes as long
+    as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
@@ -95,8 +95,8 @@ def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
-    """Yield samples with one long dim, as long as they are quick. A cost that grows with the square of the dim ends the
-    series in time.
+    """Yield samples with one long dim as long as they are quick. Those that would take too long, judged by the square
+    of the dim, are left out.
 
     The quickest sample stands for what every sample costs, which does not grow.
     """
@@ -119,7 +119,9 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
-    """Compare the gradients of several subsets of inputs with those of the reference."""
+    """Compare the gradients of several subsets of inputs with those of the reference. The observation has the first
+    problem.
+    """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it")
     if problem := _why_list_gradients_differ(op, case):
@@ -133,7 +135,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
         # The first sample of an op may be large: what arrives from behind has every layout there, too.
-        runs += _incoming(names) if case.recipe == Samples(op, case.seed, case.device).base else []
+        runs += _runs_with_layouts(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
         runs = _gradient_runs(names)
     axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
@@ -157,24 +159,26 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return the inputs that need a gradient in each run, whether they are leaves, and the layout of the output's
-    gradient.
+    """Return ``(inputs that need a gradient, whether they are leaves, layout of the output's gradient)`` of
+    each run.
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
-    return [*runs, (names, False, ""), *_incoming(names)]
+    return [*runs, (names, False, ""), *_runs_with_layouts(names)]
 
 
-def _incoming(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return a run for each layout in which the gradient of the output may arrive."""
+def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
+    """Return a run with all inputs for each layout in which the gradient of the output may arrive."""
     return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
-    """Compare the gradients of ``names`` with autograd through the reference."""
+    """Return an observation with a problem if the gradients of ``names`` differ from autograd through the reference
+    beyond rounding.
+    """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """Random output gradients in ``layout``, identical for the op and its reference.
+        """Return random gradients of the outputs in ``layout``, identical for the op and its reference.
 
         ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
         that a kernel which computes in TF32 reads them without a rounding error.
@@ -214,12 +218,12 @@ DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).e
 
 
 def _to_single_precision(t: Tensor) -> Tensor:
-    """Return ``t`` in single precision if it is in double precision."""
+    """Return ``t`` in single precision if it is in double precision, else ``t`` itself."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
 
 
 def _round_to_bfloat16(t: Tensor) -> Tensor:
-    """``t`` with both parts rounded to bfloat16."""
+    """Return ``t`` with its values rounded to bfloat16, the real and imaginary parts of a complex tensor each."""
     if t.is_complex():
         return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
     return t.bfloat16()
@@ -228,7 +232,9 @@ def _round_to_bfloat16(t: Tensor) -> Tensor:
 def _gradients_of_inputs(
     op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
-    """Return the gradients of ``names`` only. An unused input has a zero gradient."""
+    """Return the gradients of the arguments ``names`` for given gradients of the outputs, zeros for an unused input.
+    Raises RuntimeError if no output requires one.
+    """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
     # A product with 1 makes a non-leaf with the same values.
@@ -241,12 +247,14 @@ def _gradients_of_inputs(
 
 
 def _is_real_or_complex(t: Tensor) -> bool:
-    """Whether a tensor is floating or complex."""
+    """Whether a tensor is of a floating-point or complex dtype."""
     return t.is_floating_point() or t.is_complex()
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
-    """Return the number of terms in an element of a gradient: it sums over all dims that its argument does not have."""
+    """Return the number of terms that an element of the gradient of ``name`` sums: the product of the sizes of all dims
+    which that argument lacks.
+    """
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
     mine = {d.text if d.text in ones else d.of or d.text for d in kind.dims} if kind else set()
@@ -255,7 +263,8 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the difference from finite differences of the op itself, in float64.
+    """Return in words how the op's gradients differ from finite differences of the op itself, in float64. Empty if they
+    agree or there are no such differences.
 
     There are no finite differences where a result is no finite number, or has a narrower dtype than the arguments: its
     steps are larger than the difference. They are no evidence about a gradient that is declared to be another
@@ -274,6 +283,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
 
     def forward(*values: Tensor) -> Any:
+        """Return the floating and complex results of the op with ``values`` as the arguments of these names."""
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
@@ -289,12 +299,17 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
-    """Return the difference in gradients of the members of lists, and of all other tensors with them."""
+    """Return in words how the gradients of tensors, those in list arguments included, differ from the reference's.
+    Empty if they agree or the op has no such lists.
+    """
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
         return ""
 
     def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradients of all tensors that can have one, for random gradients of the outputs. Empty if no
+        output requires a gradient.
+        """
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
         rng = torch.Generator().manual_seed(case.seed)
@@ -313,8 +328,8 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the fault if a gradient is finite where that of the reference is not, for an infinite or NaN gradient of
-    the output.
+    """Return in words the fault if a gradient is finite where that of the reference is infinite or NaN, as the output's
+    gradient is. Empty if there is none.
 
     Inputs that have no part in an output are left out: there a mask and a product with zero differ.
     """
@@ -322,6 +337,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
         return ""
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
+        """Return the gradients of the inputs where all gradients of outputs are ``value``."""
         return _gradients_of_inputs(
             op, names, lambda outs: [torch.full_like(o, value) for o in outs], forward, case.fresh()
         )
@@ -342,8 +358,8 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
 
 def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the gradients that a declared backward computes although no input needs them. They are right, and cost
-    time.
+    """Return in words the gradients that a declared backward computes although no input needs them, which costs time.
+    Empty if there are none.
     """
     if op.gradient is None or len(names) < 2:
         return ""

@@ -27,14 +27,16 @@ class MissingRegistration(Exception):
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of ``op``, with keyword-only arguments by name."""
+    """Return the result of the torch op on ``arguments`` by name, the keyword-only ones passed as keywords."""
     named = {a.name for a in op._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in named]
     return op(*positional, **{n: v for n, v in arguments.items() if n in named})
 
 
 def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of ``op`` for a fixed state of torch's random numbers. Whatever it raises is its refusal."""
+    """Return the result of the op for a fixed random state. An exception of the call is raised as NotApplicable, since
+    the op refuses these arguments.
+    """
     torch.manual_seed(0)
     try:
         return invoke(op, arguments)
@@ -45,7 +47,9 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
-    """Return where two results differ by more than ``tolerance`` of the largest expected value, "" if nowhere."""
+    """Return in words where two results differ by more than ``tolerance`` of the largest expected value, or an empty
+    text.
+    """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
         return f"{len(left)} tensors in place of {len(right)}"
@@ -73,24 +77,28 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
 
 
 def written_names(op: Any) -> set[str]:
-    """Return the names of the arguments that the schema says the op writes to."""
+    """Return the names of the arguments that the op writes to, according to its schema."""
     return {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
 
 
 def aliased_names(op: Any) -> set[str]:
-    """Return the names of the arguments that the schema says a result may share memory with."""
+    """Return the names of the arguments with which a result may share memory, according to the op's schema."""
     return {a.name for a in op._schema.arguments if a.alias_info is not None}
 
 
 def check_repeat(op: Any, make: Make) -> str:
-    """Two calls with equal arguments give equal results."""
+    """Return the problem if two calls with equal arguments give different results, else an empty text. ``make()``
+    returns new arguments.
+    """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
     return problem and f"a second call with equal arguments gives something else: {problem}"
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """No result holds memory that nothing has written: torch fills new memory with NaN or the largest integer here."""
+    """Return the problem if a result contains memory that the op has not written, else an empty text. New memory is
+    filled with NaN or the largest integer.
+    """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -103,7 +111,9 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 
 def check_mutation(op: Any, make: Make) -> str:
-    """No argument is written to but those that the schema names."""
+    """Return the problem if the op writes to an argument that its schema does not name as written, else an empty
+    text.
+    """
     arguments, declared = make(), written_names(op)
     before = map_tensors(arguments, torch.clone)
     call_op(op, arguments)
@@ -114,7 +124,9 @@ def check_mutation(op: Any, make: Make) -> str:
 
 
 def check_alias(op: Any, make: Make) -> str:
-    """No result shares memory with an argument that the schema does not name, or with another result."""
+    """Return the problem if a result shares memory with an argument that the schema does not name, or with another
+    result, else an empty text.
+    """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
     owners = {
@@ -134,7 +146,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """A tensor of other strides, or one that does not begin its memory, gives the same result or is refused."""
+    """Return the problem if tensors with other strides or an offset change the result, else an empty text. Raises
+    NotApplicable if the op refuses them all.
+    """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
     for name in (n for n, v in make().items() if tensors_in(v) and n not in declared):
@@ -154,7 +168,9 @@ def check_layout(op: Any, make: Make) -> str:
 
 
 def check_fake(op: Any, make: Make) -> str:
-    """What the op returns for tensors without data has the shapes, dtypes and strides of what it really returns."""
+    """Return the problem if the fake implementation returns other shapes, dtypes or strides than the kernel, else an
+    empty text.
+    """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
     try:
@@ -186,7 +202,7 @@ def check_fake(op: Any, make: Make) -> str:
 
 
 def check_precision(op: Any, make: Make) -> str:
-    """What is computed in float32 is close to what the same op computes in float64."""
+    """Return the problem if results in float32 are not close to those of the same op in float64, else an empty text."""
     if not any(t.dtype is torch.float32 for t in tensors_in(make())):
         raise NotApplicable("no argument in float32")
     result = call_op(op, make())
@@ -199,9 +215,12 @@ def check_precision(op: Any, make: Make) -> str:
 
 
 def check_gradient(op: Any, make: Make) -> str:
-    """The gradients are those of finite differences in float64."""
+    """Return the problem if gradients differ from finite differences in float64, else an empty text. Raises
+    MissingRegistration if there is no gradient.
+    """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
+        """Return a float tensor in float64 with a required gradient, and another tensor as it is."""
         return t.double().requires_grad_() if t.dtype in (torch.float32, torch.float64) else t
 
     if written_names(op):
@@ -221,6 +240,7 @@ def check_gradient(op: Any, make: Make) -> str:
         raise MissingRegistration("no gradient: results do not require one where arguments do")
 
     def function(*changed: torch.Tensor) -> Any:
+        """Return the differentiable results of the op with ``changed`` in place of its inputs."""
         left = iter(changed)
         values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
         return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
@@ -242,10 +262,13 @@ def check_gradient(op: Any, make: Make) -> str:
 
 
 def check_compile(op: Any, make: Make) -> str:
-    """A compiled call, in one graph with sizes that vary, gives what an eager call gives."""
+    """Return the problem if a compiled call, in one graph with dynamic sizes, gives other results than an eager call,
+    else an empty text.
+    """
     expected = call_op(op, make())
 
     def function(arguments: dict[str, Any]) -> Any:
+        """Return the result of the op on the values of ``arguments``, by position."""
         return op(*arguments.values())
 
     if any(a.kwarg_only for a in op._schema.arguments) or not tensors_in(expected):
@@ -264,7 +287,7 @@ def check_compile(op: Any, make: Make) -> str:
 
 
 def check_crash(op: Any, make: Make) -> str:
-    """The process survives the call."""
+    """Call the op and return an empty text. The process that runs this check observes a crash."""
     call_op(op, make())
     return ""
 

@@ -29,7 +29,7 @@ class InstalledFinding:
 
     @property
     def key(self) -> str:
-        """The identity of the finding in a baseline: the op and the check."""
+        """The text that identifies the finding in a baseline: the op and the check."""
         return f"{self.op} {self.check}"
 
 
@@ -61,7 +61,7 @@ class InstalledReport:
 
     @property
     def findings(self) -> list[InstalledFinding]:
-        """The findings of all ops, the most harmful first."""
+        """The findings of all ops as a list, the most harmful first."""
         found = [f for op in self.ops for f in op.findings]
         return sorted(found, key=lambda f: (HARM.index(f.check) if f.check in HARM else len(HARM), f.op))
 
@@ -71,7 +71,7 @@ class InstalledReport:
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:
-        """Return the value for ``--json``."""
+        """Return the report as plain values for ``--json``."""
         reached = [op for op in self.ops if op.calls]
         return {
             "package": self.package,
@@ -85,7 +85,7 @@ class InstalledReport:
         }
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield the lines for a terminal."""
+        """Yield the report as lines and a table for a terminal."""
         reached = [op for op in self.ops if op.calls]
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
         head = f"{self.package} {self.version}: {len(self.ops)} ops, {len(reached)} reached"
@@ -105,7 +105,7 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
-    """Return the table row of a finding; a known one is dimmed and marked as part of the baseline."""
+    """Return the table row of a finding, as ``(text, style)`` cells. A finding of the baseline is dimmed and marked."""
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
     return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")

@@ -19,14 +19,17 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return a refusal without its numbers: refusals of one form come from one place of the op."""
+    """Return the text of a refusal with its numbers replaced by ``#``, so that refusals from one place of the op are
+    equal.
+    """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
 
 def search_calls(
     op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
 ) -> list[CallRecipe]:
-    """Return calls that the op takes, with every tensor beside a guard page, so that none reads behind its arguments.
+    """Return calls that the op accepts, found by random changes within ``seconds``. Every tensor lies beside a guard
+    page, so that reading beyond it is a crash.
 
     Each try is sent before it is made: ``avoided`` holds the texts of calls that ended the process.
     """
@@ -58,7 +61,9 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return why the op refuses a call, "" where it takes it and returns something."""
+    """Return the reason why the op or its fake refuses a call, or an empty text if it accepts the call and returns
+    something.
+    """
     try:
         arguments = evaluate(call.texts(wrap))
     except (RuntimeError, ValueError, IndexError) as e:
@@ -74,7 +79,9 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
-    """Return why the fake implementation refuses a call that the kernel takes: many kernels check nothing."""
+    """Return the error with which the fake implementation refuses a call that the kernel accepts, as many kernels check
+    nothing. Empty for none.
+    """
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))
     except NotApplicable as e:

@@ -21,7 +21,9 @@ MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
 
 def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
-    """Return what the tests have to know about an op, as JSON. Raise CannotCopy for a builder without a source."""
+    """Return the facts that the tests of an ejected op read, JSON-ready: names, reference and cases. Raise CannotCopy
+    for a sample builder without a source.
+    """
     spec = op.spec
     named = [a.name for a in spec.args]
     surrogate = op.gradient.surrogate if op.gradient is not None else None
@@ -41,18 +43,21 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
-    """Yield small cases that the kernels take: usual sizes, then edges and absent arguments."""
+    """Yield small samples that the op's kernels accept: usual sizes, then absent arguments, other scalars and edge
+    sizes.
+    """
     samples = Samples(op, SEED)
     taken = {d for kernels in op.kernels.values() for k in kernels for d in k.dtypes}
     for case in chain(samples.plain(), samples.grown(1), samples.optionals(), samples.scalars(), samples.edges()):
         dtypes = {str(t.dtype).removeprefix("torch.") for t in _tensors(case.args)}
         floats = {d for d in dtypes if getattr(torch, d).is_floating_point}
+        # The kernels would refuse other dtypes, and the tests would compare the reference with itself.
         if case.numel <= MOST_ELEMENTS and (not taken or floats <= taken):
             yield case
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors of values and of lists in them."""
+    """Yield the tensors among ``values`` and in lists there, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -61,7 +66,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return the sizes and the dtype that the builder gets."""
+    """Return the sizes, scalars and the dtype of a sample that the op's sample builder is called with, JSON-ready."""
     floats = [n for n in dict(case.recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     recipe = {**{a.name: a.default for a in op.spec.scalars if a.has_default}, **dict(case.recipe.scalars)}
     sizes = {**recipe, **case.env, **dict(case.recipe.sizes), "absent": []}
@@ -71,11 +76,14 @@ def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
 
 
 def _row(value: Any) -> Any:
-    """Return an argument as JSON."""
+    """Return an argument of a test case in JSON-ready form: a tensor with dtype, shape and data, a plain value, or the
+    text of another value.
+    """
     if isinstance(value, (list, tuple)):
         return [_row(v) for v in value]
     if isinstance(value, Tensor):
         flat = value.detach().contiguous()
+        # JSON has no complex numbers, and a double holds every narrower floating-point number.
         data = torch.view_as_real(flat) if flat.is_complex() else flat.double() if flat.is_floating_point() else flat
         kind = str(value.dtype).removeprefix("torch.")
         return {"dtype": kind, "shape": list(value.shape), "data": data.reshape(-1).tolist()}

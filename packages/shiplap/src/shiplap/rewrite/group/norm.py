@@ -27,7 +27,7 @@ class StackedNorms(GroupRewrite):
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the signatures, normalized shape and eps of a layer norm, None for other calls."""
+        """Return a key of the sizes, dtypes, normalized shape and eps of a layer norm, or None for other calls."""
         if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
         given = canonical_arguments(node)
@@ -45,7 +45,7 @@ class StackedNorms(GroupRewrite):
         )
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return one layer norm of stacked rows for all members, and its arguments."""
+        """Return :func:`_norm_stacked_rows` and its arguments, the inputs, scales and shifts of all members."""
         calls = [canonical_arguments(m) for m in members]
         scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
         shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", DEFAULT_EPS)
@@ -59,7 +59,9 @@ class StackedNorms(GroupRewrite):
         )
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking inputs, or the reason where loops fuse anyway."""
+        """Return the saving in launches and the cost of stacking inputs, or a reason where the code generator fuses
+        independent loops anyway.
+        """
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -78,7 +80,9 @@ class StackedNorms(GroupRewrite):
 def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
+    """Return the results of layer norms, computed as one of stacked inputs in float32 and rounded once. ``own`` says
+    which results must not share memory.
+    """
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
     # Scales and shifts differ by member, so they broadcast over the rows of their own member only.
@@ -87,12 +91,13 @@ def _norm_stacked_rows(
         out = out * torch.stack(scales).view(across)
     if shifts:
         out = out + torch.stack(shifts).view(across)
+    # Rounded here, after scale and shift, as torch rounds once.
     outs = out.to(stacked.dtype).unbind(0)
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
 def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
-    """Run one layer norm per entry of ``x``."""
+    """Return the results of one layer norm per entry of ``x``, each behind a ReLU, concatenated."""
     absent = [None] * len(x)
     parts = zip(
         x.unbind(0),
