@@ -23,6 +23,7 @@ Examples:
   shiplap survey in.copc.laz out.laz --model ground.py:model --tile 512 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --workers 4 --device cuda
   shiplap survey in.laz out.laz --model ground.py:model --scheduler tcp://10.0.0.1:8786
+  shiplap survey in.laz out.laz --model ground.py:model --json | jq .halo
 
 \b
 The same command goes on with a survey that was stopped.
@@ -36,14 +37,24 @@ Exit status:
 def command(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A LAS, LAZ or COPC file.")],
     target: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The .las or .laz file to write.")],
-    model: Annotated[str, typer.Option("--model", metavar="TARGET", help="SurveyModel: module:name or file.py:name.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="TARGET", help="module:name or file.py:name of a SurveyModel.")
+    ],
     tile: Annotated[int | None, typer.Option("--tile", metavar="CELLS", help="Voxels of a tile along x and y.")] = None,
     halo: Annotated[int | None, typer.Option("--halo", metavar="CELLS", help="Voxels that a tile sees around.")] = None,
-    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", help="By default OUTPUT.survey.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="For points and classes; OUTPUT.survey by default.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the folder there when everything is done.")] = False,
-    workers: Annotated[int | None, typer.Option("--workers", metavar="N", min=1, help="Start Dask workers.")] = None,
-    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Of a Dask cluster.")] = None,
-    device: Annotated[str, typer.Option("--device", help="For the network; cuda: workers take GPUs in turn.")] = "cpu",
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", min=1, help="Start a Dask cluster of N processes here.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use the workers of this Dask scheduler.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Device to run on; with workers, cuda takes the GPUs in turn.")
+    ] = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object: what was done.")] = False,
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
