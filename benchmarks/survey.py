@@ -38,11 +38,8 @@ from _record import record, write
 
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
 WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
-SOURCES = [
-    "benchmarks/survey.py",
-    "benchmarks/_survey_models.py",
-    "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*",
-]
+SURVEY = "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*"
+SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", SURVEY]
 PACKAGES = ["laspy", "lazrs", "distributed"]
 
 
