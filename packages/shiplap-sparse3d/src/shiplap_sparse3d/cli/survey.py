@@ -66,7 +66,7 @@ def command(
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey
 
-        where: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
+        options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
         loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
         with show_progress(quiet=json) as advance:
 
@@ -76,8 +76,8 @@ def command(
                 else:
                     advance(stage, done, total, note)
 
-            tiles = {"tile": tile, "halo": halo}
-            result = survey(source, target, loaded, **tiles, folder=folder, keep=keep, progress=progress, **where)
+            options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
+            result = survey(source, target, loaded, progress=progress, **options)
     if json:
         verbs.emit_json(result.json())
     else:

@@ -29,7 +29,7 @@ import dask
 import torch
 from distributed import Client, KilledWorker, LocalCluster, get_worker
 from distributed.client import ClosedClientError
-from distributed.comm import CommClosedError
+from distributed.comm.core import CommClosedError
 
 from shiplap import ShiplapError
 from shiplap.plugin_api import error, verbs
@@ -215,13 +215,13 @@ class DaskEngine(SurveyEngine):
 
     def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
         """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
-        futures = [Future[Result]() for _ in items]
+        futures, loop = [Future[Result]() for _ in items], cast(Any, self._client.loop)
         if items:
             name = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # it is on the dashboard
             keys, run = [f"{name}-{number}" for number in range(len(items))], partial(_run_task, self._ticket, task)
             for future, sent in zip(futures, self._client.map(run, items, key=keys, pure=False), strict=True):
                 future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
-                self._client.loop.add_callback(_pass_on, future, sent)
+                loop.add_callback(_pass_on, future, sent)
         return futures
 
     def _take_result(self, future: Future[Result], name: str) -> Result:

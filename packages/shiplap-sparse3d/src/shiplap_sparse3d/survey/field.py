@@ -102,14 +102,14 @@ class _PassRecord:
 
     def note_layer(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Record one call of a module, if it is a sparse layer: a forward hook."""
-        x, where = args[0] if args else None, type(module).__name__
-        if not isinstance(getattr(x, "geometry", None), Geometry):
+        geometry, where = getattr(args[0] if args else None, "geometry", None), type(module).__name__
+        if not isinstance(geometry, Geometry):
             return
         if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
             raise error("SL820", where=where, got="a pooling over all voxels", expected="a window")
         if not isinstance(module, Convolution | WindowPool | SparseConvolution | IndicePool):
             return
-        level, (step, padding, span) = self.level_of(x.geometry, where), _window_of(module)
+        level, (step, padding, span) = self.level_of(geometry, where), _window_of(module)
         interval, reached = np.stack([padding, span - padding]), None
         if isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
             if level.step is None or level.finer is None:

@@ -35,7 +35,7 @@ from shiplap_sparse3d.beside import hand_over
 from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
-from shiplap_sparse3d.survey.field import CellBox, Tile, Tiling
+from shiplap_sparse3d.survey.field import CellBox, Cells, Tile, Tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
@@ -149,7 +149,7 @@ def point_numbers(rows: Tensor) -> Tensor:
     return rows.view(torch.int64)[:, 0]
 
 
-def cells_within(cells: Sequence[Tensor], low: Sequence[int], high: Sequence[int]) -> Tensor:
+def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
     """Return ``bool [p]``: whether each point's cell is at or above ``low`` and below ``high`` on every axis of these.
 
     ``cells`` has one tensor for each axis; axes beyond the length of ``low`` are ignored.
