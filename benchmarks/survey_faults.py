@@ -1,6 +1,6 @@
 """What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
 
-Usage: ``python benchmarks/survey_faults.py [--kills 20] [--parts NAME ...] [--json FILE]``. The parts are
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--copies 6] [--parts NAME ...] [--json FILE]``. The parts are
 
 * ``kills``: a local worker is killed by SIGKILL in the middle of each stage, again and again;
 * ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
@@ -137,10 +137,10 @@ def free_port() -> int:
 class Faults:
     """The parts of the test, on one scan."""
 
-    def __init__(self, folder: Path, kills: int) -> None:
+    def __init__(self, folder: Path, kills: int, size: int) -> None:
         self.folder, self.kills, self.draw = folder, kills, random.Random(0)
         self.source = folder / "in.laz"
-        copies(self.source, 6)
+        copies(self.source, size)
         self.results: dict[str, Any] = {}
         run = Run(self.source, folder / "one.laz")
         assert run.end()[0] == 0
@@ -231,11 +231,12 @@ def main() -> int:
     }
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--copies", type=int, default=6, help="of the packaged scan, 110,000 points each")
     parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        faults = Faults(Path(folder), options.kills)
+        faults = Faults(Path(folder), options.kills, options.copies)
         for name in options.parts:
             parts[name](faults)
     if options.json:
