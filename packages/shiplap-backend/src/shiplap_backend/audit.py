@@ -82,6 +82,7 @@ def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, sampl
     Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
+    # With ``-P``, no module in the working directory takes the place of an installed one.
     command = [sys.executable, "-P", "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
     try:
         run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
@@ -134,6 +135,7 @@ def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> li
         lines, end = _read_sweep_lines(project, waiting, samples)
         started: SweepCase | None = None
         for row in map(json.loads, lines):
+            # A case that has started and has no verdict is the one that ended the process.
             if "start" in row:
                 started = row["start"], row["dtype"]
                 continue

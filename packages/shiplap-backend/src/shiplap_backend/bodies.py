@@ -54,7 +54,9 @@ def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
-    """Yield the C++ functions that the file ``path`` defines: name, return type, parameters, and file with line."""
+    """Yield a record of each C++ function that the file ``path`` defines: name, return type, parameters, and file with
+    line.
+    """
     text = strip_comments(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:

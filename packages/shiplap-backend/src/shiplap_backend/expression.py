@@ -118,6 +118,7 @@ class ExpressionCompiler:
             return self._convert_value(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
+        # MemoryError is what Python's parser raises when its own stack overflows.
         except (RecursionError, MemoryError):
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
@@ -171,6 +172,7 @@ class ExpressionCompiler:
         """
         if value is None:
             return TypedExpression("none", "::std::nullopt")
+        # Before int, of which bool is a subclass.
         if isinstance(value, bool):
             return TypedExpression("bool", str(value).lower())
         if isinstance(value, int) and abs(value) < 2**63:
@@ -370,6 +372,7 @@ class ExpressionCompiler:
                 arguments = self._arguments(function, tree)
             except ExpressionError as e:
                 problems.append(str(e))
+                # What the failed attempt has recorded is taken back.
                 del self.scopes[depth:]
                 self.used, self.baked, self.inputs = before
                 continue

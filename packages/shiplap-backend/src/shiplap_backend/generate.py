@@ -162,6 +162,7 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 def _render_unit(share: list[Wrapper]) -> str:
     """Return the C++ source of one translation unit with these wrappers and their registrations."""
+    # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
     registered = [d for w in share for d in (w.declaration, *w.derived)]
@@ -183,6 +184,7 @@ def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
     touched = []
     for name, text in files.items():
         path = directory / name
+        # An unchanged file keeps its time, so that it is not compiled again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             touched.append(name)

@@ -107,6 +107,7 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
     others = _alternatives(trees[1:])
     for way in _ways(trees[0]):
         ways += [[*way, *rest] for rest in others]
+    # One more than the most tells the caller that some are missing.
     return ways[: _MOST_ALTERNATIVES + 1]
 
 
@@ -124,6 +125,7 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
         case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=inner)):
             return _ways(inner)
         case ast.UnaryOp(op=ast.Not(), operand=ast.BoolOp(op=op, values=parts)):
+            # By De Morgan: ``not (a or b)`` is ``not a and not b``.
             negated: list[ast.expr] = [ast.UnaryOp(ast.Not(), part) for part in parts]
             return _ways(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), negated))
         case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
@@ -157,6 +159,7 @@ def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
     if not isinstance(inner, ast.Compare) or len(inner.ops) != 1 or type(inner.ops[0]) not in _RELATIONS:
         return None
     orders = _RELATIONS[type(inner.ops[0])]
+    # A negated comparison holds in the other orders.
     return inner.left, "".join(o for o in "<=>" if (o in orders) != negated), inner.comparators[0]
 
 
@@ -169,6 +172,7 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
         return ""
     one, other = ast.unparse(relation[0]), ast.unparse(relation[2])
     allowed = {*relation[1]}
+    # One key for both spellings: ``a < b`` is ``b > a``.
     if other < one:
         one, other = other, one
         allowed = {{"<": ">", ">": "<"}.get(o, o) for o in allowed}
@@ -191,6 +195,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
     if not numbers:
         left, right, numbers = right, left, written_number(left)
         orders = orders.translate(str.maketrans("<>", "><"))
+    # ``x != 2`` leaves two ranges, which this record cannot hold.
     if len(numbers) != 1 or written_number(left) or {*orders} == {"<", ">"}:
         return ""
     number, name = float(numbers[0]), ast.unparse(left)
@@ -234,7 +239,9 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text, argument, value) if a simple condition fixes an argument to one value."""
+    """Yield (text, argument, value) if ``tree`` fixes an argument to one value, as ``name``, ``not name`` and
+    ``name == 2`` do.
+    """
     match tree:
         case ast.Name(id=name):
             yield name, name, True
@@ -307,6 +314,7 @@ def written_number(tree: ast.expr) -> list[float]:
     expression.
     """
     match tree:
+        # Before ``int()``, which matches True and False.
         case ast.Constant(value=bool()):
             return []
         case ast.Constant(value=int() | float() as number):

@@ -85,11 +85,13 @@ class _EntryMapping:
         if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
         if self.family.graph:
+            # In this order: results read the bindings, and key and nodes depend on what all of them have read.
             w.lets = list(self._let_statements())
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
             w.keys, w.nodes = list(self._key_statements()), list(self._nodes())
             check_constants(self.where, self.d.name, self.graph.constants, self._computed_dtypes(w.decides))
+        # Late, since every compiled expression records the arguments that it reads.
         w.uses = self._uses()
         structured = self.d.structured
         w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers, *self.shape.headers}
@@ -176,8 +178,6 @@ class _EntryMapping:
     def _computation_dtype(self) -> str:
         """Return the dtype in which the vendor computes, as C++ or as a short name, before narrow dtypes are widened.
         Raises SL901 for an unknown rule.
-
-        Narrow dtypes are widened afterwards.
         """
         # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute

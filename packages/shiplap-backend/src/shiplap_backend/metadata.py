@@ -176,6 +176,7 @@ def _convert_node(
         parts = [p for p in re.split(r"[.\[\]`$]+", place) if p]
         field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
         below = (*at, *parts, *([field] if field else []))
+        # The message names fields and no line. The deepest key on the way to the field has one.
         line = max(
             ((k, n) for k, n in lines.items() if _is_on_path(k, below)), key=lambda c: len(c[0]), default=((), 1)
         )[1]

@@ -111,6 +111,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             refusal = refusal or e
             break
         try:
+            # A sample that the CPU refuses says nothing about the device.
             want = _call_operator(op, theirs)
         except Exception:
             continue
@@ -180,6 +181,7 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     results = [r for r in leaves(made) if isinstance(r, torch.Tensor) and r.requires_grad]
     if not results or not tracked:
         return []
+    # The same weights for the CPU and the device.
     numbers = torch.Generator().manual_seed(1)
     by = [torch.randn(r.shape, generator=numbers, dtype=torch.double).to(r.dtype).to(r.device) for r in results]
     return list(torch.autograd.grad(results, tracked, by, allow_unused=True))
@@ -261,6 +263,7 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
                     g.cpu(), w, rtol=max(loose, 1.3e-6), atol=max(loose, 1e-5), equal_nan=True, check_stride=False
                 )
     except AssertionError:
+        # Values may differ where both are about equally far from those in a wider dtype.
         if not _as_exact(op, kept, ours, theirs, dtype):
             raise
 

@@ -117,11 +117,13 @@ def _is_name(device: str) -> bool:
 def _is_taken(device: str) -> bool:
     """Return whether torch has a device or attribute of this name that no generated package has registered."""
     here = torch.device("privateuseone").type  # the name that it has by now
+    # A package of this name has registered the device in this process.
     if device == here and here != "privateuseone":
         return False
     try:
         torch.device(device)
     except RuntimeError:
+        # The device gets a module ``torch.<name>``, in the place of such an attribute.
         return hasattr(torch, device)
     return True
 
@@ -276,5 +278,5 @@ def _device_modules() -> Mapping[str, str]:
     not need shiplap.
     """
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
-    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
+    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in one room
     return modules

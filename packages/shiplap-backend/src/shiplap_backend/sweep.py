@@ -48,8 +48,8 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 
 
 def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row with the result of each model of ``shiplap_backend.models``, in float32, after a row ``{"start",
-    "dtype"}``.
+    """Yield a row with the result of each model of ``shiplap_backend.models``, in float32, after a row
+    ``{"start", "dtype"}``.
     """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model

@@ -248,8 +248,8 @@ def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, 
 
 
 def pins_argument(condition: str, name: str) -> bool:
-    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``, ``name ==
-    2``.
+    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``,
+    ``name == 2``.
 
     >>> pins_argument("not transposed", "transposed"), pins_argument("alpha != 2", "alpha")
     (True, False)

@@ -174,8 +174,8 @@ def node_classes(
     every: str = "makes",
     outputs: Mapping[str, int | str] | None = None,
 ) -> Functions:
-    """Return the constructors of the operation classes that the header ``table`` lists (``_OPENVINO_OP_REG(Add,
-    ov::op::v1)``), as functions by class name.
+    """Return the constructors of the operation classes that the header ``table`` lists
+    (``_OPENVINO_OP_REG(Add, ov::op::v1)``), as functions by class name.
 
     ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
     """
@@ -288,6 +288,7 @@ def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]
     for (a, _), (b, _) in zip(one, other, strict=False):
         if not (a == b or {a, b} <= {"node", "tensor"} or {a, b} <= {*numbers, "node"}):
             return False
+    # A parameter that one has alone tells both apart, unless it may be left out.
     shared = min(len(one), len(other))
     return all(optional for _, optional in (*one[shared:], *other[shared:]))
 

@@ -69,6 +69,7 @@ def _rows_kernel(
         # Read before the row is overwritten. The sums below are barriers between this read and the first write.
         picked = tl.load(row + wanted, mask=valid, other=float("nan")).to(tl.float32)
         if CAPPED:
+            # By the sigmoid, since ``tl`` has no tanh.
             picked = softcap * (2 * tl.sigmoid(2 * picked / softcap) - 1)
         word = status.to(tl.int64).to(tl.pointer_type(tl.int64))
         tl.store(word, (code.to(tl.int64) << ROW_BITS) | at, mask=valid == 0)

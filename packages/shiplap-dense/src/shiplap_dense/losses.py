@@ -95,6 +95,7 @@ def _written_gradients(
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
     of_sum = 1 + 2 * options.lse_square_scale * logits.logsumexp(1, keepdim=True)
+    # An ignored target is usually no class, which ``one_hot`` would refuse.
     hot = F.one_hot(target.masked_fill(~counted, 0), weight.shape[0])
     smooth = options.label_smoothing
     found = (logits.softmax(1) * of_sum - (1 - smooth) * hot - smooth / weight.shape[0]) * slope
@@ -276,6 +277,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
         else:
             torch.addmm(total, a, b, out=total)
     elif total.is_cuda:
+        # On CUDA alone torch adds products of 16 bits to a float32 matrix.
         torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=total.dtype, out=total)
     elif first:
         total.copy_(a @ b)
@@ -302,7 +304,9 @@ def _in_chunks(
     losses = hidden.new_empty(n, dtype=torch.float32)
     buffer = hidden.new_empty(min(rows, n), v)
     of_hidden = hidden.new_empty(n * flags[0], h)
+    # One chunk is one product, to which nothing is added in a narrow dtype.
     sums = torch.float32 if wide and n > rows else weight.dtype
+    # The first chunk overwrites it, and without rows there is none.
     of_weight = (weight.new_empty if n else weight.new_zeros)(v * flags[1], h, dtype=sums)
     of_bias = weight.new_zeros(v * flags[2], dtype=torch.float32)
     for start in range(0, n, rows):
@@ -314,6 +318,7 @@ def _in_chunks(
             torch.addmm(bias, x, weight.t(), out=logits)
         row_pass(logits, target[at], losses[at], None if scales is None else scales[at], options)
         if flags[0]:
+            # With scales, the pass has replaced the logits by their gradients.
             torch.mm(logits, weight, out=of_hidden[at])
         if flags[1]:
             _add_product(of_weight, logits.t(), x, start == 0)
@@ -335,6 +340,7 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if options.softcap:
         capped = torch.tanh(wide / options.softcap)
         wide = capped * options.softcap
+    # An ignored target is usually no class, which ``gather`` would refuse.
     lse, index = wide.logsumexp(1), target.where(counted, 0)[:, None]
     loss = lse - (1 - smooth) * wide.gather(1, index)[:, 0]
     if smooth:
@@ -353,7 +359,9 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if capped is not None:
         found *= 1 - capped * capped
     found *= scales[:, None]
+    # Filled and not multiplied, since NaN times 0 is NaN.
     found.masked_fill_(~counted[:, None], 0)
+    # Float32 logits without a cap were changed in place.
     if found is not logits:
         logits.copy_(found)
 

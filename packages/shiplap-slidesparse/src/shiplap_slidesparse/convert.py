@@ -283,6 +283,7 @@ def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
+            # A layer that modules share has several names.
             layers.setdefault(id(module), (module, []))[1].append(name)
     for module, names in layers.values():
         yield names[0], module, names

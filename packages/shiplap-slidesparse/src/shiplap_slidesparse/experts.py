@@ -59,6 +59,7 @@ class ConvertedExperts(nn.Module):
         if not own.has_bias:
             return out
         bias: Tensor = getattr(own, f"{name}_bias")
+        # The number of a row without an expert is no index.
         return out + bias[chosen.clamp(0, own.num_experts - 1)]
 
 
@@ -131,8 +132,8 @@ def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
 
 
 def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
-    """Convert the experts of ``module`` in place, and yield for each projection the layer's name, the weight ``[rows,
-    k]`` before, and the layer.
+    """Convert the experts of ``module`` in place, and yield for each projection the layer's name, the weight
+    ``[rows, k]`` before, and the layer.
     """
     held: Any = module
     for name, weight in expert_weights(module).items():

@@ -45,6 +45,7 @@ class Pattern:
 
     def __post_init__(self) -> None:
         """Raise SL211 unless the number of pairs is that of a pattern, or 0 for dense."""
+        # ``type``, since a bool is an int.
         if type(self.pairs) is not int or self.pairs not in (0, *range(2, MAX_PAIRS + 1)):
             raise error(
                 "SL211",
@@ -94,7 +95,9 @@ class Pattern:
 
     @property
     def expansion(self) -> float:
-        """The factor by which lifting lengthens a row of activations, ``2 - 2/N``; 1 for a dense weight."""
+        """The factor by which lifting lengthens a row of activations, ``2 - 2/N``; 1 for a dense weight. Lifting writes
+        overlapping windows of four elements side by side.
+        """
         return 2 - 2 / self.pairs if self.sparse else 1.0
 
     @property
@@ -111,15 +114,15 @@ def dense_depth(k: int) -> int:
 
 
 def lifted_depth(k: int, pairs: int) -> int:
-    """Return the length k' of a lifted row of ``k`` elements: whole groups of ``4 (N - 1)`` lanes, in all a multiple of
-    32.
+    """Return the length k' of a row of ``k`` elements whose overlapping windows of four elements are written side by
+    side (lifted): a group has ``N-1`` windows, and the sum is rounded up to a multiple of 32.
     """
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 ``[k']``: for each lane of a lifted row the index of the element that it reads. The index ``k``
-    stands for a zero.
+    """Return int64 ``[k']``: for each place in a lifted row, that is in windows of four elements written side by side,
+    the index of the element that it takes. The index ``k`` stands for a zero.
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
@@ -140,6 +143,8 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
     """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``: the four elements of each overlapping window side by side,
     zeros elsewhere.
+
+    A 2:4 weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
     """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
@@ -229,8 +234,8 @@ def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two masks of the non-zeros of each pair: those that go into the window before the pair, and those that go
-    into the window that begins with it.
+    """Return two masks of the non-zeros of each pair of neighbours: those that are stored in the window that ends with
+    the pair, and those stored in the window that begins with it.
 
     Windows are filled greedily from the left. Window ``k - 1`` leaves ``max(0, C_k - 2k)`` non-zeros of pair ``k``,
     where ``C_k`` counts the non-zeros up to and including pair ``k``. Nothing of the last pair is left if the group has
@@ -265,8 +270,8 @@ def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
 
 
 def compress_two_of_four(slid: Tensor) -> Tensor:
-    """Return a 2:4 weight ``[n, k']`` in the portable packed form, uint8: values ``[n, k' / 2]``, then metadata ``[n,
-    k' / 8]``.
+    """Return a 2:4 weight ``[n, k']`` in the portable packed form, uint8: values ``[n, k' / 2]``, then metadata
+    ``[n, k' / 8]``.
 
     Of each four neighbours two are kept, in the order of their lanes. A lane takes two bits, the first one in the lower
     bits. Two groups share a byte, the first one in the lower half. Where fewer are non-zero, the first zeros fill up.

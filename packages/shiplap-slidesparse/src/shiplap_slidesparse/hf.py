@@ -90,6 +90,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 expected="a model that was saved after conversion",
                 fix="convert the model, then save the converted model",
             )
+        # A list, since the loop replaces modules.
         for name, module in list(model.named_modules()):
             for part, weight in expert_weights(module).items():
                 if _checkpoint_names(model, f"{name}.{layer_name(part)}") & set(config.converted):
@@ -151,6 +152,7 @@ class SlidesparseQuantizer(HfQuantizer):
             restore_experts(module, dtype or torch.float32)
         for layer in layers_of(model).values():
             weight = layer.as_packed().dequantised(dtype or torch.float32)
+            # On meta, so that no weight is drawn only to be replaced.
             dense = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
             dense.weight = nn.Parameter(weight)
             if layer.bias is not None:

@@ -332,7 +332,7 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle, without addresses, which mean nothing in another process."""
+        """Return the state to copy or pickle, in which only a flag says whether the packed form is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
@@ -372,6 +372,7 @@ class Linear(nn.Linear):
             try:
                 self.pack()
             except ShiplapError as e:
+                # torch collects the errors of all modules and raises them together.
                 errors.append(f"{prefix}weight: {e}")
         error_msgs.extend(errors)
 

@@ -99,6 +99,7 @@ class Packed:
         """Return a packed weight with ``fields``, in the order of the attributes, that this package has made itself,
         without checking them.
         """
+        # Past ``__init__`` and its checks.
         made = object.__new__(cls)
         named = dict(
             zip(cls.__dataclass_fields__, (*fields, ops.PORTABLE)[: len(cls.__dataclass_fields__)], strict=True)
@@ -219,6 +220,7 @@ def pack(
         weight, scale = quantise_weight(weight, dtype)
     else:
         weight = weight.to(dtype)
+        # After the cast, which may overflow.
         _refuse_infinite(torch.isfinite(weight), dtype)
     return _assemble_packed(weight.contiguous(), scale, mode, shape, keep)
 

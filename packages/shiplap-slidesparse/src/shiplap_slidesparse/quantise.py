@@ -25,6 +25,7 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
+    # ``amax`` refuses rows without elements.
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
     finite = torch.isfinite(largest)
     limits = torch.full_like(largest, limit)  # by a Python number CUDA multiplies with its inverse: other bits

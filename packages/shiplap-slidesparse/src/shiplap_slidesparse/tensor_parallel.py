@@ -104,6 +104,7 @@ class _SummedOutput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         """Return the sum of the ranks' parts over the group."""
+        # A copy, since all_reduce works in place and ``part`` is the caller's.
         summed = part.contiguous().clone()
         dist.all_reduce(summed, group=group)
         return summed
@@ -148,6 +149,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
     weight = part(layer.weight, mine) if style == "colwise" else part(layer.weight, slice(None), mine)
     assert weight is not None
+    # A rowwise cut leaves all rows, and with them all scales.
     return (weight, part(scale, mine), part(bias, mine)) if style == "colwise" else (weight, part(scale), part(bias))
 
 

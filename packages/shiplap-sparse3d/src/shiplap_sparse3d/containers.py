@@ -80,7 +80,9 @@ def _lost_rows(coords: Any, before: Any) -> bool:
 
 
 def _load_grid(facts: Any) -> _GridFacts:
-    """Return the facts of a geometry from their serialised form."""
+    """Return the facts of a geometry (grid, scenes, padding and axes) from the serialised form that ``torch.export``
+    saves with a pytree.
+    """
     shape, *rest = facts
     return _GridFacts((tuple(shape), *rest))
 

@@ -380,5 +380,5 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
 
 
 def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
-    """Return the error SL840 for the checkpoint ``path``."""
+    """Return the error SL840 for the checkpoint ``path``, whose weights do not fit the network."""
     return error("SL840", where=str(path), got=got, expected=expected)

@@ -118,7 +118,8 @@ def _out_coords(
         return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
     if not runs_without_python(coords, ("cuda",)):
         return ops.out_coords(coords, list(grid), *window)
-    most = StepWindow(*map(tuple, window)).max_outputs(coords.shape[0], None)  # type: ignore[arg-type]
+    taps, step, pad, spread = (cast("Triple", tuple(each)) for each in window)
+    most = StepWindow(taps, step, pad, spread).max_outputs(coords.shape[0], None)
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
     rows = count.item()
     torch._check(rows >= 0)

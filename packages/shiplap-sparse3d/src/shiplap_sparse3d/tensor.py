@@ -389,23 +389,23 @@ class SparseTensor(Arithmetic):
         return self.replace(self.feats.clone())
 
     def half(self) -> SparseTensor:
-        """Return the tensor with features of float16."""
+        """Return the tensor with features of float16 on the same voxels."""
         return self.to(torch.float16)
 
     def bfloat16(self) -> SparseTensor:
-        """Return the tensor with features of bfloat16."""
+        """Return the tensor with features of bfloat16 on the same voxels."""
         return self.to(torch.bfloat16)
 
     def float(self) -> SparseTensor:
-        """Return the tensor with features of float32."""
+        """Return the tensor with features of float32 on the same voxels."""
         return self.to(torch.float32)
 
     def double(self) -> SparseTensor:
-        """Return the tensor with features of float64."""
+        """Return the tensor with features of float64 on the same voxels."""
         return self.to(torch.float64)
 
     def type_as(self, other: Tensor | SparseTensor) -> SparseTensor:
-        """Return the tensor with features of the dtype of ``other``."""
+        """Return the tensor with features of the dtype of ``other`` on the same voxels."""
         return self.to(other.dtype)
 
     def cpu(self) -> SparseTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,10 @@ class Fixed(nn.Module):
             return self.net(*tensors, *self.others)
 
 
-def exported_specimen(specimen: Specimen, device: str = "cpu", rows: int = 90) -> tuple[nn.Module, Any]:
-    """Return a network of a state dict, and its exported program for 2 to 1,000 rows."""
+def exported_specimen(
+    specimen: Specimen, device: str = "cpu", rows: int = 90, most: int = 1000
+) -> tuple[nn.Module, Any]:
+    """Return a network of a state dict, and its exported program for 2 to ``most`` rows."""
     torch.manual_seed(0)
     trained = use_other_statistics(specimen.make(spconv))
     net = specimen.make(spconv).eval()
@@ -131,16 +134,18 @@ def exported_specimen(specimen: Specimen, device: str = "cpu", rows: int = 90) -
     args = [a.to(device) if isinstance(a, Tensor) else a for a in specimen.inputs(rows, 0)]
     fixed = Fixed(net.to(device), tuple(args)).eval()
     tensors = tuple([a for a in args if isinstance(a, Tensor)])
-    any_rows = torch.export.Dim("rows", min=2, max=1000)
+    any_rows = torch.export.Dim("rows", min=2, max=most)
     shapes = (tuple([{0: any_rows} if len(t) == rows else None for t in tensors]),)
     with torch.no_grad(), computed_sizes_unguarded():
         return fixed, torch.export.export(fixed, tensors, dynamic_shapes=shapes, strict=False)
 
 
-def scenes_of(specimen: Specimen, net: nn.Module, device: str = "cpu") -> list[tuple[Any, Any]]:
-    """Return five scenes with the results of ``net`` in this process."""
+def scenes_of(
+    specimen: Specimen, net: nn.Module, device: str = "cpu", sizes: Sequence[int] = (90, 130, 77, 200, 150)
+) -> list[tuple[Any, Any]]:
+    """Return scenes of ``sizes`` rows with the results of ``net`` in this process."""
     made = []
-    for seed, n in enumerate((90, 130, 77, 200, 150)):
+    for seed, n in enumerate(sizes):
         tensors = tuple([a for a in specimen.inputs(n, seed) if isinstance(a, Tensor)])
         made.append((tensors, results_on_cpu(net, *(t.to(device) for t in tensors))))
     return made

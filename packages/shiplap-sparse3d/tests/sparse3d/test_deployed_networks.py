@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
@@ -17,7 +17,7 @@ from shiplap_sparse3d import ops, steps
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.hybrids import HYBRIDS
-from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, cells
+from tests.sparse3d.consumers.specimens import GRID, SPECIMENS, Specimen, block, cells
 from tests.sparse3d.nets import UNet, exported_specimen, padded, scenes_of
 
 ALL = SPECIMENS | DETECTORS | HYBRIDS
@@ -69,6 +69,33 @@ def test_networks_are_one_file_on_cuda(name: str, tmp_path: Path) -> None:
     done = run_without_python(compiled_runner(tmp_path, "cuda"), package, scenes, "cuda", 2e-3)
     assert done.returncode == 0, done.stdout + done.stderr
     print(name, done.stdout.replace("\n", ", "))
+
+
+class Wide(nn.Module):
+    """A strided layer and its inverse in a grid with room for many voxels."""
+
+    def __init__(self, sp: Any) -> None:
+        super().__init__()
+        self.sp, self.enter = sp, block(sp, 4, 16, "a")
+        self.down = block(sp, 16, 16, "d", "spconv", kernel_size=3, stride=2, padding=1)
+        self.up = block(sp, 16, 8, "d", "inverse")
+
+    def forward(self, features: Tensor, coords: Tensor) -> Tensor:
+        x = self.enter(self.sp.SparseConvTensor(features, coords, [32, 128, 128], 2))
+        out: Tensor = self.up(self.down(x)).features
+        return out
+
+
+@pytest.mark.gpu
+@CUDA
+def test_a_file_takes_many_more_voxels_than_its_example_on_cuda(tmp_path: Path) -> None:
+    wide = Specimen(Wide, lambda n, seed: cells(n, seed, (32, 128, 128)))
+    net, program = exported_specimen(wide, "cuda", most=1 << 17)
+    package = package_model(program, tmp_path / "net.pt2").path
+    scenes = scenes_of(wide, net, "cuda", (60, 9000, 40000, 90, 100000))
+    done = run_without_python(compiled_runner(tmp_path, "cuda"), package, scenes, "cuda", 2e-3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(done.stdout.replace("\n", ", "))
 
 
 @pytest.mark.gpu

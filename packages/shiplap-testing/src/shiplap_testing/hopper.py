@@ -31,7 +31,9 @@ def pretend() -> None:
 
 
 def compiled(run: Any) -> list[Any]:
-    """Return the binaries that Triton has compiled of the kernels of the template run ``run``."""
+    """Return the binaries that Triton has compiled of the kernels of a template. ``run`` is an object whose attribute
+    ``jitted`` has the launchers of these kernels.
+    """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 

@@ -80,7 +80,7 @@ class _Package(ModuleType):
 
     ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has
     imported ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of
-    ``shiplap``. A module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a
+    ``shiplap``. Python would no longer call a module's own ``__getattr__`` then, and ``sl.audit(op)`` would call a
     module: so this class, the documented way to control what is bound, lets the function keep the name.
     """
 
@@ -157,4 +157,5 @@ template_kernel_makers["triton"] = _kernel_of_template
 compile_cache_key.add_trace_listener(_lower_templates)
 compiled_templates.template_tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
+# Only a class of the module can refuse an assignment: a module's own __getattr__ sees missing names alone.
 sys.modules[__name__].__class__ = _Package

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class cached_property(Generic[_T]):
-    """A property that is computed at the first look, and then an attribute of the instance."""
+    """A property that is computed at the first read, and then is an attribute of the instance."""
 
     def __init__(self, compute: Callable[[Any], _T]) -> None:
         """Store ``compute``, the decorated method, with its name and docstring."""

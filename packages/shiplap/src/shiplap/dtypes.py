@@ -95,6 +95,7 @@ _ROWS = (
     Dtype("float4_e2m1fn_x2", 45, (17, 4, 2), "float4", "f4e2m1x2", native=False),
 )
 
+# Older versions of torch lack the newest dtypes.
 DTYPES: Mapping[str, Dtype] = MappingProxyType({row.name: row for row in _ROWS if hasattr(torch, row.name)})
 _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 

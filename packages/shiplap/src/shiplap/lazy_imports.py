@@ -14,8 +14,8 @@ def uncollected() -> Iterator[None]:
     """Enter a context in which Python's garbage collector is off. It is switched on again at the end if it was on
     before.
 
-    For imports: nearly every object that an import makes stays. Going through them finds nothing, and after
-    ``import torch`` one look at all objects, which may fall due at any time, takes as long as the import of shiplap.
+    It serves imports, of which nearly every object stays, so that a collection finds nothing. After ``import torch``
+    one full collection, which may start at any time, takes as long as the import of shiplap.
     """
     # The state before is restored, since a program may have switched collection off itself.
     enabled = gc.isenabled()

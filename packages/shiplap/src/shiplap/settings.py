@@ -77,6 +77,7 @@ def _read(setting: Field[Any]) -> Any:
     return raw if raw.strip() else None  # an empty path is not the current folder
 
 
+# Found once, since each call of a reference reads this setting.
 _STRICT = next(each for each in fields(Settings) if each.name == "strict")
 
 

@@ -69,6 +69,7 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
         # Imported when it is used: a runtime's module may need the vendor's package.
         return _check_runtime(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
+        # It imports another package, which may raise anything.
         offered = points[0].load()
     except Exception as e:
         got = f"{type(e).__name__}: {e}"
@@ -104,6 +105,7 @@ def _in_directory(directory: Path) -> Runtime:
     module = ModuleType(f"shiplap_runtime_{directory.name}")
     module.__file__ = str(path)
     try:
+        # With its path, by which the line of an error is found.
         exec(compile(source, str(path), "exec"), module.__dict__)
     except ShiplapError:
         raise

@@ -160,6 +160,7 @@ def _read_token_numbers(path: Path) -> list[int]:
         numbers: Any = [int(part) for part in written.split()] if plain else parse_json(written.encode())
     except ValueError:
         numbers = None
+    # ``true`` in JSON is an int to isinstance.
     if not isinstance(numbers, list) or any(type(v) is not int for v in numbers):
         raise error("SL613", where=str(path), got="other text", expected="numbers of tokens: [1, 2, 3] or 1 2 3")
     return numbers

@@ -26,7 +26,9 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """Lift the rows of ``x`` into ``out`` by the Triton kernel, which is imported at the first call."""
+    """Write the rows of ``x``, lifted (overlapping windows of four neighbours side by side), into ``out`` by the Triton
+    kernel, which is imported at the first call.
+    """
     lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
 

@@ -34,8 +34,8 @@ def _load_elements(x, at, there, k, stride):
 
 @triton.jit
 def _window_pair(o, PAIRS: tl.constexpr):
-    """Return the number of the pair of elements at which window ``o`` of a row begins. Windows behind the last group
-    begin behind the row.
+    """Return the number of the pair of neighbours at which window ``o`` of a row begins; a window is this pair and the
+    next. Windows behind the last group begin behind the row.
     """
     return o + o // (PAIRS - 1)
 
@@ -80,8 +80,8 @@ def _store_windows(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Quantise the values of a row and store its windows ``first`` to ``end``, four bytes each, at ``q``. Values from
-    ``k`` on are stored as zeros.
+    """Quantise the values of a row and store its overlapping windows of four bytes, from number ``first`` to ``end``,
+    side by side at ``q``. Values from ``k`` on are stored as zeros.
     """
     # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_quantised_words(value, inverse, INTEGER), [SPAN // 2, 2]))
@@ -116,7 +116,9 @@ def quantise_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the scale of one row of ``x`` to ``scales``, and the row's windows of four quantised values to ``q``."""
+    """Write the scale of one row of ``x`` to ``scales``, and the row's overlapping windows of four quantised values
+    side by side to ``q``.
+    """
     row = tl.program_id(0).to(tl.int64)
     there = row < m
     x += row * row_stride
@@ -149,7 +151,9 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write some windows of one row of ``x`` to ``out``, four values each, with zeros behind the end of the row."""
+    """Write some of the overlapping windows of one row of ``x`` side by side to ``out``, four values each, with zeros
+    behind the end of the row.
+    """
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, 4)[None, :]
@@ -204,8 +208,8 @@ def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warp
 
 
 def launch_lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """Launch the kernel that lifts the rows of ``x`` (repeats elements for overlapping windows) into ``out``, for
-    ``ops.lift``.
+    """Launch the kernel that lifts the rows of ``x`` (writes overlapping windows of four elements side by side) into
+    ``out``, for ``ops.lift``.
     """
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():

@@ -25,6 +25,8 @@ LIFTS = [{"BLOCK": b, "num_warps": w} for b, w in ((1024, 8), (512, 4), (1024, 4
 
 
 def default_lift(sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Return the default launch config for lifting rows of ``k`` elements: few windows need few warps."""
+    """Return the default launch config for lifting rows of ``k`` elements (writing their overlapping windows side by
+    side): few windows need few warps.
+    """
     windows = (sizes["k"] // (2 * sizes["pairs"]) + 1) * (sizes["pairs"] - 1)
     return LIFTS[0] if windows > 1024 else LIFTS[1] if windows > 256 else LIFTS[5]

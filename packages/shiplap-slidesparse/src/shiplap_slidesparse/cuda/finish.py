@@ -32,6 +32,7 @@ def finish_kernel(
     """Write one tile of ``out [m, n]``: the totals of a product in float32, scaled by row and by column, plus the
     bias.
     """
+    # Offsets in a large result need more than 32 bits.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     below, within = row < m, column < n

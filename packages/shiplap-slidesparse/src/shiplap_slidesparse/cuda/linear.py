@@ -17,8 +17,8 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of ``x`` quantised to ``dtype`` and lifted, and their scales, without torch's dispatcher, whose
-    call would cost as much as the rest.
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
+    side), and their scales, without torch's dispatcher, whose call would cost as much as the rest.
     """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
@@ -29,7 +29,9 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 
 
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
-    """Return the rows of ``x`` lifted for windows of ``pairs``, padded to whole tiles, without torch's dispatcher."""
+    """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
+    tiles, without torch's dispatcher. ``pairs`` is the N of the weight's pattern.
+    """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
     activations.launch_lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))

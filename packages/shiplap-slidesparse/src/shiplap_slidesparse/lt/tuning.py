@@ -167,6 +167,7 @@ def tune_layer(
 
     The forms are timed in this process, since their products have been verified and their algorithms are in force here.
     """
+    # They are read several times, and may come from an iterator.
     rows = list(rows)
     dense, sparse = _LEAVES[op]
     wide, choices = formats.dense_depth(n), list[Choice]()

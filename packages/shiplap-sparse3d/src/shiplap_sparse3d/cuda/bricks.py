@@ -300,7 +300,7 @@ def brick_hits_kernel(
 
 @triton.jit
 def _bitwise_or(a, b):
-    """Return ``a | b``, the combine function of a reduction."""
+    """Return ``a | b``, with which a Triton reduction joins the bits of several lanes."""
     return a | b
 
 

@@ -252,7 +252,7 @@ def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["copy", "m"])
 def copy_kernel(keys, copy, m, BLOCK: tl.constexpr):
-    """Write the ``m`` keys to ``copy``, so that the sort may overwrite them."""
+    """Write the ``m`` keys to ``copy`` in the workspace, so that the sort may overwrite them."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(copy + at, tl.load(keys + at, mask=at < m), mask=at < m)
 

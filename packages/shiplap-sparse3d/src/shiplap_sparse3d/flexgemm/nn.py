@@ -90,7 +90,7 @@ class FlexModule(nn.Module):
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 
     def extra_repr(self) -> str:
-        """Return the sizes and other arguments of the module as text."""
+        """Return the sizes and other arguments of the module as text, for its ``repr``."""
         sizes = ("in_channels", "out_channels", "kernel_size")
         shown = dict.fromkeys(
             name for name in (*sizes, *self.arguments) if name not in ("weight", "bias", "allow_tf32")

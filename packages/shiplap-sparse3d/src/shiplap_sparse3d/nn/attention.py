@@ -102,5 +102,5 @@ class SparseAttention(SparseModule):
         return slots, (scene.shape[0] + size - 1) // size + scenes + 1
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the module as text."""
+        """Return the sizes and options of the module as text, for its ``repr``."""
         return f"{self.channels}, num_heads={self.num_heads}, patch_size={self.patch_size}, order={self.order!r}"

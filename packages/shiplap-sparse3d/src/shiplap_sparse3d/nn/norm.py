@@ -90,7 +90,7 @@ class InstanceNorm(SparseModule):
         return x.replace(torch.where(x.is_voxel, out, 0).to(x.feats.dtype))
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the module as text."""
+        """Return the sizes and options of the module as text, for its ``repr``."""
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 

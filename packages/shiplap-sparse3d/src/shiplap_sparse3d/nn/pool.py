@@ -87,7 +87,7 @@ class WindowPool(SparseModule):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """Return the sizes of the window as text."""
+        """Return the sizes of the window as text, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
 
 
@@ -165,7 +165,7 @@ class SparseUnpool3d(SparseModule):
         return SparseTensor(feats, geometry=there)
 
     def extra_repr(self) -> str:
-        """Return the kernel size and the mode as text."""
+        """Return the kernel size and the mode as text, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, mode={self.mode!r}"
 
 
@@ -263,5 +263,5 @@ class GlobalPool(SparseModule):
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 
     def extra_repr(self) -> str:
-        """Return the mode as text."""
+        """Return the mode as text, for the module's ``repr``."""
         return repr(self.mode)

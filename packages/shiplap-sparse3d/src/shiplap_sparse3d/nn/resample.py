@@ -61,7 +61,7 @@ class Resampling(SparseModule):
         return StepWindow(factor, factor, zeros, ones, zeros if up else None)
 
     def extra_repr(self) -> str:
-        """Return the factor as text."""
+        """Return the factor as text, for the module's ``repr``."""
         return f"factor={self.factor}"
 
 

@@ -233,7 +233,7 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the layer as text."""
+        """Return the sizes and options of the layer as text, for its ``repr``."""
         text = f"{self.in_channels}, {self.out_channels}, "
         names = "kernel_size", "stride", "padding", "dilation", "output_padding"
         text += ", ".join(f"{name}={getattr(self, name)}" for name in names)

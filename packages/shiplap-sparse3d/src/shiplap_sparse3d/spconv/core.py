@@ -201,7 +201,7 @@ class SparseConvTensor(SummableTensor):
 
     @features.setter
     def features(self, val: Tensor) -> None:
-        """Replace the features in place."""
+        """Replace the features in place, since models of spconv 1.x assign them."""
         self._features = val  # models of spconv 1.x assign them
 
     @property
@@ -248,7 +248,7 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def spatial_size(self) -> int:
-        """Return the number of cells of the spatial shape."""
+        """Return the number of cells of the spatial shape, the product over its axes."""
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:

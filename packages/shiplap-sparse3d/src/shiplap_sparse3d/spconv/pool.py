@@ -119,7 +119,7 @@ class IndicePool(SparseModule):
         return output
 
     def extra_repr(self) -> str:
-        """Return the sizes and the algorithm of the layer as text."""
+        """Return the sizes and the algorithm of the layer as text, for its ``repr``."""
         text = ", ".join(f"{n}={getattr(self, n)}" for n in ("kernel_size", "stride", "padding", "dilation"))
         return f"{text}, algo={self.algo}"
 

@@ -133,22 +133,22 @@ class IndiceData:
 
     @property
     def ksize(self) -> list[int]:
-        """Return the kernel size per axis."""
+        """Return the kernel size per axis of the layer that made this record."""
         return self.window.ksize
 
     @property
     def stride(self) -> list[int]:
-        """Return the stride per axis."""
+        """Return the stride per axis of the layer that made this record."""
         return self.window.stride
 
     @property
     def padding(self) -> list[int]:
-        """Return the padding per axis."""
+        """Return the padding per axis of the layer that made this record."""
         return self.window.padding
 
     @property
     def dilation(self) -> list[int]:
-        """Return the dilation per axis."""
+        """Return the dilation per axis of the layer that made this record."""
         return self.window.dilation
 
     @property

@@ -24,7 +24,7 @@ class Tensor:
         self.torch = held
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return a copy as a NumPy array."""
+        """Return a copy of the elements as a NumPy array."""
         copied: np.ndarray[Any, Any] = self.numpy_view().copy()
         return copied
 
@@ -42,12 +42,12 @@ class Tensor:
         return Tensor(self.torch.cuda())
 
     def clone(self) -> Tensor:
-        """Return a tensorview of a copy."""
+        """Return a tensorview of a copy of the elements."""
         return Tensor(self.torch.clone())
 
     @property
     def shape(self) -> list[int]:
-        """Return the shape as a list."""
+        """Return the lengths of the axes as a list."""
         return list(self.torch.shape)
 
     @property

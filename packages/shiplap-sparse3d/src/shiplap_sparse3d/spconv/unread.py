@@ -33,7 +33,7 @@ def unread_member(name: str) -> Any:
     """
 
     def get(tensor: Any) -> Any:
-        """Return the carried member ``name`` of ``tensor``."""
+        """Return the member ``name`` that ``tensor`` carries and no layer reads."""
         return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:

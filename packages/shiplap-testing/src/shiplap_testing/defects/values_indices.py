@@ -141,18 +141,18 @@ def label_loss(ns):
     return label_loss
 
 
-def _loss(at_least):
-    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, ``at_least``
-    this number: 1 is right, and 0 is wrong if all labels are padding.
+def _loss(smallest):
+    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, at least
+    ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
     """
 
     def loss(logits, label):
-        """Return the mean cross entropy over the labels that are not negative. Wrong for an ``at_least`` of 0: it is
+        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` of 0: it is
         NaN without any label.
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
-        return losses / valid.sum().clamp_min(at_least)
+        return losses / valid.sum().clamp_min(smallest)
 
     return filled(loss)
 

@@ -22,6 +22,7 @@ SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a litt
 # The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
+# The kinds that the parent writes for scalars, each with its type in C.
 C_NUMBER_TYPES: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
 
 
@@ -116,6 +117,7 @@ class CFunctionCall:
         if kind == "null":
             return ctypes.c_void_p(None)
         if kind == "tensor":
+            # Eight entries in any case: a call with a rank too large must not read beyond them.
             sizes = (ctypes.c_int64 * 8)(*v["shape"], *[1] * (8 - len(v["shape"])))
             steps = (ctypes.c_int64 * 8)(*v["strides"], *[0] * (8 - len(v["strides"])))
             tensor = DLTensorStruct(
@@ -136,6 +138,7 @@ class CFunctionCall:
             return C_NUMBER_TYPES[kind](v["value"])
         if kind == "string":
             return ctypes.c_char_p(v["value"].encode())
+        # C has no array without elements.
         array = (C_NUMBER_TYPES[kind.removesuffix("s")] * max(1, len(v["value"])))(*v["value"])
         self.kept.append(array)
         return ctypes.c_void_p(ctypes.addressof(array))

@@ -32,7 +32,9 @@ GRAPH_NODE_KINDS = {  # cudaGraphNodeType
     11: "memory release",
 }
 POISON_BYTE = 0xFF  # NaN in every floating dtype, -1 in every signed integer
+# The largest request that torch's allocator serves from its segments of small blocks.
 SMALL_SEGMENT_BYTES = 1 << 20
+# A comparison takes several bytes of temporary memory for each byte, so it is made in parts.
 COMPARED_BYTES = 1 << 24
 MOST_POISONED_BYTES = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
 

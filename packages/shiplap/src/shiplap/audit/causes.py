@@ -39,6 +39,7 @@ ENVIRONMENT_FAULTS = {
 }
 # Obligations of failing checks, the most harmful first: a wrong value is served, the rest raises or is slow.
 HARM = ("numerics", "edges", "special", "sizes", "kernels", "gradient", "backward", "addresses", "aliases", "fresh")
+# The axis of samples without elements, which no recipe names.
 EMPTY = "empty"
 
 

@@ -325,6 +325,7 @@ class _CheckTally:
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
             return self._failure()
+        # Nothing applied and nothing went wrong: the check has no bearing on this op.
         if not self.seen and not self.missed and not self.cut:
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
             return Finding(check.name, "skip", subject.name, reason)
@@ -342,6 +343,7 @@ class _CheckTally:
         if self.cut:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
+        # Samples that were not observed could have failed.
         whole = not self.cut and not self.missed
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 

@@ -109,6 +109,7 @@ def stream_events(
         if child == 0:
             os.close(reading)
             _run_child(work, writing, output)
+        # The reader only sees the end of the pipe once every copy of its writing end is closed.
         os.close(writing)
         try:
             yield from _ChildWatch(child, reading, limits, output).events()

@@ -29,6 +29,7 @@ from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.
 ROUNDS, ROUND_S = 7, 0.01
+# Differences and quotients over many calls leave out the fixed cost of entering compiled code or a graph.
 CHAIN, GRAPHED = 9, 20
 
 
@@ -168,6 +169,7 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
                 args[link[0]] = previous[link[1]]
             previous = call_op(op, tuple(args))
             results.append(previous)
+        # The compiler would remove calls whose results nothing uses.
         return results[-1:] if link else results
 
     return program
@@ -213,6 +215,7 @@ def _measure_captured(op: Op, case: SampleCase) -> float:
         return tuple(t for outs in program(groups) for t in outs)
 
     with on_stream(stream):
+        # A first call outside of the capture makes plans and caches, which a capture may not.
         run(())
     try:
         recording = record_cuda_graph(run, (), stream)

@@ -65,6 +65,7 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
         if alone:
             stack.enter_context(_opening)
         else:
+            # Only a sample that is alone, or waits to be, keeps the gate.
             gate.close()
         yield
 

@@ -42,6 +42,7 @@ RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ende
 # Each try may end another process, so the time is limited.
 SHRINK_SECONDS = 8.0
 
+# Called with the name of a check and the description of a sample.
 ExaminedCallback = Callable[[str, dict[str, Any]], None]
 
 
@@ -160,6 +161,7 @@ class _AuditRun:
         elif kind == "seen" and self.examined is not None:
             self.examined(event["check"], event["seen"])
         elif kind == "finding":
+            # The next child must not report an error again that this one has reported.
             self.plan = replace(self.plan, raised=dict(event["raised"]))
             self.ledger.load(event["cells"])
             self._add(self._with_reproducer(Finding(**event["finding"]), event["label"]))
@@ -190,6 +192,7 @@ class _AuditRun:
         ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
         script repeats the samples before it.
         """
+        # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
             return finding
         if time.monotonic() > self.plan.deadline or self._sample_shows_fault(finding.check, label, history=False):
@@ -296,6 +299,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
 
     def work(send: SendEvent) -> dict[str, Any]:
         """Return the cost card as a dict."""
+        # A compilation takes longer than the usual limit for a sample.
         send({"kind": "case", "patience": 300})
         return asdict(measure(op, device=device))
 

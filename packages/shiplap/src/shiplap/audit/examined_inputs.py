@@ -38,6 +38,7 @@ def _facts_of_values(t: Tensor) -> list[str]:
     if t.numel() > MOST_EXAMINED_ELEMENTS or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
         return []
     if not t.is_floating_point():
+        # Not each integer dtype has the operators below.
         wide = t.to(torch.int64)
         facts = {"negative integers": wide.min() < 0, "integers from 0": wide.min() >= 0}
         facts["repeated integers"] = wide.unique().numel() < wide.numel()

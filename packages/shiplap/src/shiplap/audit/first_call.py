@@ -37,6 +37,7 @@ class FirstCall:
     loaded: tuple[tuple[str, Any, Any], ...] = ()
 
 
+# Weak, so that an op that a test declares can be collected.
 _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 

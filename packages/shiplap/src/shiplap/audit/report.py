@@ -35,7 +35,7 @@ class Report(ResultWithVerdict):
     findings: tuple[Finding, ...]
     required: tuple[str, ...]
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "proven"
+    _good: ClassVar[str] = "proven"
 
     @cached_property
     def failed(self) -> tuple[str, ...]:

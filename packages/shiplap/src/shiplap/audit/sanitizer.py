@@ -18,6 +18,7 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITIZER_COMMAND = "compute-sanitizer"
 # Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
+# The tool begins each of its own lines with this, so that they differ from those of the script.
 REPORT_PREFIX = "========= "
 FAULT_TITLE = re.compile(
     r"(Invalid |Misaligned |Uninitialized |Error: |Warning: Race|Barrier error|Illegal |Fatal |Stack |Device-side )"
@@ -165,6 +166,7 @@ def make_script(home: str, name: str, labels: list[str], seed: int, device: str,
         "from shiplap.sampling.run import call_op\n"
         f"op = find({home!r}, {name!r})\n"
         f"for label in {labels!r}:\n"
+        # The program synchronizes, so that the faults after a label belong to its call alone.
         f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"
         "    torch.cuda.synchronize()\n"
         f"    print({SAMPLE!r} + label, flush=True)\n"

@@ -141,8 +141,10 @@ def part_digests(op: Op) -> dict[str, str]:
     }
     there, absent = find_libraries(op)
     by_part |= {f"library {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in there}
+    # Listed too, since the evidence leaves these libraries out.
     by_part |= {f"library {name}": "not on this machine" for name in absent}
     if is_adopted(op):
+        # torch does not record which library has registered an op.
         loaded = digests_of_op_libraries()
         by_part |= {f"library {name}": text for name, text in loaded.items()}
         if not loaded:

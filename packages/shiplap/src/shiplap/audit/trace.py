@@ -18,6 +18,7 @@ import torch
 
 from shiplap.sampling.run import error_line
 
+# The range in the trace that has the calls, without those of the profiler.
 PROFILER_MARK = "shiplap::traced"
 PATTERNS_BY_KIND = {  # what a call is counted as → names of the runtime's and the driver's functions
     "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",
@@ -60,6 +61,7 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
         with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
             with torch.profiler.record_function(PROFILER_MARK):
                 run()
+            # Kernels that still run when the profile ends would be missing in it.
             torch.cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"

@@ -220,7 +220,7 @@ def command(
         asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
-    from shiplap.render import exit_code, facts
+    from shiplap.render import exit_status, facts
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
@@ -234,7 +234,7 @@ def command(
         )
         console.note(f"wrote {statement}")
     _show_results(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
-    if status := exit_code(results.reports):
+    if status := exit_status(r.verdict for r in results.reports):
         raise typer.Exit(status)
 
 

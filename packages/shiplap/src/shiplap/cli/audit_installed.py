@@ -56,6 +56,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
     with console.own_stdout():
         ops = _audit_ops(options, quiet=as_json)
     report = InstalledReport(options.package, installed_version(options.package), ops, known)
+    # The new baseline lists all findings of this run, those of the old one included.
     if options.update_baseline and options.baseline is not None:
         keys = sorted({f.key for f in report.findings})
         console.write_text(options.baseline, json.dumps({"package": options.package, "known": keys}, indent=1) + "\n")
@@ -86,6 +87,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     stored = {} if file is None else stored_results(file, version)
     if stored:
         console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
+    # Before the ops are audited in forks, which inherit the imported compiler.
     prepare_process()
     request = InstalledRequest(options.package, version, options.seed, options.seconds, options.folder)
     open_ops = {name: op for name, op in ops.items() if name not in stored}
@@ -99,6 +101,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
                 safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
 
         results = audit_installed_ops(open_ops, recorder.calls, request, options.jobs, keep)
+    # In the order of the ops, whether they were audited now or before.
     every = {**stored, **{r.op: r for r in results}}
     return [every[name] for name in ops]
 
@@ -107,6 +110,7 @@ def _read_baseline(options: InstalledOptions) -> frozenset[str]:
     """Return the keys of the findings that the baseline file lists, none without a baseline. Raises SL602 for a file
     that cannot be read.
     """
+    # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
         return frozenset()
     try:

@@ -82,6 +82,7 @@ def command(
         raise typer.Exit(status)
 
 
+# The JSON value, the lines for a terminal, and the exit status.
 Result = tuple[Any, list[str], int]
 
 
@@ -135,6 +136,7 @@ def _list_entries(store: ChoiceStore, what: str) -> Result:
         return _list_proofs()
     entries = list(store.entries(_name_of_target(what)))
     lines = [_entry_line(e) for e in entries] or [f"no entries in {store.root}"]
+    # Bindings belong to libraries of several ops, so that a list of one op leaves them out.
     compiled = _compiled_bindings(store) if not what else []
     lines += [
         f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled

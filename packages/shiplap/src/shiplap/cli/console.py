@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from shiplap.render.lines import Line, TextTable
 
+# 1: the verb found something wrong. 2: the verb could not run.
 FAILED, ERROR = 1, 2
 WRITABLE_PATH = "a path in an existing, writable directory"
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment

@@ -31,6 +31,7 @@ Exit status:
   1  compiled, but a candidate is wrong or broken (it was not used)
   2  the function or the error does not exist, or nothing of the function was compiled"""
 ERROR_ID = re.compile(r"SL\d+", re.IGNORECASE)
+# Each error has a section on this page, with its id as the anchor.
 PAGE = "docs/errors.md"
 
 

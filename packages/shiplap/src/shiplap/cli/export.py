@@ -22,6 +22,7 @@ Exit status:
   0  the file is written
   1  the model cannot be exported: the reason is printed
   2  the model does not exist, or the file has another suffix"""
+# The suffix of the file decides its form.
 WRITERS = {".onnx": "ONNX", ".pt2": "AOTInductor"}
 
 
@@ -80,6 +81,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     module = called if isinstance(called, torch.nn.Module) else _as_module(called)
     shapes = map_leaves(lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None, tuple(args))
     try:
+        # Dim.AUTO lets torch fix those sizes that the model needs as constants.
         return export(module.eval(), tuple(args), dynamic_shapes=shapes if dynamic else None, strict=False)
     except ShiplapError:
         raise

@@ -63,10 +63,12 @@ def command(
         console.emit_json(results)
     else:
         _print_headers(results)
+    # All headers are compared before the exit, so that one run shows every difference.
     if not all(r["ok"] for r in results):
         raise typer.Exit(console.FAILED)
 
 
+# The target, the text of its header, and the file to write or compare.
 HeaderJob = tuple[str, str, Path | None]
 
 

@@ -24,8 +24,11 @@ from shiplap.safe_io.module_path import OWNED_FOLDER, append_module_folder
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
 
+# A name may be qualified itself, as in file.py:namespace::name.
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
+# Modules made from files get this prefix where their own name is not free.
 OWN_NAME = "shiplap_target_"
+# An op that is declared already, or that an installed family declares.
 _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
@@ -69,6 +72,7 @@ def _resolve_target(target: str) -> list[Op]:
     if name:
         return [_find_op_in_module(target, module, name, declared)]
     if not declared:
+        # A draft looks like a declaration, and has an error of its own.
         _refuse_drafts(vars(module).values())
         raise error(
             "SL501",
@@ -190,6 +194,7 @@ def _find_in_current_folder(name: str) -> None:
     users can write to that folder.
     """
     package, here = name.split(".")[0], Path.cwd()
+    # find_spec raises ValueError for a loaded module without a spec, such as __main__.
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(package) is not None:
             return

@@ -124,6 +124,8 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
 
 def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
     """Print the choices and how many calls were left out, as JSON with ``json``, and return the exit status."""
+    from shiplap.render import exit_status
+
     missing = len(result.left_out)
     if json:
         choices = [c.as_json() for c in result]
@@ -135,7 +137,7 @@ def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int
             f"{missing} of {len(result)} calls are left out: the budget of {budget} was spent. "
             "The same command goes on with them."
         )
-    return result.exit_code
+    return exit_status([result.verdict])
 
 
 def _tune_requests(

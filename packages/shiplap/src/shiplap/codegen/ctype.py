@@ -28,6 +28,7 @@ _MACROS = """
 assert errno i386 linux major minor makedev math_errhandling mips near far offsetof setjmp sgi signal sparc stdin stdout
 stderr sun unix va_arg va_copy va_end va_start vax
 """
+# An argument may have any of these names in Python, but not in a C or C++ header.
 _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 

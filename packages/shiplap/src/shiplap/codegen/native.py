@@ -42,6 +42,7 @@ SCALAR = {
     "list[int]": "List",
     "list[float]": "std::vector<double>",
 }
+# The generated code and the header reserve room for the sizes and strides of this many dims.
 _MAX_RANK = 8
 
 

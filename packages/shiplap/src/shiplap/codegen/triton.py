@@ -28,6 +28,7 @@ PRELUDE = r"""
     tile_n = ({{pid}} % _width) // _rows
 {%- endmacro %}
 """
+# Replaced after rendering, when the parameters that the body uses are known.
 HEAD = "<the signature and what is known at compile time>"
 WORD = re.compile(r"[A-Za-z_]\w*")
 DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")

@@ -30,7 +30,7 @@ def tvm_ffi_source(op: NativeOp, library: Path) -> str:
         "tvm_ffi.cpp.jinja",
         op=describe_op(op, "op"),
         scalar_types=SCALAR,
-        library=quote_cpp(str(library)),
+        library_path=quote_cpp(str(library)),
         signature=signature,
         quoted_signature=quote_cpp(signature),
         narrowed=step_statements(

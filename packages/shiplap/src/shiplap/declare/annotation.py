@@ -21,6 +21,7 @@ from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
 from shiplap.declare.values import Opaque
 from shiplap.errors import error
 
+# The scalar types for which torch's schemas have a name.
 SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "int",
     float: "float",
@@ -33,6 +34,7 @@ SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     torch.memory_format: "memory_format",
     torch.Generator: "Generator",
 }
+# The element types of lists that torch's schemas have.
 LIST_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "list[int]",
     float: "list[float]",
@@ -237,6 +239,7 @@ def _split_advice(annotation: object) -> str:
     """Return a fix for an annotation that cannot be read, that is advice on what to write in its place. Empty if there
     is none.
     """
+    # The order matters, since most cases would also fit the general one at the end.
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
     if isinstance(annotation, type) and issubclass(annotation, AbstractArray):

@@ -41,6 +41,7 @@ def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
                     expected="one meaning a name",
                     fix=fix,
                 )
+    # A result has one size, to which all of its sources were broadcast.
     kinds = [*((o.name, o.tensor) for o in spec.outputs), *((r.name, r.tensor) for r in spec.made)]
     for name, kind in kinds:
         if repeated := next((d for d in kind.dims if d.of), None) if kind else None:

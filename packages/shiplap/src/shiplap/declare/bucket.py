@@ -206,6 +206,7 @@ def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, st
     """Return the rule by which calls of ``spec`` are put into buckets. ``kinds`` has the kind of some names,
     ``default`` that of other dims. Raises SL115 for an unknown name or kind.
     """
+    # A computed dim follows from the others, so it cannot tell two calls apart.
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")

@@ -130,6 +130,7 @@ def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., An
         result.
         """
         result = function(*args, **kwargs)
+        # An out-style function returns nothing, as it has filled its outputs.
         if result is None:
             return None
         if not isinstance(result, tuple) or len(result) != 1:

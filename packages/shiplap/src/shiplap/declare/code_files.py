@@ -127,6 +127,7 @@ def spec_files(name: str) -> list[tuple[str, str]]:
         about = find_spec(name)
     except (ImportError, ValueError):
         about = None
+    # A namespace package has no file of its own.
     if about is None or about.origin is None:
         return [(name, "no such module")]
     path = Path(about.origin)
@@ -193,6 +194,7 @@ def _imported_beside(first: Path) -> list[Path]:
         if at in known or not at.is_file():
             continue
         known[at] = None
+        # A file beside may be a module or a package, and only those that exist are kept.
         for name in _imports_in_file(at):
             package = first.parent / name
             left.append(first.parent / f"{name}.py")

@@ -21,16 +21,20 @@ PLAIN = (bool, int, float, complex, str, bytes, NoneType, EllipsisType, NotImple
 PlainValue: TypeAlias = bool | int | float | complex | str | bytes | None
 Instructions: TypeAlias = Sequence[dis.Instruction]
 
+# Code that calls these with a computed name may use any attribute.
 LOOKUPS = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
 # What hides which code runs. Functions of Python, and attributes of ``importlib`` and ``sys``.
 HIDING = frozenset({"eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
 HIDING_ATTRIBUTES = frozenset({"import_module", "modules", "__dict__", "__globals__", "load_module", "exec_module"})
+# Code that names these depends on environment variables.
 ENVIRONMENT = frozenset({"environ", "getenv", "environb"})
+# Methods that change their object in place, which makes it state of the program.
 _MUTATORS = "add append appendleft clear discard extend insert move_to_end pop popitem remove setdefault update"
 MUTATORS = frozenset(_MUTATORS.split())
 # Of the body of a class inside a function: where it stands, not what it does.
 PLACES = frozenset({"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"})
 STORES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
+# Instructions that put one value on the stack and take none from it.
 SIMPLE = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME"})
 FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generator or a coroutine
 
@@ -145,10 +149,12 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
             use.hiding = use.hiding or value
     elif name in STORES or (name == "STORE_DEREF" and value in code.co_freevars):
         use.stored.add(value)
+    # The owner lies below the key on the stack, so its instruction stands before the key's.
     elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
         key = expression_start(listed, at - 1)
         use.stored.update(_loaded_holder_name(listed, key - 1) if key else ())
     elif name == "IMPORT_NAME":
+        # The two instructions before load the level and the imported names.
         level, names = (listed[at - 2].argval, listed[at - 1].argval) if at > 1 else (0, None)
         use.imports.append((level if isinstance(level, int) else 0, value, tuple(names or ())))
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):

@@ -154,6 +154,7 @@ def read_space(
     chosen = default if default is None or callable(default) else _read_config(where, default, keywords)
     if native:
         _require_c_configs(where, fixed, chosen)
+    # Equal configs would be measured twice.
     return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, where, keywords, native)
 
 

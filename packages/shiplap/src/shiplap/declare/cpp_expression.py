@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from shiplap.declare.dim_expression import Expr
 
+# Functions in place of operators: they check for overflow, and round as Python does.
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "shiplap::add({}, {})",
     ast.Sub: "shiplap::sub({}, {})",
@@ -36,7 +37,8 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
     """Return the dim expression ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or
     argument.
 
-    Numbers are int64_t, and what needs more bits on the way has no value. ``//`` and ``%`` floor as Python's do.
+    Numbers are int64_t, and an expression whose intermediate results need more bits has no value. ``//`` and ``%``
+    floor as Python's do.
     """
 
     def text(node: ast.expr) -> str:

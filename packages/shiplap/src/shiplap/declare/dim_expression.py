@@ -106,6 +106,7 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "broadcast": _broadcast_sizes,
 }
 
+# Nodes beyond these are refused, so that an expression has the same value in Python and in C++.
 _GRAMMAR = (
     ast.Expression,
     ast.BinOp,
@@ -151,6 +152,7 @@ class Expr:
             got, expected = f"{source!r}: {e.msg}", "an expression, such as 2*n+1"
             raise error("SL105", where=where, got=got, expected=expected) from None
         for node in ast.walk(tree):
+            # The text is compiled later, so that nothing but sizes and these functions may be in it.
             outside = not isinstance(node, _GRAMMAR)
             literal = isinstance(node, ast.Constant) and not isinstance(node.value, (int, str))
             call = isinstance(node, ast.Call) and not (

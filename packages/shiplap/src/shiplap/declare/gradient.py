@@ -183,6 +183,7 @@ class Backward(HasCode):
                 expected="a functional op",
                 fix="declare a functional op that returns the new value",
             )
+        # The author's own function is kept beside, since digests and audits read its code.
         called = read_gradient_function(spec, fn)
         names = _read_saves(spec, saves) if saves is not None else _find_saved_reads(spec, fn)
         if not strided:
@@ -227,6 +228,7 @@ class Backward(HasCode):
                     expected=f"a tensor argument: {', '.join(shapes)}",
                     fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
                 )
+            # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
             if value is not None and expected is not None and got != expected:
                 raise error(
@@ -293,6 +295,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
     Compiled autograd traces the making of such an object, which it cannot do for ``SimpleNamespace``. A read of another
     value of the op is SL135, which also is an AttributeError.
     """
+    # Scalars are known as well, though they are kept without being saved.
     known = _op_value_names(spec)
 
     def missing(wanted: str) -> ShiplapError | AttributeError:

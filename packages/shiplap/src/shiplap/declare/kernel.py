@@ -32,6 +32,7 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Outputs, Result, Supports
 from shiplap.errors import error
 
+# Only suggested in errors: torch itself decides which device types exist.
 DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla")
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
@@ -73,7 +74,7 @@ class Kernel(HasCode):
     """One implementation of ``spec`` for one device type.
 
     Attributes:
-        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`KernelTerms`.
         condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
@@ -119,8 +120,8 @@ class Kernel(HasCode):
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether calls of the kernel run in Python even where native code could call it. False for kernels that do not
-        say otherwise.
+        """Whether native code could take over the kernel's calls from Python, but never will in this process. False
+        unless a subclass overrides it.
         """
         return False
 

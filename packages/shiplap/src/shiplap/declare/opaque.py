@@ -20,6 +20,7 @@ def opaque_schema_name(cls: type[Opaque], where: str) -> str:
         raise error(
             "SL103", where=where, got=f"{cls.__qualname__}: {graph_objects.REASON}", expected="torch 2.13", fix=fix
         )
+    # torch finds the class by its qualified name, which has "<locals>" in it inside of a function.
     if "<" in cls.__qualname__ or not f"{cls.__module__}.{cls.__qualname__}".isascii():
         raise error(
             "SL103",

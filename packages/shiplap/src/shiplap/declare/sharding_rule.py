@@ -69,6 +69,7 @@ def read_sharding(
         got = "an op that writes to its arguments, or takes lists of tensors"
         raise error("SL218", where=where, got=got, expected="an op of tensors that returns new ones")
     types = {a.name: a.tensor for a in spec.tensors} | {f"output {i}": o.tensor for i, o in enumerate(spec.outputs)}
+    # An argument that a rule does not name is whole on each rank.
     parts = {name: inputs.get(name, "whole") for name in names}
     for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
         tensor = types[name]

@@ -37,6 +37,7 @@ ListOption = Literal[
     "unordered",
 ]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+# Keywords that take one name or several.
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 
@@ -60,14 +61,14 @@ class DeclarationKeywords(TypedDict, total=False):
     unordered: Iterable[str]
 
 
-def check_keywords(name: object, given: Iterable[str]) -> None:
-    """Raise SL140, with the nearest keyword, for a name in ``given`` that is no keyword of a declaration."""
-    known = list(DeclarationKeywords.__annotations__)
+def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
+    """Raise SL140 for a name in ``given`` that is none of ``keywords``, a typed dict: those of ``sl.op`` by default."""
+    known = list(keywords.__annotations__)
     for keyword in given:
         if keyword not in known:
             close = difflib.get_close_matches(keyword, known, n=1)
             fix = f"write {close[0]}=" if close else ""
-            raise error("SL140", where=str(name), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+            raise error("SL140", where=str(where), got=f"{keyword}=", expected=", ".join(known), fix=fix)
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
@@ -89,6 +90,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
     named = {option: _as_name_tuple(given.get(option, ())) for option in LISTS}
+    # Evaluated once, as postponed annotations are texts until then.
     hints = _evaluate_annotations(fn)
     special = [set(named[option]) for option in ("mutates", "contiguous", "specialize")]
     args = tuple(_read_signature_arguments(name, fn, hints, *special))
@@ -193,6 +195,7 @@ def check_op_name(name: object) -> None:
         if not well_formed or is_torch_attribute(namespace, opname, overload):
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
+    # The decorator without parentheses passes the function as the name.
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
     raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
 
@@ -224,6 +227,7 @@ def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
 
     Postponed annotations (``from __future__ import annotations``) and classes local to a function are resolved too.
     """
+    # A module that was run by path may not be in sys.modules.
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
     closure = inspect.getclosurevars(fn)
     try:
@@ -250,8 +254,12 @@ def _read_signature_arguments(
     for those that no schema can carry.
     """
     parameters = inspect.signature(fn).parameters
-    for unknown in (mutates | contiguous | specialize) - parameters.keys():
-        raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
+    for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
+        for unknown in given - parameters.keys():
+            what, fix = f"{option}= names no argument", f"name an argument of the signature in {option}="
+            raise error(
+                "SL107", where=name, what=what, got=unknown, expected=f"one of {', '.join(parameters)}", fix=fix
+            )
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
         # The parameter's name is checked first: all errors below quote it.
@@ -321,6 +329,7 @@ def _bad_default(arg: Arg) -> str:
     """Return in words the default that a schema could carry instead of the declared one. Empty if it can carry the
     declared one.
     """
+    # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
     if kind_mismatch(arg, arg.default):
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
@@ -354,6 +363,7 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
     scalars = {a.name for a in spec.scalars if not a.optional}
     for expr in spec.requires:
         _check_expression_names(f"{spec.name}, requires", expr, known | scalars)
+    # An absent tensor has no dtype that an output could take.
     classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
     for out in spec.outputs:
         where = f"{spec.name}, output {out.name!r}"
@@ -370,6 +380,7 @@ def _check_dims(spec: OpSpec) -> set[str]:
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
+        # A dim may use those before it, and not itself.
         _check_expression_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
         known.add(dim)
     kinds: dict[str, str] = {}
@@ -394,6 +405,7 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
     """Raise SL104 unless each dim in ``bounds=`` is a size of an output and of no input. Raise SL105 for an expression
     with other names than ``known``.
     """
+    # Only a plain dim can be measured on the result.
     plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
     for dim, expr in spec.bounds:
         where = f"{spec.name}, bounds[{dim!r}]"

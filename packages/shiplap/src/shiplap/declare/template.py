@@ -26,9 +26,11 @@ from shiplap.errors import error
 from shiplap_headers import include_dir
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+# Includes are resolved by ourselves, so that the digest of a template covers the included text.
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+# Inductor names its symbols so, and would take such an index for one.
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
 # Variables of the code that Inductor writes into a kernel for its neighbours, which would overwrite the template's.
 INDUCTORS = re.compile(r"(?<!\.)\b(tmp\d+|xindex|xmask|ks\d+|in_ptr\d+|out_ptr\d+)\b")
@@ -123,6 +125,7 @@ def read_template(
 
     SL114 if it cannot be used.
     """
+    # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
         called, language, text, function = source.__name__, "torch", "", gives_result(spec, source)
         where = f"{spec.name}, template {called!r}"
@@ -186,6 +189,7 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
     """Raise SL114 if the op cannot have a template, or if Inductor cannot lower this template."""
+    # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
             "SL114",

@@ -87,7 +87,7 @@ def adopt(
     the checks and everything else follow from the declaration. ``op.adoption`` says what was taken and what was left.
 
     Args:
-        source: ``"namespace::name"`` of an op that torch knows. With ``into`` also a class derived from
+        source: ``"namespace::name"`` of an op registered in torch. With ``into`` also a class derived from
             ``torch.autograd.Function``, or a function, such as one of pybind11, that takes the arguments by position.
         into: the name of the new op, ``"namespace::name"``.
         devices: the device types on which the new op calls the source, by default those for which torch has a kernel,

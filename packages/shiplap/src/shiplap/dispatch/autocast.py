@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.values import Args, Value
+from shiplap.declare.values import Args, Result, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 
+# Part of an explained error, by which it is recognised and not explained twice.
 AUTOCAST = "in a torch.autocast region"
 Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 
@@ -83,6 +84,15 @@ def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a floating-point tensor in ``dtype``, and another tensor as it is."""
     return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor
+
+
+def call_outside_region(call: Callable[..., Result], args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    """Return ``call(*args, **kwargs)``, called outside of the autocast region, which an error of its dtypes names."""
+    try:
+        with dispatcher_calls.outside_autocast():
+            return call(*args, **kwargs)
+    except ShiplapError as e:
+        raise (explain_autocast(args, kwargs, e) or e) from None
 
 
 def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: ShiplapError) -> ShiplapError | None:

@@ -259,8 +259,8 @@ def make_autograd(
 
     The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
     recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
-    transforms of torch.func see. Forward mode differentiates ``reference``; ``formula`` is the function whose
-    derivative the gradient is.
+    transforms of torch.func are applied to. Forward mode differentiates ``reference``; ``formula`` is the function
+    whose derivative the gradient is.
     """
     (ops_without_backward.discard if backward is not None else ops_without_backward.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
@@ -324,6 +324,7 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     """Return ``record`` as a function that first detaches the arguments without a gradient by declaration, or all
     tensors if no result carries a gradient.
     """
+    # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]

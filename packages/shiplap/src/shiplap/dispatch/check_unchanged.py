@@ -29,6 +29,7 @@ T = TypeVar("T")
 # Tensors that are written to, each with the name of its argument, its address, shape and strides.
 Places: TypeAlias = list[tuple[str, Tensor, int, torch.Size, tuple[int, ...]]]
 CHECKED_CALLS = 64  # that are looked at
+# A context variable, so that an audit in one thread does not switch the check off in others.
 _writes_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
 

@@ -22,6 +22,7 @@ from shiplap.torch_private.graph_keys import GraphOperators
 PartOfKey: TypeAlias = Callable[[OpState], str]
 
 _trace_listeners: list[Callable[[], None]] = []
+# Compiled code has the chosen configs in it, so that choices are always part of the key.
 _key_parts: list[PartOfKey] = [lambda op: tuned_choices.choices_digest(op.spec.name)]
 _op_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name of an op: its operators in torch
 

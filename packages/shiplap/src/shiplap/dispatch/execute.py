@@ -11,6 +11,7 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.autocast import call_outside_region
 from shiplap.dispatch.autograd import RecordCall, detach_results
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.launch import refuse_capture
@@ -50,8 +51,7 @@ class Executor(OpState):
         other devices than those of the arguments.
         """
         if dispatcher_calls.any_autocast():
-            with dispatcher_calls.outside_autocast():
-                return self.execute(*args, **kwargs)
+            return call_outside_region(self.execute, args, kwargs)
         if (
             self.fast_execute is None
             or kwargs

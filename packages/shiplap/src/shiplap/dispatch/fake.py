@@ -73,7 +73,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
     """Raise SL210 where a tensor that is written to shares memory with another one, as for real tensors.
 
-    A graph may copy what is written to before each call, and the real call would not see what is wrong.
+    A graph may copy the tensors that are written to before each call, so that the real call would not find the overlap.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}

@@ -36,7 +36,9 @@ from shiplap.torch_private.dispatcher_library import with_write_counts
 FastPath: TypeAlias = Callable[..., Result]
 OutFastPath: TypeAlias = Callable[..., bool]  # of all arguments, then the outputs: whether the call has been served
 MOST_READY_CALLS = 4096  # calls remembered: each may have sizes of its own
+# Larger ints are left to the checks of the longer path, which name the argument.
 INT64_MAX = 2**63 - 1
+# An observer has to see each call, also one that could be repeated.
 OBSERVED = "choices.observer is not None"
 _TYPES = {
     "int": "int",

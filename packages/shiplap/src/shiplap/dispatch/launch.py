@@ -36,6 +36,7 @@ def refuse_capture(spec: OpSpec, device: torch.device) -> None:
         raise error("SL318", where=spec.name, got=got, expected="a call outside of a capture")
 
 
+# None leaves workspaces uninitialised, as outside of an audit.
 _workspace_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
 _poison_listeners: list[Callable[[int | None], None]] = []
 

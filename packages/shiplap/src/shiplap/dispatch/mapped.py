@@ -73,6 +73,7 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
     """
     first = results[0]
     if isinstance(first, Tensor):
+        # A stack needs one shape, while a reference may make shapes depend on values.
         if any(not isinstance(r, Tensor) or r.shape != first.shape for r in results):
             raise _vmap_error(spec, "results of different shapes")
         return torch.stack(list(results))

@@ -5,7 +5,7 @@ The steps of a call, and the file of each::
     op(x, y)                 torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
     |- no: op.call_kernel    dispatch/fast_paths.py             a generated function checks, looks up and launches
     |                                                           or torch's dispatcher, below autograd, calls native code
-    `- yes: op.call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
+    `- yes: op._call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
        |- op.record_call     dispatch/autograd.py               autograd alone: recorded, then as `call_kernel`
        `- op.overload        torch                              the dispatcher calls its layers, and `execute` last
     op.execute               dispatch/execute.py                below autograd and autocast:
@@ -13,7 +13,7 @@ The steps of a call, and the file of each::
        op.pick_kernel        dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
        op.run_bound_call     dispatch/execute.py                Kernel.run_call, or the reference
 
-:meth:`Op.explain_failure` turns the error of a failed call into one of the catalogue.
+:meth:`Op._explain_failure` turns the error of a failed call into one of the catalogue.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ Samples = TypeVar("Samples", bound=Sampler)
 compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names it
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+# Set here, since declare must not import dispatch.
 code_walk.find_op = declared_ops.get
 
 
@@ -105,6 +106,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     internal attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it.
     """
 
+    _public_names = PUBLIC_NAMES
     reference: Callable[P, R]
     adoption: object = None  # what it has taken from an implementation that existed, see dispatch/takeover.py
 
@@ -118,7 +120,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
-    def call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    def _call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Return the result of the op, called through torch's dispatcher, or directly through the autograd or autocast
         step if the call needs only that one.
         """
@@ -134,7 +136,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         result: Result = (dispatcher_calls.builtin_of(self.below_autograd) if plain else self.overload)(*args, **kwargs)
         return result
 
-    def call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    def _call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
         """Return the result of the op's overload while Dynamo traces it, after the check that refuses scalars given as
         tensors with a gradient.
         """
@@ -143,7 +145,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         result: Result = self.overload(*args, **kwargs)
         return result
 
-    def explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
+    def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise the catalogue error that explains ``cause``, the exception of a failed call. Otherwise return whether a
         failure hook asks for the call to be repeated.
         """
@@ -162,8 +164,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
-        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
+        is copied if it is not. No gradient is recorded, and the version of ``out`` is counted up, so that autograd
+        notices the change. Native code runs a call with lists of tensors only where gradients are off, under
+        ``torch.no_grad()`` for example.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
@@ -217,6 +220,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
                 with the lowest estimates.
         """
+        check_keywords(f"{self.spec.name}, kernel", keywords, KernelKeywords)
         self._extend("kernels are")
         require_device_type(self.spec, device)
         if implementation is None:
@@ -228,6 +232,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             return decorate
         self._name_foreign_author(f"a kernel for {device}")
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        # All terms are read before the first kernel is attached, so that an error leaves the op as it was.
         for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
             self._attach(code.bind(self.spec, terms))
         return implementation
@@ -240,6 +245,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
+        check_keywords(f"{self.spec.name}, template", keywords, TemplateKeywords)
         require_device_type(self.spec, device)
         self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
@@ -270,8 +276,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
         ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
 
-        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
-        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is examined
+        when one is requested: if autograd does not record all of it, the reference gives the gradients there, or they
         are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
@@ -286,6 +292,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
                 ``saves`` has to be given.
         """
+        check_keywords(f"{self.spec.name}, backward", keywords, BackwardKeywords)
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, **keywords)
@@ -385,6 +392,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """
         previous = declared_ops.get(self.spec.name)
         if previous is not None:
+            # Another function under the same name would replace the first without a trace.
             if not _is_same_home(previous.reference, self.reference):
                 raise error(
                     "SL108",

@@ -18,6 +18,7 @@ from shiplap.declare.schema import schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.autocast import call_outside_region
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fast_paths import OutFastPath, compile_out_fast_path
@@ -192,8 +193,7 @@ class OutVariant:
         the caller's outputs.
         """
         if dispatcher_calls.any_autocast():
-            with dispatcher_calls.outside_autocast():
-                self.execute(*args, **kwargs)
+            call_outside_region(self.execute, args, kwargs)
             return
         op = self.op
         graded = torch.is_grad_enabled()

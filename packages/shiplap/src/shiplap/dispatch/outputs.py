@@ -57,6 +57,7 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
+        # torch relies on the alias of the schema: another tensor would lose the writes.
         if declared.alias and not spec.view and not _is_same_argument(value, given[declared.alias]):
             expected = f"argument {declared.alias!r} itself, written to in place"
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
@@ -142,6 +143,7 @@ def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
             flat.append(torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None))
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             dtypes = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+            # A symbolic number has a dtype, but no value to compare.
             flat.append(torch.empty((), dtype=dtypes[type(value)]))
     return tuple(flat)
 
@@ -175,6 +177,7 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
         wanted = dim.expr(env)
     else:
         return
+    # A symbolic comparison becomes an assertion of the graph, where bool() would fix the size.
     holds = cast("bool | SymBool", wanted == size)
     if isinstance(holds, SymBool):
         symbolic_sizes.check_condition(holds, lambda: str(refused))
@@ -248,6 +251,7 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
             raise error(
                 "SL301", where=where, got=f"shape {tuple(value.shape)}", expected=f"{out.tensor} = {tuple(shape)}"
             )
+        # A kernel that reads the memory does not notice the lazy mark of a conjugate.
         value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage().data_ptr()
         fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
@@ -320,7 +324,7 @@ def can_refit_outputs(spec: OpSpec) -> bool:
     """Whether the results of repeated equal calls can be checked against one stored description instead of the full
     declaration.
 
-    Not with floating-point arguments, for which gradients would have to be asked about in each call.
+    False for ops with floating-point arguments, since each call of these would have to be checked for gradients.
     """
     if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
         return False
@@ -371,6 +375,7 @@ def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOut
         if not plain or value.dim() != len(want.axes) or not value.is_contiguous() or value.is_neg():
             return False
         for size, axis in zip(value.shape, want.axes, strict=True):
+            # A data-dependent dim has one size in all outputs of a call.
             same = sizes.setdefault(axis.dim, size) if axis.dim else axis.size
             if size != same or size > axis.size:
                 return False

@@ -256,6 +256,7 @@ class PythonKernel(Kernel):
             keywords.update(self.values)
         if self.wants_workspace:
             keywords[self.scratch] = scratch
+        # The layout is part of the key of a repeated call, so that strides need no second check.
         launch = self._pass if known else self._launch
         if device.type != "cuda" or is_current_device(device):
             return launch(args, keywords)
@@ -269,6 +270,7 @@ class PythonKernel(Kernel):
         Copies and outputs must stay where they lie, since they are copied back, and may be the caller's.
         """
         packed, copies = self._pack_arguments(args)
+        # A copy whose memory is replaced could not be copied back.
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:

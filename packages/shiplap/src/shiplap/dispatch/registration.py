@@ -113,7 +113,7 @@ class RegisteredOp(Executor):
             self.call_kernel = _check_before_call(check, self.call_kernel)
         native = self.native is not None and self.native.records
         plain = dispatcher_calls.builtin_of(self.overload)
-        self.record_natively = compile_native_record(self.spec, plain) if native else None
+        self._record_natively = compile_native_record(self.spec, plain) if native else None
         self.fast_execute = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.install_fast_paths()
@@ -135,7 +135,7 @@ class RegisteredOp(Executor):
                 self.spec, self.mutating_overload, self.call_below_autograd, self.serve_tangent, formula, self.gradient
             )
             self.record_call, recorder = made
-            self.record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
+            self._record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
         """Return the result of the recorder that is installed now. Torch has this method registered for autograd, while
@@ -159,8 +159,8 @@ class RegisteredOp(Executor):
         with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
                 return self.call_kernel(*args)
-            if (recorded := self.record_natively) is None and self.record_plain_call is not None:
-                recorded = partial(self.record_plain_call, self.call_kernel)
+            if (recorded := self._record_natively) is None and self._record_plain_call is not None:
+                recorded = partial(self._record_plain_call, self.call_kernel)
             result: Result = self.record_call(None, *args) if recorded is None else recorded(*args)
             return result
 
@@ -177,6 +177,7 @@ class RegisteredOp(Executor):
         """Define the op in torch: its overloads, fake, vmap and autocast rules, autograd and out-variant."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
+        # An op with view results is traced through its reference, and has no part below autograd.
         if spec.view:
             self._define_composed(there)
             self.mutating_overload = self.below_autograd = self.overload = there.overload(name)

@@ -48,6 +48,7 @@ class SecondDerivative:
         """
         grad: Any = grads[0] if len(self.spec.results) == 1 else tuple(grads)
         call = self.backward.fn
+        # The author states that the backward can be differentiated as it is.
         if self.backward.once_differentiable is False:
             return call(grad, saved, needs)
         silent = [n for n in self.silent if any(map(_is_floating_point_tensor, _tensors_in_nested(vars(saved)[n])))]
@@ -61,6 +62,7 @@ class SecondDerivative:
         if silent:
             varying = self._varying_results(shapes, saved)
             silent = [n for n in silent if n in varying]
+        # Without a tensor that autograd tracks there is no derivative to lose.
         if not live and not silent:
             return call(grad, saved, needs)
         constants = [
@@ -73,6 +75,7 @@ class SecondDerivative:
         if not gap:
             return result
         args = self._arguments(saved)
+        # Run again, a reference with random results would draw other numbers.
         if args is not None and not self.spec.random and not settings().strict:
             made = self._by_formula(args, grads, needs)
             if made is not None:
@@ -340,6 +343,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     return self._lost[id(tensor)][1]
                 if self._exported:
                     return self._exported
+                # The id alone does not suffice, since it may belong to a newer object.
                 made = self._made.get(id(tensor), lambda: None)() is tensor
                 seen = is_tracked(tensor) or made or id(tensor) in known
                 if not seen and live and _is_floating_point_tensor(tensor):

@@ -28,6 +28,7 @@ from shiplap.plan import CallPlan
 from shiplap.torch_private import dispatcher_calls
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
+# One object, so that the comparison by identity holds for a device without kernels.
 _NO_KERNELS: list[Kernel] = []
 
 
@@ -37,6 +38,7 @@ def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
     """
     names = ("rng", "sizes", "dtype", "device")
     named = bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+    # The wrapper costs a call, so that only ops with Enum arguments have it.
     if not spec.enumerated:
         return named
 
@@ -161,7 +163,8 @@ class OpState(HasCode):
         """Return the kernels among which native code picks on a device type: the first ones in the order of trying, as
         long as they are C functions of one library.
 
-        A ``supports`` is asked by Python. From such a kernel on, and from a kernel of Python on, Python picks.
+        Only Python can call a ``supports``. From the first kernel on that has one, or that is a Python function, Python
+        picks.
         """
         chosen: list[Kernel] = []
         for kernel in (kernels := self.native_kernels(device)):
@@ -184,6 +187,7 @@ class OpState(HasCode):
         """
         bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
+        # Adding a kernel makes a new list, so its identity tells whether the stored selection still holds.
         if known is None or known[0] is not bound:
             library = device in self.spec.reference_is_fast_on
             ready = [k for k in bound if k.template is None or (k.template.default and not library)]

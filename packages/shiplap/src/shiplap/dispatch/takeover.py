@@ -26,6 +26,7 @@ Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
 ANY_SOURCE = "the name of an op, an autograd.Function or a function"
 DEVICES = ("cpu", "cuda")  # for which a source without a dispatch key is called
 DEVICE_KEYS = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps"}
+# Under these keys one implementation serves each device type.
 EVERYWHERE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 OTHER_RULES = {
     "AutocastCPU": "its autocast rule, in place of which autocast= of the declaration is in force",
@@ -75,6 +76,7 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
         op.kernel(device, _kernel_by_name(spec, parts.call), name=parts.name.rpartition("::")[2], strided=True)
     if not op.differentiable:
         left += ["gradient: the declared op has none"] if parts.differentiable else []
+    # The gradient would belong to other random numbers than the result.
     elif parts.differentiable and spec.draws:
         left.append("gradient: run again, the source would draw other random numbers, declare one with @op.backward")
     elif parts.differentiable:
@@ -96,6 +98,7 @@ def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> Sourc
     if isinstance(source, str):
         return _read_registered(spec, source, devices)
     if isinstance(source, type) and issubclass(source, torch.autograd.Function):
+        # A forward without setup_context takes the context as its first argument.
         own_context = source.setup_context is not torch.autograd.Function.setup_context
         _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)
         return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
@@ -133,6 +136,7 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     own = [a.name for a in spec.args]
     names = [a.name for a in schema.arguments]
+    # Arguments are matched by name if all names agree, else by position.
     places = dict(zip(names, own, strict=False)) if {*own} - {*names} else {n: n for n in own}
     required = [a.name for a in schema.arguments if not a.has_default_value()]
     if len(own) > len(names) or {*required} - places.keys():

@@ -27,7 +27,7 @@ MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all dif
 
 @dataclass(frozen=True)
 class ChoiceEntry:
-    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
+    """One line of the table. ``key`` is ``(device type, *BucketRule.key)``, ``source`` the identity of the op.
 
     ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
     calls ignore an entry that has a place.
@@ -110,6 +110,7 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
+# By op, then by key, place and digest of the code: tables of several versions are held side by side.
 _entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], ChoiceEntry]] = {}
 _resolved: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}
 _memo: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}  # by the quick key: what was found for it
@@ -190,7 +191,7 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     """Return the usable tuned choices for ``op``, by device type followed by the key of a call. The value None stands
     for the reference.
 
-    The value is a :class:`Missing` for an entry about which only Python can decide.
+    The value is a :class:`MissingChoice` for an entry whose config only Python can check.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -273,8 +274,8 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
     """Return the entries of ``op`` by key, each as the kernel with its config, or None for the reference. Entries that
     no longer fit the op are reported and left out.
 
-    An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
-    left out and reported.
+    Entries come from files, so each is checked. An entry with another digest, or with a kernel or config that does not
+    exist, is left out and reported.
     """
     table: dict[Key, Kernel | MissingChoice | None] = {}
     source = op.identity

@@ -309,6 +309,7 @@ class Diagnosis:
             yield from recompile.lines()
         for skip in self.skips:
             yield from skip.lines()
+        # An exception names the end of a function more exactly than the exit status does.
         if self.error:
             yield line(f"it ended with {self.error}", "red")
         elif self.exit_code:

@@ -197,6 +197,7 @@ def add_setting(statement: str, *modules: str) -> Editor:
 
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edit that inserts the setting, unless the main file has it already."""
+        # Where the program begins is not known, so a setting could come too late.
         if case.main is None:
             return
         filled = statement.format(subject=case.subject, leaf=case.subject.rpartition(".")[2])
@@ -244,6 +245,7 @@ def add_dynamic_source(setting: str) -> Editor:
     def edit(case: Case) -> Iterator[Edits]:
         """Yield the edit that sets the source of the varied value, if it is a plain variable."""
         subject, _, dim = case.subject.partition(", dim ")
+        # torch spells the source of a local variable as L['name'].
         root, dot, rest = subject.partition(".")
         if root.isidentifier() and re.fullmatch(r"[\w.\[\]']*", rest):
             source = f"L['{root}']{dot}{rest}" + (f":{dim}" if dim else "")
@@ -264,6 +266,7 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             call = node if isinstance(node, ast.Call) else None
             if isinstance(node, ast.expr) and _is_compile(call.func if call else node, call):
                 parent = parents.get(node)
+                # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
                 if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
                     continue
                 edit = _with_dynamic(source, node)
@@ -277,6 +280,7 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             yield tuple(group)
 
 
+# The keywords of torch.compile, by which its calls differ from other methods called compile.
 _COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "options", "disable"})
 
 
@@ -379,6 +383,7 @@ def drop_marker(case: Case) -> Iterator[Edits]:
     """Yield edits that remove ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
     source = case.own
     node = source.statement(case.line) if source else None
+    # pass keeps the block valid if the call is its only statement.
     if source and isinstance(node, ast.Expr) and re.search(r"graph_break\(|skip_frame\(", source.code(node)):
         yield (source.replace(node, "pass"),)
         return
@@ -460,11 +465,13 @@ def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
             continue
         source_of_class, function = forward
         arguments = [*function.args.args, *function.args.kwonlyargs]
+        # The first parameter of forward is the context, which apply() passes itself.
         order = [a.arg for a in arguments][1 + len(call.args) :]
         given = {k.arg: source.code(k.value) for k in call.keywords}
         if set(order) == set(given):
             values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
             edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
+            # Keyword-only parameters cannot be passed by position, so the star is removed as well.
             star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
             if star:
                 at = source_of_class.span(function)[0]

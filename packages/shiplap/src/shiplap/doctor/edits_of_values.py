@@ -23,6 +23,7 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
         if isinstance(call, ast.Call) and (value := _tensor_of_number(call)) is not None:
             parent = parents.get(call)
             arithmetic = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare)
+            # torch.tensor() of a tensor would copy it, and detach it from the graph.
             torch_call = isinstance(parent, ast.Call) and re.match(r"torch\.(?!tensor)", ast.unparse(parent.func))
             if arithmetic or torch_call:
                 edits.append(source.replace(call, f"({source.code(value)})"))
@@ -89,6 +90,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         yield source.with_import(Edit(source.file, start, end, text), "torch")
     elif len(node.body) == 1 and len(node.orelse) <= 1 and (then := _assigned(source, node.body[0])):
         name, value = then
+        # Without an else the variable keeps its value.
         other = _assigned(source, node.orelse[0]) if node.orelse else (name, name)
         if other and other[0] == name:
             text = f"{name} = torch.where({test}, {value}, {other[1]})"
@@ -114,6 +116,7 @@ def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, as
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
         return None
     other: ast.stmt | None = node.orelse[0] if len(node.orelse) == 1 else None
+    # A return directly behind the if is its other side.
     if not node.orelse:
         parent = source.parents().get(node)
         body = getattr(parent, "body", [])
@@ -135,6 +138,7 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
         text = f"return torch.cond({test}, lambda: {source.code(left)}, lambda: {source.code(right)})"
         yield source.with_import(Edit(source.file, source.span(node)[0], source.span(last)[1], text), "torch")
         return
+    # A branch becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
     then, other = _assigned_names(node.body), _assigned_names(node.orelse)
@@ -147,6 +151,7 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     for suffix, body, assigned in (("true", node.body, then), ("false", node.orelse, other)):
         lines.append(f"def if_{suffix}({', '.join(operands)}):")
         lines += [reindent(whole_lines(source, body), "    ")] if body else []
+        # torch.cond refuses a branch that returns its operand itself.
         lines.append("    return " + _tuple_text([n if n in assigned else f"{n}.clone()" for n in names]))
     target = _tuple_text(names)
     lines.append(f"{target} = torch.cond({test}, if_true, if_false, {_tuple_text(operands)})")
@@ -207,6 +212,7 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
     """Yield the edit that replaces a ``while`` whose variables are tensors by torch's operator ``while_loop``."""
     if not isinstance(node, ast.While) or node.orelse:
         return
+    # The body becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
     names = [n for n in _assigned_names(node.body) if n in _names_before(source, node)]
@@ -236,6 +242,7 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         negated = _condition(ast.UnaryOp(ast.Not(), node.test))
         if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
             negated = _condition(node.test.operand)
+        # Statements before the raise would be lost.
         if len(node.body) == 1:
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
@@ -259,9 +266,11 @@ def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[E
         return
     before = _names_before(source, node)
     used = dict.fromkeys(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in before)
+    # An op takes tensors and numbers, no object of the program.
     if not used or "self" in used or hasattr(builtins, next(iter(used))):
         return
     name = re.sub(r"\W+", "_", case.subject.rpartition(".")[2]).strip("_") or "opaque"
+    # An expression of elements keeps the sizes of its input, a reduction has none.
     for size in ("*s", ""):
         arguments = ", ".join(f'{n}: Float[Tensor, "*{"s" if i == 0 else f"s{i}"}"]' for i, n in enumerate(used))
         op = "\n".join(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shiplap.doctor.diagnosis import SourcePlace
 
+# A frame as Python prints it in a traceback.
 _FRAME_LINE = re.compile(r'^ +File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _SITE_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _STDLIB_FOLDERS = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))

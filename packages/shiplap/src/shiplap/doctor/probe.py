@@ -25,6 +25,7 @@ from typing import Any
 
 # Calls that are compared, and the bytes of tensors that a recording may hold. What lies beyond is not compared.
 MAX_CALLS = 64
+# The recording of calls is held in memory and written to disk.
 MAX_BYTES = 1 << 30
 _MAX_DEPTH = 8
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -54,6 +55,7 @@ class Probe:
         """Replace ``torch.compile`` by a function that returns compiled functions whose calls are observed. The
         generators are seeded except in mode ``time``.
         """
+        # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
         if self.spec["mode"] != "time":
             seed_generators(torch)
@@ -67,9 +69,11 @@ class Probe:
             """
             if model is None:
                 return lambda fn: compile(fn, **options)
+            # The eager backend breaks graphs where each backend does, and generates no code.
             if self.spec.get("eager"):
                 options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "eager"}
             compiled = original(model, **options)
+            # The module itself stays, since the program may read its attributes.
             if isinstance(compiled, torch.nn.Module):
                 compiled.forward = self._wrap(torch, compiled.forward, model)
                 return compiled
@@ -92,6 +96,7 @@ class Probe:
             """Return the result of the compiled function. The call is observed unless it is inside of another one or is
             traced.
             """
+            # Inner calls are part of the outer one, whose results are compared.
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             self.active.depth = 1
@@ -209,6 +214,7 @@ def find_leaves(
         return
     if id(value) in seen or depth > _MAX_DEPTH or (callable(value) and not isinstance(value, torch.nn.Module)):
         return
+    # Objects may refer to each other in a circle.
     seen.add(id(value))
     if isinstance(value, dict):
         children: Iterable[tuple[Any, Any]] = value.items()
@@ -286,6 +292,7 @@ def find_graph_leaves(targets: list[Any]) -> list[Any]:
     """Return the leaf tensors at the ends of the autograd graphs of ``targets``."""
     todo, seen, leaves = [t.grad_fn for t in targets], set(), {}
     for target in targets:
+        # An output that is a leaf itself has no graph.
         if target.grad_fn is None:
             leaves[id(target)] = target
     while todo:
@@ -310,6 +317,7 @@ def difference(torch: ModuleType, expected: Any, got: Any) -> str:
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         if type(expected) is not type(got):
             return f"is of type {type(got).__name__} instead of {type(expected).__name__}"
+        # NaN is unequal to itself, and two of them agree here.
         if isinstance(expected, float):
             same = math.isclose(expected, got, rel_tol=1e-5, abs_tol=1e-7) or (expected != expected and got != got)
             return "" if same else f"is {got} instead of {expected}"

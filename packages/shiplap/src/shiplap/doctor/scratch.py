@@ -64,6 +64,7 @@ def parse_program(command: Sequence[str]) -> Program:
     for at, word in enumerate(command[1:], 1):
         if word.endswith(".py") and Path(word).is_file():
             script, cwd = Path(word).resolve(), Path.cwd().resolve()
+            # A home folder may have any number of other programs in it.
             root = cwd if script.is_relative_to(cwd) and cwd != Path.home() else script.parent
             break
         if word == "-m" and len(command) > at + 1:

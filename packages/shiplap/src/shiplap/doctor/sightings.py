@@ -15,6 +15,7 @@ from shiplap.doctor.places import make_place, parse_frames
 from shiplap.doctor.trace import EventTrace, TraceEvent
 
 _BREAK_LOCATION = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+# torch heads the printed stack in one of two ways.
 _STACK_START = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK_START = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
 # Texts that torch appends to a message. Everything behind the first of them is left out.
@@ -27,7 +28,9 @@ _MESSAGE_ENDS = (
     "\nThe above exception",
 )
 _SECTION_START = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+# The id is only found in the address of the page to which a message refers.
 _REGISTRY_ID = re.compile(r"/gb/(gb\d+)\.html")
+# torch writes this where a whole function runs uncompiled.
 SKIPPED_TEXT = "Skipping the function and falling back to eager"
 
 

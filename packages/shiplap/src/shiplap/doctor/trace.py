@@ -16,6 +16,7 @@ from typing import Any
 
 from shiplap import torch_private
 
+# The prefix of torch's logging, with the process id, before the JSON of an event.
 _EVENT_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACT_KINDS = ("dynamo_graph_break_reason", "dynamo_error")
 # The starts of the lines that are read, as torch's JSON writer prints them.
@@ -97,6 +98,7 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
             trace.add(*header, lambda: "".join(payload))
 
     for line in lines:
+        # torch indents the lines of a payload by a tab.
         if line.startswith("\t"):
             if header is not None:
                 payload.append(line[1:])

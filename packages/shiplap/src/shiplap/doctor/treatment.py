@@ -63,6 +63,7 @@ class TriedEntry:
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
         yield from row("owner", {"yours": "your code"}.get(self.owner, self.owner))
+        # The entry went away before its own remedies were tried.
         if self.with_others:
             yield from row("remedy", "none of its own: it goes with a remedy above", "green")
         elif self.remedy:

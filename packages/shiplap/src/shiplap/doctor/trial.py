@@ -146,10 +146,12 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
         return f"with this edit the program ended with exit status {after.status}, without it with {before.status}"
     if after.differences:
         return after.differences[0]
+    # Keys stay equal when lines move, as an edit makes them do.
     old, new = (Counter(e.key for e in run.entries) for run in (before, after))
     if new[entry.key] >= old[entry.key] and not fewer:
         return STILL_THERE
     fresh = [e for e in after.entries if new[e.key] > old[e.key]]
+    # A function that was skipped shows its own breaks only once it is compiled, which is progress.
     hidden = isinstance(entry, Break) and entry.skipped
     if isinstance(entry, Recompile) and not fewer:
         other = [e for e in fresh if isinstance(e, Recompile) and e.place.function == entry.place.function]
@@ -162,6 +164,7 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
             return f"another break took its place: {e.reason}"
     if len(after.entries) > len(before.entries) and not hidden:
         return f"{len(after.entries)} entries instead of {len(before.entries)}"
+    # Without any graph there is no break either, and nothing is gained.
     if not hidden and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
         return "nothing was compiled any more"
     return ""
@@ -252,6 +255,7 @@ def _try_entry(
     for remedy, changed in _candidates(laboratory.program, entry, texts):
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
+        # A remedy may make recompiles rarer without removing them.
         partly = (
             (reason == STILL_THERE or reason.startswith(ANOTHER))
             and after is not None
@@ -293,6 +297,7 @@ def _candidates(
             continue
         for edits in remedy.edit(case):
             changed = apply_edits(texts, program.root, edits)
+            # Two remedies may make the same edit, and a run takes long.
             if changed is not None and changed not in seen:
                 seen.append(changed)
                 yield remedy, changed

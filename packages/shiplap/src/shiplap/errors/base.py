@@ -42,6 +42,7 @@ class Entry:
 
 
 _entries: dict[str, Entry] = {}
+# A view, so that only register() can add entries.
 CATALOGUE: Mapping[str, Entry] = MappingProxyType(_entries)
 """Every entry of the packages that are loaded, by its id. The documentation page and the tests come from it."""
 
@@ -81,6 +82,7 @@ def error(
     return made
 
 
+# The names of the parameters of error(), as which an error is sent between processes.
 ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
 
 
@@ -99,6 +101,7 @@ def first_line(e: BaseException) -> str:
     return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
 
 
+# Python's own once-filter would count by text, which may hold sizes.
 _announced: set[str] = set()
 
 

@@ -95,7 +95,9 @@ class LoweredCall:
         """
 
         def run(*tensors: Any) -> Any:
-            """Return the result of ``function`` on ``tensors`` and the other arguments of this call."""
+            """Return the result of the wrapped function of all op arguments, with ``tensors`` as the tensor arguments
+            that are present and the other arguments as in this call.
+            """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
 
@@ -163,8 +165,6 @@ class LoweredCall:
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
         """Return constants for a template about the memory of this call: ``K_ALIGN``, a power of two that always
         divides the size ``k``, and ``A_INNER``, the axis of ``a`` with stride 1, or -1.
-
-        ``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1.
         """
         alignments = {
             f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)

@@ -113,7 +113,7 @@ class Explanation:
 
     @property
     def graphs(self) -> int:
-        """The number of compiled graphs."""
+        """The number of graphs that were compiled while the explanation was recorded."""
         return len(self.source)
 
     @property
@@ -223,8 +223,6 @@ def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionCho
 def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
     """Return the names of the operators of one kernel, each once, as the user declared them. The registered name of an
     op that was declared again with another schema ends in a number.
-
-    The registered name of an op that was declared again with another schema ends in a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
     known = {_schema_name(op.below_autograd): op.spec.name for op in registry.declared_op_list()}

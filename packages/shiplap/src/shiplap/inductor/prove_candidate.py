@@ -58,8 +58,6 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
     """Return the verdict that this process, or an earlier one on disk, has on an equal candidate for an equal call.
     Return None where there is none, or where the candidate cannot be rendered.
-
-    None where there is none, or where the candidate cannot be rendered.
     """
     key = _proof_key(candidate)
     if key is None:

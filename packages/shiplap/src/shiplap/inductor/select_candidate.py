@@ -120,8 +120,8 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return the selection of a call, with its drawn inputs and the store keys of the call with its neighbours and
-        alone.
+        """Return the selection for a call: its neighbours in the graph, sample inputs, and the keys under which its
+        choice is stored, with neighbours and alone.
         """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
@@ -135,8 +135,6 @@ class CandidateSelection:
 def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
     """Return the stored or installed choice for ``key``, by default that of the selected call with its neighbours, or
     None. A frozen table is the only source if there is one.
-
-    A frozen table is the only source if there is one.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
@@ -148,8 +146,6 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
     """Return the label of the candidate to try first where nothing was measured with these neighbours, or an empty
     text: the choice for the call alone, else the one for eager calls if it is in ``names``.
-
-    The result is the choice for the call alone, in compiled code or, if it is one of ``names``, for eager calls.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -310,8 +306,6 @@ def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> 
 def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
     """Return the seconds by which candidates are ranked: the median, reduced by the resolution of the clock for the
     fallback, since an equally fast template is no gain.
-
-    The time of the fallback is reduced by the resolution of the clock: an equally fast template is no gain.
     """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 

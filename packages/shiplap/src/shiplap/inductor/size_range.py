@@ -61,7 +61,7 @@ class SizedCall(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of the call."""
+        """The device of the tensors of the call."""
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
         """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
@@ -107,10 +107,10 @@ class SizeRange:
         constants of its code, ``tiles`` those of its config.
         """
         seen: list[Sizes] = []
-        for together in (*self._ends(), *self._edges(mined, tiles)):
+        for together in (*self._end_sizes(), *self._edge_sizes(mined, tiles)):
             # Sizes that do not fit together are tried one by one.
-            for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
-                if sizes not in seen and (laid := self._strided(sizes)) is not None:
+            for sizes in [together] if self._admits(together) else filter(self._admits, self._vary_each(together)):
+                if sizes not in seen and (laid := self._with_strides(sizes)) is not None:
                     seen.append(sizes)
                     yield laid
 
@@ -118,10 +118,10 @@ class SizeRange:
         """Whether the conditions of the graph hold for ``sizes``, and tensors of such sizes can be laid out in
         memory.
         """
-        laid = self._strided(sizes)
+        laid = self._with_strides(sizes)
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
-    def _strided(self, sizes: Sizes) -> Sizes | None:
+    def _with_strides(self, sizes: Sizes) -> Sizes | None:
         """Return ``sizes`` with values for the symbols of strides: those of the call, or larger ones where elements
         would share memory. None if elements share memory all the same, or a tensor spans more than a sample may.
         """
@@ -141,46 +141,48 @@ class SizeRange:
                 return None
         return whole
 
-    def _single(self, sizes: Sizes) -> Iterator[Sizes]:
+    def _vary_each(self, sizes: Sizes) -> Iterator[Sizes]:
         """Yield, for each symbol, its value in ``sizes`` with all other symbols as in the call."""
         for s in self.symbols:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
-    def _ends(self) -> Iterator[Sizes]:
+    def _end_sizes(self) -> Iterator[Sizes]:
         """Yield sizes at the ends of the range: each symbol at its upper and its lower end beside small others, then
         all of them as large as a sample may be.
         """
         if not self.symbols:
             return
         for s in self.symbols:
-            yield self._beside({s.symbol: s.upper or s.hint}, 0)
-            yield self._beside({s.symbol: s.lower}, 1)
+            yield self._fill_others({s.symbol: s.upper or s.hint}, 0)
+            yield self._fill_others({s.symbol: s.lower}, 1)
         together = {s.symbol: s.upper or s.hint for s in self.symbols}
-        while self.work(together) > self._work_of_large and any(v > s.lower for s, v in self._with(together)):
-            together = {s.symbol: max(s.lower, v // 2) for s, v in self._with(together)}
+        while self.work(together) > self._work_of_large and any(v > s.lower for s, v in self._symbol_values(together)):
+            together = {s.symbol: max(s.lower, v // 2) for s, v in self._symbol_values(together)}
         yield together
 
-    def _edges(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
+    def _edge_sizes(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
         """Yield sizes that combine, for all symbols, values where errors are likely (ends of tiles, constants of the
         code), as long as samples stay small.
         """
-        limit = max(self._work_of_many, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
-        left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
+        limit = max(
+            self._work_of_many, TALL * self.work(self._fill_others({}, 0))
+        )  # where other sizes are fixed, and large
+        left = {s.symbol: self._edge_values(s, mined, tiles, limit) for s in self.symbols}
         spent = 0
         for turn in range(FEW if self.interpreted else MANY):
             taken: dict[Any, int] = {}
             # The symbol with the most values left determines the number of turns.
             for symbol in sorted(left, key=lambda s: -len(left[s])):
                 values = left[symbol]
-                if values and (not taken or self.work(self._beside({**taken, symbol: values[0]}, turn)) <= limit):
+                if values and (not taken or self.work(self._fill_others({**taken, symbol: values[0]}, turn)) <= limit):
                     taken[symbol] = values.pop(0)
-            sizes = self._beside(taken, turn)
+            sizes = self._fill_others(taken, turn)
             spent += self.work(sizes)
             if not taken or (turn >= FEW and spent > SPENT * limit):
                 return
             yield sizes
 
-    def _values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
+    def _edge_values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
         """Return values of one size symbol at which a proof is worth while and takes no longer than ``limit``, the ones
         most likely to reveal an error first. They lie around tiles, constants and guards.
         """
@@ -204,9 +206,9 @@ class SizeRange:
         for divisor in sorted(divisors):
             listed = [n for v in listed for n in (v // divisor * divisor, (v // divisor + 1) * divisor)]
         fitting = [v for v in dict.fromkeys(listed) if s.lower <= v <= upper]
-        return [v for v in fitting if self.work(self._beside({s.symbol: v}, 0)) <= limit]
+        return [v for v in fitting if self.work(self._fill_others({s.symbol: v}, 0)) <= limit]
 
-    def _beside(self, sizes: Sizes, turn: int) -> Sizes:
+    def _fill_others(self, sizes: Sizes, turn: int) -> Sizes:
         """Return ``sizes`` completed with small sizes for the other symbols, which differ from turn to turn."""
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
@@ -218,7 +220,7 @@ class SizeRange:
                 whole[s.symbol] = min(max(value, s.lower), s.upper if s.upper is not None else s.hint)
         return whole
 
-    def _with(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
+    def _symbol_values(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
         """Return the pairs (symbol, value) of the range's symbols and their values in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
@@ -251,7 +253,7 @@ def size_range(call: SizedCall) -> SizeRange:
     return _with_ends(call, free)
 
 
-def _elements(tensor: Tensor, sizes: Sizes) -> int:
+def _count_elements(tensor: Tensor, sizes: Sizes) -> int:
     """Return the number of elements of a tensor at ``sizes``, or that of the memory which it spans, if larger."""
     dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
     spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
@@ -275,7 +277,7 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
         """
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(_elements(t, sizes) for t in call.tensors.values())
+        inputs = sum(_count_elements(t, sizes) for t in call.tensors.values())
         # Beyond what a sample may have at all.
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
@@ -295,7 +297,9 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
-            """Return the operations of a sample with ``size`` for one symbol and at most 64 for the others."""
+            """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for the other
+            symbols, by the function ``work``.
+            """
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
         # No guard can check such a size: data decides it, or there is no other graph to go to.

@@ -171,8 +171,7 @@ class TemplateCandidate(Candidate):
         """Return the Inductor node that runs the kernel as the result of the call. With ``fusion``, Inductor may fuse
         neighbours into it, unless the template's ``fuses`` declines.
 
-        With split-K, a pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that
-        operation.
+        With split-K, a pointwise operation after the kernel adds partial sums, and neighbours are fused into that one.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
@@ -226,7 +225,7 @@ class SpecialisedSizes(Mapping[str, Any]):
         return iter(self.env)
 
     def __len__(self) -> int:
-        """Return the number of sizes."""
+        """Return the number of sizes by name, without reading any."""
         return len(self.env)
 
 
@@ -281,7 +280,7 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
     declared = template.grid
 
     def grid(*given: Any, cdiv: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
-        """Return the launch grid for sizes by position, followed by the config."""
+        """Return the template's launch grid. ``given`` are the sizes by position, followed by the config."""
         *sizes, config = given
         return declared(dict(zip(names, sizes, strict=True)), config, cdiv)
 

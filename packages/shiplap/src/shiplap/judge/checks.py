@@ -348,7 +348,7 @@ def _compare_form_gradients(
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
     def recompute() -> list[Tensor]:
-        """Return the reference's gradients in float64 once more, without those that the candidate does not give."""
+        """Compute the reference's gradients in float64 once more, and return those that the candidate gives as well."""
         again = case.problem.gradients(args, seeds, wide=True)
         return [again[i] for i in kept]
 

@@ -211,8 +211,6 @@ def _run_turn(
 ) -> tuple[CallOutcome, list[CallOutcome]]:
     """Return the outcome of one batch of calls on ``sets``, and, with ``expected``, a list with that of the same values
     again. A candidate that stores results is faster the second time.
-
-    A candidate that stores results is faster the second time.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -297,8 +295,6 @@ def _plan_batches(
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
     """Return ``plan`` unchanged, after one unqueued call of each process if calls are to be queued. Memory is allocated
     and kernels are loaded then, which would block a queue.
-
-    Memory that is allocated and kernels that are loaded now cannot block a queue.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):

@@ -137,8 +137,8 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the cells (axis, duty) of the judgement's ledger. Axes that the reference refuses, or that the caller
-    leaves out, are marked as not applying, with the reason.
+    """Return the cells of the judgement's ledger: for each axis of the inputs and each duty, how many samples were
+    compared. Axes that the reference refuses or the caller leaves out do not apply, with the reason.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
@@ -249,8 +249,6 @@ def _max_other_shapes(case: JudgeSession) -> int:
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
     """Return the folders that the process of ``target`` must not read: for the candidate that of the reference, if the
     judge itself added it to ``sys.path``.
-
-    That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added_folders else []
@@ -376,11 +374,10 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
 ) -> None:
-    """Compare the candidate's results with the reference's on one form, where it is timed also on nearby values and on
-    new values in the same tensors. Raise CandidateError if they differ.
+    """Compare the candidate's results with the reference's on one form, and where the form will be timed also on nearby
+    values and on new values in the tensors of the last call. Raise CandidateError if they differ.
 
-    A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
-    call. If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
+    If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
@@ -502,10 +499,8 @@ def _measure_all_forms(
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
     """Time one form within ``seconds`` and add the times to ``case``, with up to three attempts where they are
-    implausible. Raise ImplausibleTiming if only the candidate can be the reason, else record a gap.
-
-    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise
-    ImplausibleTiming is raised, which counts as a fault.
+    implausible. If they stay so, raise ImplausibleTiming where only the candidate can be the reason, else record a gap,
+    since load on the machine may be it.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:

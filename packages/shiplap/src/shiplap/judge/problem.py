@@ -130,7 +130,9 @@ class JudgeProblem:
         sums = self.sums(form, args)
 
         def recompute() -> list[Tensor]:
-            """Return the effects of the reference in float64, computed once more."""
+            """Run the reference in float64 on the same arguments once more, and return its results and changed
+            arguments.
+            """
             with torch.no_grad():
                 return self._run(self.wide, tree_map(widen_tensor, args), changed)
 
@@ -333,7 +335,7 @@ class OpProblem(JudgeProblem):
         """
 
         def body(*args: Any) -> Any:
-            """Return the result of the op's reference for arguments in the order of the schema."""
+            """Return the result of the op's reference for ``args``, the arguments in the order of the op's schema."""
             positional, named = op.spec.split(args)
             return op.reference(*positional, **named)
 
@@ -377,7 +379,9 @@ class OpProblem(JudgeProblem):
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the length of the sums behind one element of the results, which the dims of the declaration show."""
+        """Return the number of terms that are summed for one element of the results, as the dims of the declaration
+        show.
+        """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 

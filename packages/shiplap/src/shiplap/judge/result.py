@@ -9,7 +9,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.ledger import Cell
 
 JudgeVerdict = Literal["accepted", "refused", "incomplete"]
-EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ class JudgeResult(ResultWithVerdict):
         seconds: the duration of the whole judgement.
         ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
             also in ``missing``.
-        exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
     reference: str
@@ -97,7 +95,7 @@ class JudgeResult(ResultWithVerdict):
     calls: int
     seconds: float
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "accepted"
+    _good: ClassVar[str] = "accepted"
 
     @property
     def verdict(self) -> JudgeVerdict:
@@ -105,11 +103,6 @@ class JudgeResult(ResultWithVerdict):
         ``"accepted"``.
         """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of ``shiplap judge`` for this verdict: 0 accepted, 1 refused, 3 incomplete."""
-        return EXIT_CODES[self.verdict]
 
     @property
     def headline(self) -> str:
@@ -124,7 +117,7 @@ class JudgeResult(ResultWithVerdict):
         """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
-        rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
+        rows += [Row("times", "ok", _times_text(timed)) for timed in self.timings]
         left_out = [c for c in self.ledger if c.required and c.state == "does not apply"]
         rows += [Row(str(c), "skip", f"does not apply: {c.reason}") for c in left_out]
         rows.append(
@@ -135,14 +128,14 @@ class JudgeResult(ResultWithVerdict):
     @property
     def speedup(self) -> float:
         """The geometric mean of the speedups of all timed shapes. It is 0 if the candidate is not accepted."""
-        return self._mean([t.speedup for t in self.timings])
+        return self._geometric_mean([t.speedup for t in self.timings])
 
     @property
     def min_speedup(self) -> float:
         """The geometric mean of :attr:`Timed.min_speedup`. It is 0 if the candidate is not accepted."""
-        return self._mean([t.min_speedup for t in self.timings])
+        return self._geometric_mean([t.min_speedup for t in self.timings])
 
-    def _mean(self, values: list[float]) -> float:
+    def _geometric_mean(self, values: list[float]) -> float:
         """Return the geometric mean of ``values``, or 0 if there are none or the candidate is not accepted."""
         from math import exp, log
 
@@ -163,7 +156,7 @@ class JudgeResult(ResultWithVerdict):
         }
 
 
-def _times(timed: Timed) -> str:
+def _times_text(timed: Timed) -> str:
     """Return the measured times of one shape as one line of a report: candidate, reference, their resolution and the
     number of calls.
     """

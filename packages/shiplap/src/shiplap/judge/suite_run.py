@@ -64,7 +64,7 @@ class TimingTurns:
     """
 
     def __init__(self) -> None:
-        """Start with no judgement running."""
+        """Start with no judgement that compiles or runs."""
         self._state = threading.Condition()
         self._compiling = 0
         self._busy = False
@@ -110,8 +110,8 @@ def run_suite(
     """Yield a verdict on each problem: first those that ``file`` has from an earlier run with the same reference,
     candidate and options, then the others as they are judged, ``jobs`` at a time.
 
-    ``file`` has the verdicts of earlier runs, and gets those of this one. A verdict there counts if reference,
-    candidate and options are the same. If the caller stops early, all processes are ended.
+    ``file`` has the verdicts of earlier runs, and gets those of this one. If the caller stops early, all processes are
+    ended.
     """
     # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
@@ -139,7 +139,7 @@ def run_suite(
         pending = {pool.submit(work, *each) for each in left}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from _record(done, file, report)
+            yield from _store_verdicts(done, file, report)
     finally:
         # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
@@ -147,7 +147,7 @@ def run_suite(
             launcher.finish()
 
 
-def _record(
+def _store_verdicts(
     done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
 ) -> Iterator[SuiteVerdict]:
     """Append each verdict of the futures ``done`` to ``file`` as a line of JSON, call ``report`` with it, and yield

@@ -93,7 +93,7 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
                 problems.extend(read(path, folders))
             except (AttributeError, LookupError, OSError, TypeError, ValueError) as e:
                 name = str(path.relative_to(folders.problems))
-                problems.append(_lacking(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
+                problems.append(_unusable_problem(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
             for problem in problems:
                 # Two formats may read one folder; the first one counts.
                 found.setdefault(problem.name, problem)
@@ -105,7 +105,7 @@ def _natural_order(path: Path) -> list[Any]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _lacking(name: str, kind: str, why: str) -> SuiteProblem:
+def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
     """Return the problem ``name`` of the format ``kind`` as one that cannot be judged, with the reason ``why``."""
     return SuiteProblem(name, kind, unusable=why)
 
@@ -139,7 +139,7 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
         beside = path.with_name(f"{path.stem}_new.py")
         found = found or (beside if not folders.candidates and beside.is_file() else None)
     if found is None:
-        yield _lacking(name, "KernelBench", "no candidate")
+        yield _unusable_problem(name, "KernelBench", "no candidate")
     else:
         yield SuiteProblem(name, "KernelBench", f"{path}:Model", str(found))
 
@@ -166,10 +166,10 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     if folders.candidates == COMPILED:
         loaded = "kernel = torch.compile(forward_fn)"
     elif kernel is None:
-        yield _lacking(name, "robust-kbench", "no candidate")
+        yield _unusable_problem(name, "robust-kbench", "no candidate")
         return
     elif kernel.suffix == ".cu" and folders.device == HOST:
-        yield _lacking(name, "robust-kbench", "the candidate is CUDA C++, and the device is the CPU")
+        yield _unusable_problem(name, "robust-kbench", "the candidate is CUDA C++, and the device is the CPU")
         return
     elif kernel.suffix == ".cu":
         loaded = "from torch.utils.cpp_extension import load\nfrom pathlib import Path\n"
@@ -265,6 +265,7 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
     source = path.read_text(errors="replace")
+    # An import from __future__ must stay the first statement.
     head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
     candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
     yield SuiteProblem(name, "BackendBench", f"{reference}:reference", f"{candidate}:candidate")
@@ -279,17 +280,17 @@ def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     name = str(path.parent.relative_to(folders.problems))
     load = next(iter(_read_lines(path.with_name("workload.jsonl"))), None)
     if load is None or not isinstance(definition.get("reference"), str):
-        yield _lacking(name, "SOL-ExecBench", "no workload or no reference")
+        yield _unusable_problem(name, "SOL-ExecBench", "no workload or no reference")
         return
     made = _workload_inputs(definition, load, folders.device)
     if made.startswith("!"):
-        yield _lacking(name, "SOL-ExecBench", made[1:])
+        yield _unusable_problem(name, "SOL-ExecBench", made[1:])
         return
     reference = folders.write("reference", name, f"{definition['reference']}\n\n{made}")
     homes = [path.parent] if not folders.candidates else [Path(folders.candidates) / name, Path(folders.candidates)]
     solutions = [f for home in homes if home.is_dir() for f in sorted(home.glob("solution*.json"))]
     if not solutions:
-        yield _lacking(name, "SOL-ExecBench", "no candidate")
+        yield _unusable_problem(name, "SOL-ExecBench", "no candidate")
     for file in solutions:
         yield _solution_problem(f"{name}/{file.stem}", reference, _read_json(file), definition, folders)
 
@@ -330,9 +331,9 @@ def _solution_problem(
     spec = solution.get("spec", {}) if isinstance(solution, dict) else {}
     file, _, function = str(spec.get("entry_point", "")).partition("::")
     if not file.endswith(".py") or not function.isidentifier():
-        return _lacking(name, "SOL-ExecBench", f"the entry point {file or 'none'} is no Python file")
+        return _unusable_problem(name, "SOL-ExecBench", f"the entry point {file or 'none'} is no Python file")
     if spec.get("destination_passing_style"):
-        return _lacking(name, "SOL-ExecBench", "the solution writes to outputs that it is given")
+        return _unusable_problem(name, "SOL-ExecBench", "the solution writes to outputs that it is given")
     sources = {s["path"]: s["content"] for s in solution["sources"]}
     module = Path(file).with_suffix("").as_posix().replace("/", ".")
     text = f"from {module} import {function} as candidate\n"
@@ -356,14 +357,14 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     found = folders.find_candidate(path, "submission.py", f"{home.name}.py")
     found = found or (home / "submission.py" if not folders.candidates else None)
     if sample is None or found is None or not found.is_file():
-        yield _lacking(name, "gpu-mode", "no test with its sizes" if sample is None else "no candidate")
+        yield _unusable_problem(name, "gpu-mode", "no test with its sizes" if sample is None else "no candidate")
         return
 
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the source of a file with the device of the suite in place of CUDA, and with imports of the renamed
-        helpers ``task`` and ``utils``.
+        """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
+        ``task`` and ``utils`` under names of this problem.
         """
         text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', file.read_text(errors="replace"))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)

@@ -70,8 +70,6 @@ class InputForm:
     def whole(self) -> bool:
         """Whether every result of the reference must be finite for this form to be used, since the reference may not be
         meant for such values.
-
-        The reference may not be meant for such values.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
@@ -111,8 +109,7 @@ def make_input_forms(
     """Return the forms on which a candidate is called: the shapes of ``first`` with every kind of values, then at most
     ``most`` other, random shapes. ``runs`` says whether the reference accepts a form.
 
-    These are the shapes of ``first`` with every kind of values, then at most ``most`` other shapes that ``runs``
-    accepts. The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
+    The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
     tried on smaller ones. With ``layouts``, memory that is not contiguous and unaligned starts are tried too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
@@ -195,8 +192,8 @@ def _unusual_value_forms(
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return ``plain`` with the kind of values ``kind``, described as ``what``, and other ``changes`` of its
-        fields.
+        """Return a copy of the usual form with the kind of values ``kind``, described as ``what`` in its label, and
+        other ``changes`` of its fields.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -468,7 +465,7 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
-        """Return random numbers between 0 and 1 on the device of ``t``."""
+        """Return a tensor of this shape of random numbers between 0 and 1, on the device of the values."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
     # Zeros, halves and minus halves: equal values, and sums without rounding errors.
@@ -497,8 +494,6 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
 def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Return a tensor of the given shape whose values are drawn from those of ``t``, which are known to be valid for
     the reference.
-
-    The values of ``t`` are known to be valid for the reference.
     """
     count = prod(shape)
     if not t.numel() or not count:

@@ -162,10 +162,8 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
-    """Raise SL408 if torch's package contains a second C++ runtime and ends a process that loads it. Such a package is
-    loaded in a child process to find out.
-
-    Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
+    """Raise SL408 if torch's package contains a second C++ runtime, which some compilers link into every library, and
+    ends a process that loads it. Such a package is loaded in a child process to find out.
     """
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _model_names(archive)):

@@ -104,7 +104,9 @@ class FunctionForm:
         """Return the result of the op's reference with this form's values and with ``tensors`` at their positions."""
 
         def filled(value: Any) -> Any:
-            """Return ``value`` with the tensors, or the numbers in them, at the places of ``InputNumber``."""
+            """Return ``value``, an argument of the form, with the given tensors, or the numbers in them, in place of
+            each ``InputNumber``.
+            """
             if isinstance(value, tuple):
                 return [filled(v) for v in value]
             if not isinstance(value, InputNumber):
@@ -312,8 +314,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
-        """Return ``value`` with ``InputNumber`` in place of tensors and computed numbers, which are appended to
-        ``fakes``.
+        """Return ``value``, an argument of the call, with ``InputNumber`` in place of tensors and computed numbers,
+        whose fakes are collected in order.
         """
         if isinstance(value, (list, tuple)):
             return tuple([numbered(v) for v in value])

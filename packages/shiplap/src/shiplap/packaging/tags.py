@@ -29,7 +29,7 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
 
     The tag is ``linux_<machine>``, which package indexes refuse, with the reason, if a library needs something else.
     """
-    minor = 17
+    minor = 17  # manylinux_2_17 is manylinux2014
     for path in libraries:
         try:
             with path.open("rb") as file:

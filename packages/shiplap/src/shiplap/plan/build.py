@@ -240,7 +240,9 @@ class _PlanBuilder:
         """
 
         def write() -> None:
-            """Append the check that the size at ``axis`` is 1 or the size of the dim ``of``."""
+            """Append the check that the size of the tensor along the axis is 1 or the size of the dim to which it
+            broadcasts.
+            """
             variable = self.names(of)
             self.check(
                 rules.same_size(at, axis, of, shared_variable(variable), self.origin_of_size(variable), or_one=True)

@@ -36,7 +36,9 @@ class PythonWriter:
     """The collector of the lines of a function body and of the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
-        """Start with no lines. ``careful`` selects conditions that also accept symbolic sizes."""
+        """Start a function body without lines and rules. ``careful`` selects conditions that also accept symbolic
+        sizes.
+        """
         self.careful, self.lines, self.rules = careful, list[str](), list[ArgumentRule]()
         self.constants: dict[str, Constant] = {}
 
@@ -121,7 +123,9 @@ def compile_function(
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
-        """Return the error of the rule with this number, with the given texts and the rule's own title and fix."""
+        """Return the catalogue error of the rule with this number, with the given texts and the rule's own title and
+        fix.
+        """
         rule = rules[number]
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 

@@ -67,8 +67,6 @@ def strided_ranges_meet(
 ) -> bool:
     """Whether two strided tensors share a byte of memory, each given as shape, strides and bytes of an element. ``b``
     begins ``distance`` bytes after ``a``, at least 0.
-
-    ``b`` begins ``distance`` bytes after ``a``, at least 0.
     """
     first, second = _address_axes(*a), _address_axes(*b)
     # The first range ends before the second begins.

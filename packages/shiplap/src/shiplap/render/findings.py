@@ -45,7 +45,7 @@ class CostCardFields(Protocol):
 
     @property
     def eager_ns(self) -> float:
-        """The nanoseconds of an eager call."""
+        """The duration of one eager call in nanoseconds."""
 
     @property
     def compiled_ns(self) -> float | None:
@@ -57,7 +57,7 @@ class CostCardFields(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """The reasons for times that were not measured."""
+        """Sentences that say why times were not measured, empty if all were."""
 
 
 class FindingFields(Protocol):
@@ -77,7 +77,7 @@ class FindingFields(Protocol):
 
     @property
     def evidence(self) -> str:
-        """The text of what was observed."""
+        """A text that describes what the check observed."""
 
     @property
     def input(self) -> str:
@@ -141,11 +141,11 @@ class Report(Protocol):
 
     @property
     def required(self) -> Sequence[str]:
-        """The names of the checks that the verdict requires."""
+        """The names of the checks that must have run completely for the verdict ``proven``."""
 
     @property
     def failed(self) -> Sequence[str]:
-        """The names of the checks that failed."""
+        """The names of the checks of the op that failed."""
 
     @property
     def missing(self) -> Sequence[tuple[str, str]]:
@@ -158,14 +158,6 @@ class Report(Protocol):
     @property
     def ledger(self) -> Sequence[CellFields]:
         """The cells of axis and obligation that samples were looked at for."""
-
-
-def exit_code(reports: Sequence[Report]) -> int:
-    """Return the exit code for the verdicts on ops: 0 if every one is proven, 1 if one failed, else 3: nothing failed,
-    and something was not looked at.
-    """
-    words = {report.verdict for report in reports}
-    return 1 if "failed" in words else 3 if "incomplete" in words else 0
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
@@ -217,8 +209,8 @@ def print_findings(
 
 
 def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
-    """Return the obligations of a ledger as column headings, and a row (axis, marks) for each axis, in which each mark
-    is a text with the name of its style.
+    """Return the ledger of samples (a cell for each axis of the inputs and each obligation) as column headings and a
+    row (axis, marks) per axis. Each mark is a text with the name of its style.
 
     A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
     at, or empty for an optional one.
@@ -233,7 +225,9 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print the ledger of a report as a table of sample counts: a row per axis, a column per obligation."""
+    """Print how many samples were looked at as a table: a row per axis of the inputs, a column per obligation of the
+    op.
+    """
     from rich.table import Table
     from rich.text import Text
 

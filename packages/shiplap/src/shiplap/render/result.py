@@ -6,7 +6,7 @@ A result is read by its ``verdict``, printed as a table in a terminal and shown 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +38,7 @@ class Row:
 class ResultWithVerdict(ABC):
     """Base of the results that have a verdict. It has no truth value, since a verdict has more than two values."""
 
-    good: ClassVar[str]
+    _good: ClassVar[str]
     """The verdict that a test compares with."""
 
     @property
@@ -54,7 +54,7 @@ class ResultWithVerdict(ABC):
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The rows of the table below the headline."""
+        """The rows of the table that is printed below the headline."""
 
     def __bool__(self) -> bool:
         """Raise SL504, since a verdict has more than two values and must be compared with a text."""
@@ -63,8 +63,8 @@ class ResultWithVerdict(ABC):
             "SL504",
             where=type(self).__name__,
             got=f"a truth value of {self.headline!r}",
-            expected=f'.verdict, which is "{self.good}" where nothing is wrong and nothing was left out',
-            fix=f'write: assert result.verdict == "{self.good}"',
+            expected=f'.verdict, which is "{self._good}" where nothing is wrong and nothing was left out',
+            fix=f'write: assert result.verdict == "{self._good}"',
         )
 
     def __repr__(self) -> str:
@@ -88,6 +88,14 @@ class ResultWithVerdict(ABC):
     def _repr_html_(self) -> str:
         """Return the result as an HTML table, for a notebook."""
         return render_html("result.html.jinja", result=self, styles=STYLES)
+
+
+def exit_status(verdicts: Iterable[str]) -> int:
+    """Return the exit status of a verb for the verdicts of its results: 0 if all are good, 1 if one says that something
+    is wrong, else 3: nothing is wrong, and something was left out.
+    """
+    bad = {v for v in verdicts if STYLES[v][1] != "ok"}
+    return 0 if not bad else 3 if bad == {"incomplete"} else 1
 
 
 def table_lines(result: ResultWithVerdict) -> Iterator[tuple[str, str]]:

@@ -81,7 +81,9 @@ class Rewrite(ABC):
         """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the near miss of this rewrite for the obstacle ``at``, to a pattern of ``of`` nodes."""
+        """Return the record of a place where this rewrite fits but for one thing, the obstacle ``at``. ``of`` is the
+        number of nodes of the pattern.
+        """
         # The line of the user, who has to change it.
         line = source_line(at.node)
         return NearMiss(self.name, self.level, at.node.name, line, at.obstacle, at.reason, at.fitting, of, at.fix)

@@ -57,12 +57,12 @@ def place_replacement(
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
     """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
-    Return the match, or a near miss where nothing was changed.
+    Return the match, or a near miss (the place and the reason) where nothing was changed.
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
     included. A result that lies in memory otherwise than the output is copied to the output's dim order, unless no
-    reader sees the difference. Nothing is changed when the result is a near miss: ``fn`` raised, its results have
+    reader sees the difference. A near miss has these causes: ``fn`` raised, its results have
     another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
     between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """
@@ -121,7 +121,7 @@ def _trace_replacement(
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return ``fn`` traced as a graph on the fake values of the inputs."""
+        """Return ``fn`` traced as a graph, on the fake values of the nodes among the replacement's arguments."""
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )
@@ -172,8 +172,8 @@ def _why_results_differ(
 
 
 def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    """Return a function that makes the near miss of ``rewrite`` at the node ``at`` from an obstacle and a reason.
-    ``of`` is the number of nodes of the pattern.
+    """Return a function that takes an obstacle and a reason and returns the near miss (a place where a rewrite fits but
+    for one thing) of ``rewrite`` at ``at``. ``of`` is the number of nodes of the pattern.
     """
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")

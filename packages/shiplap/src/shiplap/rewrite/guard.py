@@ -89,8 +89,8 @@ class Guard:
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-                """Return the name of the dim in place of ``x.shape[i]``, or ``node`` unchanged where that has no
-                name.
+                """Return the name of the dim in place of an expression ``x.shape[i]``, or the node unchanged where that
+                dim has no name.
                 """
                 owner, at = node.value, node.slice
                 if isinstance(owner, ast.Attribute) and owner.attr == "shape" and isinstance(owner.value, ast.Name):

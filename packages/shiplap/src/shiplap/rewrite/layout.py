@@ -48,7 +48,9 @@ def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> 
     """
 
     def laid_out(*args: Any) -> list[Any]:
-        """Return the results of ``fn`` as a list, in the wanted dim orders."""
+        """Return the results of the wrapped function for ``args`` as a list, each copied to the wanted dim order where
+        one is given.
+        """
         results = fn(*args)
         flat = as_list(results)
         return [

@@ -92,7 +92,7 @@ class Match:
     @property
     def text(self) -> str:
         """The match in one line: the replaced operators, the line of source and the saving."""
-        return f"{' + '.join(_counted(self.operators))}{_at(self.where[-1] if self.where else '')}: {self.saving}"
+        return f"{' + '.join(_joined(self.operators))}{_at_line(self.where[-1] if self.where else '')}: {self.saving}"
 
 
 @dataclass(frozen=True)
@@ -121,21 +121,23 @@ class NearMiss:
 
     @property
     def text(self) -> str:
-        """The near miss in one line: the kind of obstacle, the line of source, the reason and the remedy."""
+        """One line about this place where a rewrite almost fits: the kind of obstacle, the line of source, the reason
+        and the remedy.
+        """
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.obstacle}{_at(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
+        return f"{self.obstacle}{_at_line(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
 
     def __str__(self) -> str:
-        """Return the rewrite's name and the near miss in one line."""
+        """Return one line: the rewrite's name, then the obstacle, line of source, reason and remedy."""
         return f"{self.rewrite}: {self.text}"
 
 
-def _counted(operators: Sequence[str]) -> list[str]:
+def _joined(operators: Sequence[str]) -> list[str]:
     """Return operators with equal neighbours joined: ``3 x linear``."""
     return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
 
 
-def _at(where: str) -> str:
+def _at_line(where: str) -> str:
     """Return `` at file:line``, relative to the working folder, or an empty text for no place."""
     return f" at {relative_place(where)}" if where else ""
 

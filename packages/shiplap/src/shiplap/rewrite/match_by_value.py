@@ -175,8 +175,10 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
     if isinstance(node, slice):
         return "slice", *(_computation_key(n, depth) for n in (node.start, node.stop, node.step))
     if not isinstance(node, Node):
+        # As text, since 1, 1.0 and True are equal, as are 0.0 and -0.0, and compute different results.
         return type(node).__name__, repr(node)
     name = torch_call_name(node)
+    # A value that is written to differs from reader to reader.
     pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in CAST_OPERATORS
     if not depth or not pure or any(mutates_argument(n) for n in (node, *node.users)):
         return node

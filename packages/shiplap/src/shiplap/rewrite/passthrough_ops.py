@@ -177,5 +177,5 @@ def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
 
 
 def is_32_bit_or_wider(dtype: torch.dtype) -> bool:
-    """Whether a dtype is float32 or float64."""
+    """Whether ``dtype`` is float32 or float64, False for complex dtypes and integers."""
     return dtype in (torch.float32, torch.float64)

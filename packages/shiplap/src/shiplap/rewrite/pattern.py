@@ -89,11 +89,15 @@ class PatternRewrite(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof, drawn from the pattern's annotations or given by ``samples=``."""
+        """Return the programs (functions with arguments) on which the rewrite is proven, drawn from the pattern's
+        annotations or given by ``samples=``.
+        """
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses."""
+        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses:
+        places where the pattern fits but for one thing.
+        """
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
@@ -108,7 +112,7 @@ class PatternRewrite(Rewrite):
         misses: list[tuple[str, NearMiss]] = []
         for node in list(graph.nodes):
             if node.op.startswith("call") and canonical_name(node) in roots and node.name not in gone:
-                outcome = self._at(graph, node, patterns)
+                outcome = self._replace_match(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
                     yield outcome
@@ -116,9 +120,9 @@ class PatternRewrite(Rewrite):
                     misses.append((node.name, outcome))
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
-    def _at(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
-        """Return the outcome at the place whose result is ``node``: the match of the first form of the pattern that
-        fits, else the near miss of the nearest, or None.
+    def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
+        """Replace the first form of the pattern that fits at the result ``node``, and return the match, else the near
+        miss of the form that fits best, or None.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -191,8 +195,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss of the match ``fit`` with the obstacle ``stop``, or None if less than half of the
-        pattern fits.
+        """Return the near miss (place and reason) of the incomplete match ``fit``, which ``stop`` ended, or None if
+        less than half of the pattern fits.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
@@ -216,14 +220,14 @@ def make_replacement(
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return those results of the replacement that the pattern computes, as a list."""
+        """Return, as a list, those results of the replacement for ``args`` that the pattern computes."""
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
-        """Return the results of the replacement, then its gradients for the gradients of results at the end of
-        ``given``. Raise ReplacementRefused where a gradient is missing.
+        """Return the results of the replacement, then its gradients. ``given`` are its arguments, then the gradients of
+        its results. Raise ReplacementRefused where a gradient is missing.
         """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():

@@ -280,7 +280,9 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the pattern's result, after checks that dims of one name have one size."""
+            """Return the pattern's result for ``args``, after stating by ``torch._check`` that dims of one name have
+            one size.
+            """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
                     torch._check(args[i].shape[a] == args[j].shape[b])
@@ -364,9 +366,7 @@ class PatternSamples:
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the possible ranks of the arguments whose number of dims the declaration leaves open, for
-        ``recipe``.
-        """
+        """Return the ranks that ``recipe`` gives to the arguments whose number of dims the declaration leaves open."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}

@@ -54,7 +54,7 @@ class Program:
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
         def of_tensors(*tensors: Tensor) -> Any:
-            """Return the result of ``fn`` with ``tensors`` in place of its tensor arguments."""
+            """Return the result of the program's function with ``tensors`` in place of its tensor arguments."""
             given = list(self.args)
             for i, t in zip(at, tensors, strict=True):
                 given[i] = t

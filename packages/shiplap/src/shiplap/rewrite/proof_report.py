@@ -25,7 +25,7 @@ class RewriteProof:
 
     @property
     def proven(self) -> bool:
-        """Whether no check of the proof failed."""
+        """Whether no check of the proof failed, so that the rewrite may be applied."""
         return all(f.verdict != "fail" for f in self.findings)
 
     @staticmethod

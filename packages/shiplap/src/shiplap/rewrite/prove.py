@@ -118,7 +118,7 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
         return ()
     kept = read_proof(_proof_key(rewrite, digest))
     listed = kept.get("findings") if kept is not None else None
-    findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    findings = tuple(map(_parse_finding, listed)) if isinstance(listed, list) else ()
     return () if None in findings else tuple(f for f in findings if f is not None)
 
 
@@ -133,7 +133,7 @@ def _proof_key(rewrite: Provable, digest: str) -> Key:
     return proof_key(f"rewrite {rewrite.name}", digest, level=rewrite.level)
 
 
-def _finding(kept: Any) -> Finding | None:
+def _parse_finding(kept: Any) -> Finding | None:
     """Return the finding that ``kept``, parsed JSON, represents, or None for anything else, a failed finding
     included.
     """

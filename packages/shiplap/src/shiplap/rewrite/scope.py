@@ -90,7 +90,7 @@ class Rewrites:
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
-        """Return an iterator over the rewrites."""
+        """Return an iterator over the rewrites of this set, in the order in which they are applied."""
         return iter(self.rewrites)
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Rewrites:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the block that was entered last."""
+        """End the ``with`` block that was entered last: its rewrites no longer apply to compilations."""
         token, stack = self._entered.blocks.pop()
         stack.close()
         _active_scopes.reset(token)

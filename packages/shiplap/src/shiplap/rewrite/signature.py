@@ -37,7 +37,7 @@ class PatternSignature:
 
     @property
     def dims(self) -> frozenset[str]:
-        """The names of the dims in the annotations."""
+        """The names of the dims in the shape annotations of the arguments, such as ``rows``."""
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
@@ -58,7 +58,7 @@ class PatternSignature:
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The names of the arguments that are scalars."""
+        """The names of the arguments that are scalars, in the order of the parameters."""
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:

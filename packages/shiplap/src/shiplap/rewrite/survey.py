@@ -117,12 +117,12 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The places where a rewrite was applied."""
+        """The records of the places where a rewrite was applied, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places where a rewrite fits but for one thing."""
+        """The records of the places, over all graphs, where a rewrite fits but for one thing, with the reason."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:
@@ -287,6 +287,7 @@ def survey_rewrites(
         fn, args = bind_by_name(fn, args)
     say("proving the rewrites")
     watched = _RecordingRewrites(*rewrites)
+    # A function that is compiled already would run without a pass over its graphs.
     reset_compiler()
     try:
         say("compiling with them")
@@ -313,7 +314,9 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
     names = tuple(given)
 
     def called(*values: Any) -> Any:
-        """Return the result of ``fn`` for values in the order of the names."""
+        """Return the result of the wrapped function for ``values``, which are passed by name in the order of the
+        names.
+        """
         return fn(**dict(zip(names, values, strict=True)))
 
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
@@ -363,11 +366,11 @@ def _measure_variants(
         SurveyStep(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1]))
         for i, r in enumerate(matched)
     ]
-    preserving_state = (
+    differences = (
         _largest_difference(changed.results, plain.results),
         _largest_difference(plain.results, _run_with_backward(fn, args, changed.train)),
     )
-    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
+    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *differences, tuple(steps))
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
@@ -386,7 +389,7 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*args: Any) -> Any:
-        """Return the result of ``fn``, unchanged."""
+        """Return the result of the wrapped function for ``args``."""
         return fn(*args)
 
     # A new code object: torch would otherwise find the code that it compiled for the variant before.

@@ -72,6 +72,7 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
     for text in texts:
         inputs += integers_in_text(text)
     ints = {abs(v) for v in inputs if type(v) is int}
+    # NaN, which differs from itself, is left out.
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
     strings = {
         v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST_MODE and " " not in v and "\n" not in v
@@ -115,9 +116,8 @@ def _code_roots(op: Op) -> Iterator[Any]:
 
 
 def _native_source_texts(op: Op) -> Iterator[str]:
-    """Yield the source texts of native kernels.
-
-    These are files beside the library or the declaration that contain the name of the kernel's function.
+    """Yield the source texts of native kernels: of each file beside the library or the declaration that contains the
+    name of the kernel's function.
     """
     for kernels in op.kernels.values():
         for kernel in kernels:

@@ -175,6 +175,7 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
         return True
     if not got.is_floating_point() or got.itemsize == 1:
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
+    # In 16 bits their difference would be rounded itself.
     g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
     off = g - o
     least, most = (float(end) for end in torch.aminmax(off))
@@ -182,6 +183,7 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
     growth: float = SURE_SHARE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5 if near == "all" else 0.0
+    # ``agrees_without_float64`` argues for a growth of at most 1.
     if not (math.isfinite(common) and growth <= 1):
         return False
     if max(-least, most) <= common:
@@ -230,6 +232,7 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
     place in its text is counted from the start of the part.
     """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
+    # That of the whole result, as where it is not compared part by part.
     slack = _slack(max(float(_own_error(*part)[2].max()) for part in parts), got.numel())
     worst = 0.0
     for g, o, w in parts:

@@ -34,6 +34,7 @@ def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
     slack = eps * ROUNDING * float(runs[runs.isfinite()].abs().max()) if bool(runs.isfinite().any()) else 0.0
     rng, half = torch.Generator().manual_seed(len(runs)), len(got)
     signs = torch.cat([torch.ones(half), -torch.ones(half)]).double()
+    # Random divisions of the same runs show how large a difference is by chance.
     divided = torch.stack([signs[torch.randperm(2 * half, generator=rng)] for _ in range(DIVISIONS)])
     for name, (features, allowed) in _run_features(runs, shape, slack).items():
         spread = features.std(0)
@@ -66,6 +67,7 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
         return {"the mean": (runs.mean(1, keepdim=True), 4 * slack)}
     scaled, loose = (runs - runs.mean()) / unit, slack / unit
     at = torch.linspace(0, 1, LEVELS).double()
+    # Of a part, since ``quantile`` sorts, and refuses large tensors.
     levels = torch.quantile(scaled.flatten()[:: 1 + scaled.numel() // 100_000], at).unique()
     below = torch.stack([(scaled <= level + loose).double().mean(1) for level in levels], 1)
     step = 1 + runs.shape[1] // POSITIONS
@@ -96,6 +98,7 @@ def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
     ``shape``, in ascending order and below ``count``.
     """
     lags, stride = {1}, 1
+    # Neighbours along a dim are its stride apart in the flat results.
     for size in reversed(shape):
         stride *= size
         lags.add(stride)

@@ -53,8 +53,10 @@ CellState = Literal["covered", "untouched", "does not apply"]
 
 
 def _cells(*rows: tuple[str, str, str]) -> dict[Key, str]:
-    """Return a mapping from (axis, obligation) to the check that looks at this combination, from rows ``(obligation,
-    check, axes joined by ", ")``.
+    """Return a mapping from (axis, obligation) to the check that looks at this combination, from rows
+    ``(obligation, check, axes joined by ", ")``.
+
+    An axis is what samples vary, such as a size. An obligation is what a check observes, such as the gradient.
     """
     return {(axis, obligation): looked_by for obligation, looked_by, axes in rows for axis in axes.split(", ")}
 
@@ -131,8 +133,8 @@ _OPTIONAL: dict[Key, str] = {
 
 
 def optional_reason(axis: str, obligation: str) -> str:
-    """Return the reason why no verdict requires the combination of an axis and an obligation. Empty for a combination
-    that an audit requires.
+    """Return the reason why no verdict requires that samples which vary ``axis`` (such as a size) are checked for
+    ``obligation`` (such as the gradient). Empty where an audit requires it.
     """
     if (axis, obligation) in AUDIT:
         return ""
@@ -161,7 +163,9 @@ class Cell:
 
     @property
     def required(self) -> bool:
-        """Whether a verdict requires this combination of axis and obligation, that is whether a check looks at it."""
+        """Whether a verdict requires that samples which vary the axis are checked for the obligation, that is whether a
+        check is named that has to look at them.
+        """
         return bool(self.looked_by)
 
     def __str__(self) -> str:
@@ -179,8 +183,8 @@ class Ledger:
         self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
-        """Record that ``check`` has looked, for each of these obligations, at ``samples`` samples which vary all these
-        axes.
+        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout), and
+        has observed all ``obligations`` (such as value and gradient) in them.
         """
         named = tuple(obligations)
         for axis in axes:
@@ -189,8 +193,8 @@ class Ledger:
                 self._looked[key] = self._looked.get(key, 0) + samples
 
     def decline(self, check: str, axes: Iterable[str], obligations: Iterable[str], reason: str) -> None:
-        """Record the ``reason`` why ``check`` has left out a sample that varies all these axes, for each of these
-        obligations. The first reason stays.
+        """Record the ``reason`` why ``check`` has left out a sample that varies all ``axes`` (such as size and layout),
+        for each of the ``obligations`` (such as value and gradient). The first reason stays.
         """
         named = tuple(obligations)
         for axis in axes:
@@ -222,23 +226,24 @@ class Ledger:
                 self.look(check, (axis,), (obligation,), samples)
 
     def samples(self, axis: str, obligation: str) -> int:
-        """Return the number of samples that vary ``axis`` and that all checks together have looked at for
-        ``obligation``.
+        """Return the number of samples that vary ``axis`` (such as a size) and in which any check has observed
+        ``obligation`` (such as the gradient), each check counted by itself.
         """
         return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
 
     def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
-        """Return a cell for every combination of axis and obligation, with its state. ``required`` maps the required
-        ones to the check that must look at them.
+        """Return a cell for every combination of an axis (what samples vary) and an obligation (what a check observes),
+        with its state.
 
-        ``verdicts`` has the verdict of each check that ran, and its evidence. A required cell of a check that did not
-        run is optional here: the verdict names its checks.
+        ``required`` maps the required combinations to the check that has to look at them. ``verdicts`` has the verdict
+        of each check that ran, and its evidence. A required cell of a check that did not run is optional here: the
+        verdict names its checks.
         """
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
     def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
-        """Return the cell of ``key``, an (axis, obligation): covered, untouched or not applicable, with the number of
-        samples or the reason.
+        """Return the cell of ``key``, an axis (what samples vary) and an obligation (what a check observes): covered,
+        untouched or not applicable, with the number of samples or the reason.
         """
         axis, obligation = key
         samples, check = self.samples(*key), required.get(key, "")
@@ -281,7 +286,9 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
 
 
 def absent_axes(samples: Samples) -> dict[str, str]:
-    """Return the axes that no sample of the op can vary, each with the reason why the declaration admits none."""
+    """Return the axes, such as size and layout, that no sample of the op can vary, each with the reason why the
+    declaration admits none.
+    """
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
     free = free_dims(spec)

@@ -83,7 +83,8 @@ def _other_scalar_values(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven_tuples(usual: Any, number: int) -> list[Any]:
-    """Return tuples with unequal members, in alternating order from one argument to the next.
+    """Return two tuples with unequal members, each the other in reverse. ``number``, that of the argument, decides
+    which comes first, so that two arguments differ. Empty for a value that is no tuple of several ints.
 
     Strides and dilations of two axes can be mixed up unnoticed if their members are equal.
     """

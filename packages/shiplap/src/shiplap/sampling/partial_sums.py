@@ -39,8 +39,8 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
 
 
 def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the summands into which a matrix product is cut along its inner dim, and the number of terms of each; None
-    for another operator.
+    """Return the partial sums into which a matrix product is cut along its inner dim, and the number of terms of each;
+    None for another operator.
     """
     if name not in PRODUCTS:
         return None
@@ -50,8 +50,8 @@ def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the summands into which a sum or mean is cut along its longest dim, and the number of terms of each; None
-    for another operator.
+    """Return the partial sums into which a sum or mean is cut along its longest dim, and the number of terms of each;
+    None for another operator.
     """
     if name not in ("sum", "mean") or not args[0].dim():
         return None
@@ -66,8 +66,8 @@ def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
-    """Return the summands into which a convolution is cut along its input channels, and the number of terms of each;
-    None for another operator, several groups or omitted arguments.
+    """Return the partial sums into which a convolution is cut along its input channels, and the number of terms of
+    each; None for another operator, several groups or omitted arguments.
     """
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None

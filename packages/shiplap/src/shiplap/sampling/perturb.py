@@ -40,6 +40,7 @@ def _exchange_pairs(t: Tensor) -> Tensor:
     flat = t.detach().clone().reshape(-1)
     if flat.numel() > MANY:  # a permutation of all places takes longer than most kernels
         drawn = torch.randint(0, flat.numel(), (MANY // 4,), device=flat.device).unique()
+        # An even number, so that each place has a partner.
         places = drawn[torch.randperm(drawn.numel() // 2 * 2, device=flat.device)]
     else:
         places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, flat.numel() // 4)]
@@ -67,6 +68,7 @@ def _swap_two_stretches(t: Tensor) -> Tensor:
     length = most if _secret.random() < 0.5 else int(most ** _secret.random())
     first = _secret.randrange(flat.numel() - 2 * length + 1)
     second = _secret.randrange(first + length, flat.numel() - length + 1)
+    # A copy, since the next line overwrites these elements.
     kept = flat[first : first + length].clone()
     flat[first : first + length] = flat[second : second + length]
     flat[second : second + length] = kept

@@ -80,8 +80,8 @@ class _RoundingMode(TorchDispatchMode):
     """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
-        """Make a mode that multiplies the operands and results of torch operators by random factors of about ``1 +
-        eps``, drawn from ``seed``.
+        """Make a mode that multiplies the operands and results of torch operators by random factors of about
+        ``1 + eps``, drawn from ``seed``.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
@@ -96,6 +96,7 @@ class _RoundingMode(TorchDispatchMode):
             return func(*args, **kwargs)
         plainer = row_formula(name, args) or core_decompositions().get(func)
         if plainer is not None:
+            # A mode is off while it handles a call, and the parts have rounding errors of their own.
             with self:
                 result = plainer(*args, **kwargs)
                 if result is not NotImplemented:
@@ -124,6 +125,7 @@ class _RoundingMode(TorchDispatchMode):
     def _noise(self, t: Tensor, growth: float) -> Tensor:
         """Return a tensor of the shape of ``t`` with random factors, uniform within ``1 +- growth * eps``."""
         width = growth * self.eps
+        # Drawn on the CPU, so that every device gets the same factors.
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
         return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 

@@ -30,6 +30,7 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     """
     dims = list(dim)
     top = x.amax(dims, keepdim=True)
+    # The difference of two infinities would be NaN.
     top = torch.where(top.abs() == torch.inf, 0.0, top)
     summed: Tensor = (x - top).exp().sum(dims, keepdim=keepdim).log()
     return summed + (top if keepdim else top.squeeze(tuple(dims)))
@@ -47,6 +48,7 @@ def _var_mean(
         count *= x.shape[d]
     mean = x.sum(dims, keepdim=True) / count
     squares = (x - mean).square().sum(dims, keepdim=True)
+    # As torch does, which divides by 0 where there are too few elements.
     var = squares / max(0.0, count - (1 if correction is None else correction))
     return (var, mean) if keepdim else (var.squeeze(tuple(dims)), mean.squeeze(tuple(dims)))
 

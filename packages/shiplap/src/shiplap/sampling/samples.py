@@ -165,6 +165,7 @@ class Samples:
         try:
             case = self.build(recipe)
         except Exception:
+            # A builder may refuse a recipe by any exception.
             case = None
         self._note(case, began)
         if case is None or case.numel < MAX_KEPT_ELEMENTS:
@@ -508,6 +509,7 @@ class Samples:
         """
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
+            # After several refusals another one is likely, so the search is short.
             limit = SEARCH_LIMIT if self._refused.get(name, 0) < SEARCH_PATIENCE else SEARCH_LIMIT // 32
             solution = search_sizes(self.spec, sizes, dict(self.base.scalars), limit)
             self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1

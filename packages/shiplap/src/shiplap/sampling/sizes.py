@@ -143,10 +143,9 @@ def search_sizes(
 
 
 def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
-    """Return whether one of the requirements is false for the chosen values or cannot be computed. That requirement is
-    moved to the front of the list.
+    """Return whether one of the requirements is false for the chosen values or cannot be computed.
 
-    That requirement moves to the front, since it is likely to refuse the next values.
+    That requirement is moved to the front of the list, since it is likely to refuse the next values.
     """
     for place, holds in enumerate(requirements):
         try:

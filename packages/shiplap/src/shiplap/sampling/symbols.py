@@ -171,6 +171,7 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
             linked_in = linked_in or owner == LINKED_RUNTIME_NAME
         else:
             admitted[WritableSymbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
+    # A local symbol may be one of the linked runtime.
     certain = [s for s, local in admitted.items() if not (linked_in and local)]
     return LibraryState(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
 

@@ -98,6 +98,7 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
         with torch.device("meta"), _WorkLimit():
             op.reference(*positional, **named)
     except Exception as e:
+        # An operator without a meta kernel, or one that reads values, may raise anything.
         return error_line(e)
     return ""
 

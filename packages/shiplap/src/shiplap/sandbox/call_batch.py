@@ -90,6 +90,7 @@ class CallBatch:
                 self._clock.take_values()
         except BaseException:
             witness.use_block(arena.block)
+            # ``close`` lets the process release its memory of a block only while that block is in use.
             self.close()
             witness.use_block(None)
             raise
@@ -181,8 +182,9 @@ class CallBatch:
     def _time_queued(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Let the process queue all calls behind a closed gate, then open the gate and time them while the process is
-        stopped. Raises CallsNotQueued if it waits for the device meanwhile.
+        """Let the process queue all calls behind a closed gate (a word in shared memory at which its GPU stream waits),
+        then open it and time the calls while the process is stopped. Raises CallsNotQueued if it waits for the device
+        meanwhile.
         """
         try:
             message = protocol.RunBatch(self._number, gated=True)
@@ -192,6 +194,7 @@ class CallBatch:
             picked = clock.pick_probes(self._results_of(clock, reply, taken))
             return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
         except BaseException:
+            # Otherwise the process's stream would wait at the gate for ever.
             clock.open_if_late(math.inf)
             raise
 
@@ -226,6 +229,7 @@ class CallBatch:
         with it every later one.
         """
         found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        # Another number of answers is reported by ``_compare_calls``.
         for call, given in zip(reply.calls, self._given, strict=False):
             places = [p for p in call.outs if isinstance(p, TensorLocation) and p.device == KIND]
             for place in places or [p for p in given.places if p.device == KIND]:

@@ -212,6 +212,7 @@ class TargetProcess:
     def use_block(self, block: DeviceBlock | None) -> None:
         """Keep the GPU block of the last arguments, in which results may lie, and close the one kept before."""
         if block is not self.block and self.block is not None:
+            # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
             self.block.close()
             self.block.driver.release_retired()
@@ -379,6 +380,7 @@ class TargetProcess:
         A program may hold as many results as memory allows, so more are kept where they are small.
         """
         sizes, kept = 0, 0
+        # The latest results stay.
         for call in reversed(self._earlier):
             sizes += call.size
             if kept >= MOST or (sizes > ROOM and kept >= (LEAST if call.size < ROOM else LEAST_LARGE)):

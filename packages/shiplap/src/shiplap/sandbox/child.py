@@ -124,6 +124,7 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
         except ArgumentsDeclined as e:
             data = pack_message(protocol.Declined(printable_text(str(e))[:400]))
         except Exception as e:
+            # The candidate may raise anything, and the other process waits for a reply.
             data = pack_message(protocol.Failed(printable_text(error_line(e))[:400]))
         finally:
             for file in files:
@@ -235,6 +236,7 @@ class Child:
         """Return the locations of the parameters and buffers of the target module with the requested names."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         self._last = [state[name].detach() for name in message.names]
+        # The other process reads them as soon as it has the reply.
         if _on_devices(self._last):
             torch.cuda.synchronize()
         return protocol.ResultPlaces([self._describe_place(v) for v in self._last])
@@ -319,6 +321,7 @@ class Child:
         results.clear()
         on_device = self._block is not None and bool(_on_devices(sets))
         with torch.no_grad():
+            # All calls are queued behind this wait before the clock starts.
             if message.gated and self._block is not None:
                 self._block.driver.wait_for_word(self._block, GATE_AT)
             if self._block is not None:
@@ -381,6 +384,7 @@ class Child:
             raise ValueError("no result carries a gradient")
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        # The other process reads the gradients as soon as it has the reply.
         if _on_devices(args):
             torch.cuda.synchronize()
         self._last = values, memory
@@ -400,6 +404,7 @@ def _map(file: int) -> Any:
     if address in (None, NO_ADDRESS):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_char * size).from_address(address)
+    # Not at exit: tensors on this memory may still be alive then, and the kernel unmaps it anyway.
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memory
 
@@ -450,11 +455,13 @@ def _ops(
         before = read_interpreter_state()
         result = flatten_results(target(*args))
         gc.collect()
+        # A kernel that runs after the profile has ended would not be listed.
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
         left, threads = changed_interpreter_state(before), intact.threads()
     operators: list[protocol.OperatorUse] = []
     for event in seen.function_events or ():
+        # An operator that calls others is listed by those.
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
             shapes = [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]

@@ -95,14 +95,16 @@ class DeviceClock:
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the words in shared memory at which streams of both processes wait."""
+        """Clear the two words in shared memory at which GPU streams wait: the gate, at which the sandboxed process's
+        stream waits before its calls, and the end, which it writes behind them.
+        """
         self.block.bytes_at(0, FLAG_BYTES).zero_()
         self.driver.synchronize()
         self.opened = False
 
     def open_if_late(self, seconds: float) -> None:
-        """Open the gate, from another stream, once calls are not queued after more than ``QUEUE_S`` seconds, so that a
-        process which waits for the device goes on.
+        """Open the gate (the word in shared memory at which the other process's GPU stream waits) once calls are not
+        queued after more than ``QUEUE_S`` seconds, so that a process which waits for the device goes on.
         """
         if seconds > QUEUE_S and not self.opened:
             self.opened = True
@@ -110,8 +112,8 @@ class DeviceClock:
                 self.driver.write_word(self.block, GATE_AT)
 
     def time_queued(self, probe: Callable[[], None]) -> RunTime:
-        """Write the values, open the gate for the queued calls, and return the times until their end and ``probe`` are
-        done and until the values are written.
+        """Write the arguments' values, open the gate (the word in shared memory at which the other process's GPU stream
+        waits) and return the times until its queued calls and ``probe`` are done, and until the values are written.
 
         Raises CallsNotQueued.
         """
@@ -127,8 +129,8 @@ class DeviceClock:
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:
-        """Write the values. Return the time before that, at which the clock starts, and the time at which calls that
-        are not queued may begin.
+        """Write the arguments' values into the shared block. Return the time before that, at which the clock starts,
+        and the time at which calls that are not queued may begin.
 
         The clock runs from the first: work that a process has left to the device could read the values as they come.
         """
@@ -139,8 +141,8 @@ class DeviceClock:
         return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
-        """Wait at most ``seconds`` until the process has written the end of its calls and ``probe`` has run after it.
-        Raises CallsNotQueued.
+        """Wait at most ``seconds`` until the process has written the end word behind its calls, and ``probe``, which
+        reads some elements of the results, has run after it. Raises CallsNotQueued.
         """
         self.driver.wait_for_word(self.block, END_AT)
         probe()
@@ -160,7 +162,8 @@ class DeviceClock:
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that each read a few elements, at secret places, of one of some results.
+        """Return functions that each read a few elements, at secret places, of a result. They are to run directly
+        behind the calls, so that work which is finished later is seen.
 
         A result is its allocation, its place in it, its bytes, the bytes of an element, and the mapped allocation.
         """

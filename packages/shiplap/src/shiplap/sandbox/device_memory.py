@@ -307,5 +307,6 @@ class OpenedAllocations:
         if users > 1:
             self._opened[handle] = block, users - 1
         else:
+            # Queued kernels may still use the memory.
             block.driver.synchronize()
             block.close()

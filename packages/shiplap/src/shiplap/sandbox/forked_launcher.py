@@ -107,6 +107,7 @@ class ForkedLauncher(SandboxLauncher):
         try:
             _serve_alone(connection.detach(), self.folder)
         finally:
+            # Not ``sys.exit``: exit handlers and buffers belong to the parent.
             os._exit(0)
 
 

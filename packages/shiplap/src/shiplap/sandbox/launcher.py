@@ -43,7 +43,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
     child.take_baseline()
     forked = set[int]()
     gc.freeze()
-    gc.enable()  # ``START`` switches it off for the import of torch
+    gc.enable()  # ``LAUNCHER_PROGRAM`` switches it off for the import of torch
     connection = socket.socket(fileno=handle)
     # Processes whose parent has ended become children of this one, where the supervisor finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -66,7 +66,8 @@ def find_lack(text: str, process: SandboxedProcess) -> str:
     """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks, if such a
     lack explains it, or an empty text.
 
-    It explains nothing if the process may use, and gets, what a sandboxed process may.
+    A process that exceeds its own limits gives the same texts. So the machine must have less left than the process may
+    use.
     """
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES

@@ -74,6 +74,7 @@ def _list_children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
+                # The thread may have ended since it was listed.
                 pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
     return pids
 

@@ -495,6 +495,7 @@ def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
     """Return the (key, value) pairs of a dict sorted by key. A key that is no string is replaced by the name of its
     class.
     """
+    # A subclass of str could bring a comparison of its own.
     named = [(k if type(k) is str else type(k).__name__, v) for k, v in dict.items(values)]
     return sorted(named, key=lambda pair: pair[0])
 

@@ -214,6 +214,7 @@ def marks_in_source(file: str) -> list[int]:
                 number = ast.literal_eval(value)
             except (ValueError, TypeError):
                 continue
+            # ``type``, since True is an int.
             if type(number) is int and abs(number) < 1 << 31:
                 marks[number] = None
     return list(marks)[:MOST_MARKS]

@@ -553,6 +553,7 @@ class SandboxedProcess:
         start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
         done = 0
         while done < length:
+            # Linux copies at most about 2 GiB in one call.
             step = min(length - done, 1 << 30)
             into, out = MemorySpan(start + done, step), MemorySpan(address + done, step)
             got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)

@@ -112,6 +112,7 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
         return type(value).__module__.startswith("torch") and not isinstance(value, SCRIPTED_CLASSES)
     inner = _unwrap_function(value)
     module = sys.modules.get(str(inner.__globals__.get("__name__")))
+    # The same code with other globals would call other functions.
     if not is_genuine_code(code) or module is None or vars(module) is not inner.__globals__:
         return False
     return all(map(partial(is_harmless_value, depth=depth - 1), _values_held_by(inner)))

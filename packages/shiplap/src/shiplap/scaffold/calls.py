@@ -83,6 +83,7 @@ def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, 
     results.
     """
     names = [a.name for a in schema.arguments]
+    # The arguments behind ``args`` are keywords or have defaults.
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     arguments = {name: _describe_value(given.get(name, defaults.get(name))) for name in names}

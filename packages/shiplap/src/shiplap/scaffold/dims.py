@@ -217,6 +217,7 @@ def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[D
         for v in _sizes_of_slot(slot, [c])
         if v is not None
     }
+    # One size may equal the number by chance.
     return len(pairs) >= 2 and all(size == number for size, number in pairs)
 
 

@@ -181,6 +181,7 @@ def _first_sentences(package: str) -> dict[str, tuple[str, str]]:
     package. An op often has the name of its function.
     """
     documents: dict[str, tuple[str, str]] = {}
+    # A copy, since another thread may import a module meanwhile.
     for name, module in list(sys.modules.items()):
         if module is None or not (name == package or name.startswith(package + ".")):
             continue

@@ -90,6 +90,7 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
         call = _MetaProber(form, overload).try_call(wide)
     if call is None:
         return False
+    # Arguments that had float64 already would show nothing.
     return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and wide != base.arguments
 
 
@@ -184,6 +185,7 @@ class _MetaProber:
                 answers.ties.append(group)
                 answers.calls += [c for c in changed if c is not None]
         tied = {slot for group in answers.ties for slot in group}
+        # Once the tries are used up, some ties may not have been found.
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
     def _known(self, group: frozenset[Slot], answers: ProbeResult) -> bool:

@@ -125,8 +125,8 @@ def _limit_of_index(
     """Return the source of an upper limit for the values of an index argument: the dim of which its maximum was at
     least a quarter in all calls. None if no dim was larger.
 
-    If there is none, the limit is the recorded maximum, and no size that was larger in each call, since the value may
-    be an index into any of those.
+    Where no maximum was so close to a larger dim, the limit is one above the highest recorded value, and no larger than
+    any dim that was larger in each call, since the value may be an index into any of those.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):

@@ -263,6 +263,7 @@ class _WholeSample:
         except NotAdmitted:
             raise
         except Exception:
+            # Where the reference refuses shards, the rule does not hold.
             return False, set()
         return same, {i for i, (g, w) in enumerate(zip(least, self.whole, strict=True)) if not _results_agree(g, w)}
 
@@ -289,6 +290,7 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
                 continue
             if not same and 0 not in sizes:
                 return None
+            # A rule that fails only with empty shards is kept, without the mark.
             empty = empty and same
             seen += same and 0 not in sizes
             shown |= changed if same else set()

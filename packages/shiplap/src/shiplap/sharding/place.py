@@ -52,6 +52,7 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
     for rule in rules:
         if all(_shards_admitted(op, rule, args, world) for world in mesh):
             inputs = dict(rule.inputs)
+            # Arguments with defaults may be missing at the end of ``given``.
             pairs = zip(op.spec.args, given, strict=False)
             placed = [
                 _dtensor_placement(inputs.get(a.name, "whole")) if hasattr(v, "shape") else None for a, v in pairs

@@ -103,8 +103,8 @@ CAPABILITIES = (
 
 
 def available(name: str) -> bool:
-    """Whether the private capability of torch with this name may be used, that is, whether a run has verified it on the
-    installed torch.
+    """Return whether the private capability of torch with this name may be used, that is, whether a run has verified it
+    on the installed torch.
 
     A user of a capability with a public way (``Capability.otherwise``) asks this first.
     """
@@ -266,6 +266,7 @@ def capture_graph(
     try:
         result = call()
     except Exception as e:
+        # The capture has to be ended all the same.
         failure = e
     try:
         graph.capture_end()

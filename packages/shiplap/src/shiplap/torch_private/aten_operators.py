@@ -192,7 +192,7 @@ def _composite_kind(f: Any) -> str:
 
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
-    """Whether torch has a CPU kernel of the operator, its own or that of its structured group."""
+    """Return whether torch has a CPU kernel of the operator, its own or that of its structured group."""
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]

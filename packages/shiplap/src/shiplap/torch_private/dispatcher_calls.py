@@ -167,12 +167,12 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def is_autocast_on(kind: str) -> bool:
-    """Whether autocast of the device type ``kind`` sees the calls of this thread."""
+    """Return whether autocast of the device type ``kind`` sees the calls of this thread."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
+    """Return whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
 
     The calls that autocast and fake tensors make exclude autocast, so that torch says that it is off. The depth of
     nested regions still counts the one around them, which torch gives only as the result of a change.
@@ -196,33 +196,33 @@ def call_outside_autocast(function: Callable[..., Returned], *args: Any) -> Retu
 
 
 class DirectCall(Generic[P, R]):
-    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``call_dispatcher``.
+    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``_call_dispatcher``.
 
     Attributes:
         can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
-        record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
+        _record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
             needed.
-        record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
+        _record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
         overload: the torch op, which represents a call in a graph.
     """
 
     can_skip_dispatcher: bool
     overload: OpOverload[..., Any]
     call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
-    record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
-    record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    _record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    _record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
-    def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+    def _call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
         """Make a call through torch's dispatcher, which ``call_kernel`` cannot serve because a gradient, a mode or a
         transform has to see it, and return its results.
         """
         raise NotImplementedError
 
-    def call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that Dynamo traces: the registered overload itself, which becomes one node of the graph."""
         return self.overload(*args, **kwargs)
 
-    def explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+    def _explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
         """Raise the error of the declaration behind a call that failed with ``cause``, if it says more than ``cause``
         does.
 
@@ -236,8 +236,8 @@ class DirectCall(Generic[P, R]):
         """
         if is_dynamo_compiling():
             # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error
-            # that a fake raises: `explain_failure` would hide that error behind whatever cannot be traced in it.
-            traced: R = self.call_traced(args, kwargs)
+            # that a fake raises: `_explain_failure` would hide that error behind whatever cannot be traced in it.
+            traced: R = self._call_traced(args, kwargs)
             return traced
         result: Tensor | tuple[Tensor, ...] | None
         try:
@@ -251,27 +251,27 @@ class DirectCall(Generic[P, R]):
                     and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                result = self.call_dispatcher(args, kwargs)
+                result = self._call_dispatcher(args, kwargs)
             elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
                 result = self.call_kernel(*args)
-            elif (native := self.record_natively) is not None:
+            elif (native := self._record_natively) is not None:
                 result = native(*args)
             elif (
-                (recorded := self.record_plain_call) is None
+                (recorded := self._record_plain_call) is None
                 or not _SIMPLE.issuperset(map(type, args))
                 or not untouched()
             ):
-                result = self.call_dispatcher(args, kwargs)
+                result = self._call_dispatcher(args, kwargs)
             else:
                 result = recorded(self.call_kernel, *args)
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
-            if self.explain_failure(args, kwargs, e):
+            if self._explain_failure(args, kwargs, e):
                 return DirectCall.__call__(self, *args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():
-                self.explain_failure(args, kwargs, e)
+                self._explain_failure(args, kwargs, e)
             raise
 
 

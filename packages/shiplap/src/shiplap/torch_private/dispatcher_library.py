@@ -196,6 +196,7 @@ class Registrations:
                 if a.alias_info is not None and a.alias_info.is_write
             ]
             short = with_write_counts(short, written) if written else short
+        # ``torch.ops.ns.name`` calls the function of the packet, and not that of its overload.
         for each in (overload,) if suffix else (packet, overload):
             check, plain = self._checks[name], partial(self._leave_autocast, name, each._op)
             told = (
@@ -304,6 +305,7 @@ class Registrations:
         for key, old, new in zip([*(a.name for a in schema[: len(args)]), *kwargs], given, plain, strict=True):
             pairs = zip(old, new, strict=True) if isinstance(old, (list, tuple)) else [(old, new)]
             for mine, copy in pairs if key in written else ():
+                # A tensor that was plain has been written to directly.
                 if mine is not copy:
                     mine.copy_(copy)
         return result
@@ -394,7 +396,7 @@ def _below_autograd(
     active.
 
     Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
-    of ``dispatcher_calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
+    of ``dispatcher_calls.DirectCall``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
     op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments. ``leave`` is
     called in place of ``plain`` under both autocast and torch.func.
     """

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 class AutogradFunction(Protocol):
     """An ``autograd.Function``: ``apply`` calls its forward and records it."""
 
-    def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None: ...
+    def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
+        """Return the results of the forward on ``args``, and record the call for the backward."""
+        ...
 
 
 def make_autograd_function(name: str, members: dict[str, Any]) -> AutogradFunction:

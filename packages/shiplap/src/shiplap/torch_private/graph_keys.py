@@ -165,8 +165,6 @@ def _is_subclass(value: Any) -> bool:
 def _is_safe(target: Any) -> bool:
     """Return whether a function that a graph calls is Python's, torch's or a graph itself, and so cannot call operators
     of other libraries.
-
-    Such a function is Python's or torch's, or it is a graph too.
     """
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True

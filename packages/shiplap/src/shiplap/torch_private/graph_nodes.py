@@ -134,6 +134,7 @@ class _Recorder(TorchFunctionMode):
         if name in RECORDED_OPERATORS:
             return self.graph.call_function(RECORDED_OPERATORS[name], passed)
         if name in REFLECTED and len(passed) == 2:
+            # ``1 - x`` arrives as ``x.__rsub__(1)``.
             return self.graph.call_function(REFLECTED[name], (passed[1], passed[0]))
         if name.startswith("__"):
             raise _Unusual(name)
@@ -228,6 +229,7 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
     reshape = torch.ops.aten.reshape.default
+    # A list, since the loop adds and erases nodes.
     for node in list(graph.nodes):
         if node.target is not auto_functionalized_v2 or node.args[0] not in operators:
             continue
@@ -323,6 +325,7 @@ def autocast_at(node: Node) -> Iterator[None]:
         if before.target is _enter_autocast:
             entered[before] = before.args
         elif before.target is _exit_autocast:
+            # An exit has the node of its entry as argument.
             entered.pop(before.args[0])
     with ExitStack() as stack:
         for args in entered.values():
@@ -533,6 +536,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     if asserted:
         with graph.inserting_before(output):
             (last, message), kept = asserted[-1], list(results)
+            # Chained, so that one check of a result depends on all conditions.
             for each in asserted[:-1]:
                 last = check(last, *each)
             for i, result in enumerate(results):
@@ -547,6 +551,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         output.args = (results,)
         for spec, arg in zip(specs, plain, strict=True):
             spec.arg = arg
+        # A node can be erased only after those that use it.
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()
@@ -570,6 +575,7 @@ def shared_onnx_registry() -> Iterator[None]:
         if key not in known:
             known[key] = make(*args, **kwargs)
         registry = copy(known[key])
+        # The lists are copied as well, since an export may add to them.
         registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
         return registry
 

@@ -121,6 +121,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
             """Trace ``text`` of the value, or use Dynamo's own handler for a constant, another class or a format."""
+            # ``str.format`` has its format before the value.
             value, *written = reversed(args)
             other = isinstance(value, of_object) and value.python_type() is not cls
             if other or value.is_python_constant() or (written and written[0].as_python_constant() != "{:}"):
@@ -137,6 +138,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     def undo() -> None:
         """Remove the handlers that were added here from Dynamo."""
         for key, handler in mine.items():
+            # Other code may have replaced it since.
             if handlers.get(key) is handler:
                 del handlers[key]
 
@@ -186,7 +188,9 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
-            """Return the attributes of an object on which compiled code is guarded."""
+            """Return the attributes ``fields`` of an object. Code that was compiled for other values of these is
+            compiled again.
+            """
             return [getattr(value, name) for name in fields]
 
         _register_class(cls, typ=KIND, guard_fn=guarded, members=members)

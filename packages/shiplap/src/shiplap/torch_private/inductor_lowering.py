@@ -258,8 +258,8 @@ def lower_storage_offsets() -> None:
 
 
 def lower_lone_results() -> None:
-    """Register a lowering of ``getitem`` for the index 0 that is left on the only result of an op, where an argument to
-    which it may write was None.
+    """Make Inductor accept ``call[0]`` of an op with one result, which torch leaves behind where an argument that the
+    op may write was None: register a lowering of ``getitem`` that returns the result itself.
 
     The functional form of such a call returns the result and each tensor that was written to. Where there is none of
     these, torch up to 2.13 at least replaces the form by the call and keeps ``[0]`` on its one result.

@@ -203,6 +203,7 @@ def _as_it_was() -> Iterator[None]:
             yield
     finally:
         for stack, before in stacks:
+            # In place, since the logger holds these objects.
             stack[:] = before
         data.clear()
         data.update(held)
@@ -269,6 +270,7 @@ def capture_graph(
         torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*own)
     if not seen:
         raise ValueError("it computes nothing from tensors")
+    # Every placeholder behind those of ``order`` is a gradient.
     roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
     return CapturedGraph(seen[0], roles)
 

@@ -298,6 +298,7 @@ def triton_choice(
     if template is None:
         template = TritonTemplate(name, grid=SymbolicGridFn(grid), source=source)
         bounded = frozenset(re.findall(r"^ *(\w+)_mask = ", source, re.MULTILINE))
+        # A class of its own, since ``bounded`` and ``latest`` belong to one template.
         template.kernel_type = type("Kernel", (_Kernel,), {"bounded": bounded})
     options: dict[str, Any] = {"num_stages": 2, "num_warps": 4}
     options |= {k: _Quoted(v) if isinstance(v, str) else v for k, v in config.items()}

@@ -21,8 +21,8 @@ def is_size(held: Any) -> bool:
 
 
 def is_number(held: Any) -> bool:
-    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in ``x.shape[-1] **
-    -0.5``.
+    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in
+    ``x.shape[-1] ** -0.5``.
     """
     return is_size(held) or isinstance(held, torch.SymFloat)
 
@@ -163,6 +163,7 @@ def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
         return pairs is not None and all(sizes_equal(x, y, may_guard=may_guard) for x, y in pairs)
     if condition_holds(a == b, may_guard=False):
         return True
+    # Compared as numbers first, since a comparison of unequal symbols would add a guard, too.
     here = [n.node.hint if isinstance(n, torch.SymInt) else n for n in (a, b)]
     return may_guard and None not in here and here[0] == here[1] and condition_holds(a == b, may_guard=True)
 
@@ -178,7 +179,8 @@ def data_dependent() -> type[Exception]:
 
 
 ALIGNED = 16  # the multiple for which compilers of kernels specialise
-MOST = 16  # calls
+LARGE = 1 << 20  # a size for a program that takes any
+MOST = 16  # calls of one scale
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -186,15 +188,17 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     example.
 
     Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
-    to 16 calls.
+    to 16 calls; and so near the end of its range, as kernels may launch others for large sizes.
     """
     sizes = list(_symbolic_sizes(args))
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
     known = {size.node.expr: size.node.hint for size in sizes if size.node.expr in symbols}
     hints = [known.get(symbol) or ALIGNED for symbol in symbols]
+    ranges = {} if not sizes else sizes[0].node.shape_env.var_to_range
+    ends = [int(min(ranges[symbol].upper, LARGE)) if symbol in ranges else LARGE for symbol in symbols]
     # Triton compiles a form of its own for multiples of 16, so both kinds of sizes are needed.
-    variants = product(*[(-(-hint // ALIGNED) * ALIGNED, max(3, hint | 1)) for hint in hints])
-    for values in islice(dict.fromkeys([tuple(hints), *islice(variants, MOST)]), MOST):
+    scales = [product(*[(-(-n // ALIGNED) * ALIGNED, max(3, n | 1)) for n in near]) for near in (hints, ends)]
+    for values in dict.fromkeys([tuple(hints), *islice(scales[0], MOST - 1), *islice(scales[1], MOST)]):
         yield tuple([_with_concrete_sizes(a, dict(zip(symbols, values, strict=True))) for a in args])
 
 

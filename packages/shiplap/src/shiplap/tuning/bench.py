@@ -44,7 +44,9 @@ class Bench(Protocol):
     """
 
     @property
-    def confirms(self) -> tuple[str, str]: ...
+    def confirms(self) -> tuple[str, str]:
+        """The verdict on confirmations by this bench, such as ``"ok"`` or ``"skip"``, and the reason."""
+        ...
 
     def compile(self, indices: Sequence[int]) -> int:
         """Start to compile the candidates at ``indices`` in parallel, and return how many were started.
@@ -59,7 +61,9 @@ class Bench(Protocol):
         """
         ...
 
-    def verify(self, index: int) -> VerifyOutcome: ...
+    def verify(self, index: int) -> VerifyOutcome:
+        """Run the candidate at ``index`` on all verification cases, and return whether its results are right."""
+        ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
         """Measure the candidates at ``indices`` in turns. Return the timings by index, and for each candidate without

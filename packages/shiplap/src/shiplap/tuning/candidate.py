@@ -51,7 +51,7 @@ class Candidate(ABC):
         arguments that is timed.
 
         Raises:
-            Refused: the candidate does not support the arguments.
+            CandidateRefused: the candidate does not support the arguments.
             Exception: the error of a failed compilation.
         """
 

@@ -90,7 +90,7 @@ def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRu
     """
 
     def run_poisoned() -> Any:
-        """Call ``run`` with poisoned memory and return its results as a tuple."""
+        """Call ``run`` while new memory is filled with ``byte``, and return its results as a tuple."""
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
 
@@ -116,6 +116,7 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
         os.environ.clear()
         os.environ.update(order.environment)
         os.chdir(order.folder)
+        # It is cached, and was found by the old environment.
         tempfile.tempdir = None
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
     torch.set_num_threads(order.threads)
@@ -199,5 +200,6 @@ def _import_file(path: Path) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    # Dataclasses look their module up there while it runs.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -30,9 +30,9 @@ def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Templat
     """Return the templates of ``op`` for a device type in two lists: those that only compiled code can run, since no
     kernel has their name, and the others.
 
-    A template runs only in compiled code if no kernel has its name. A template in C++ is code only together with its
-    neighbours in a graph, so Inductor alone can run it. A template that is a PyTorch function is always in the second
-    list, because it serves as a comparison and is no reason to compile.
+    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it. A template
+    that is a PyTorch function is always in the second list, because it serves as a comparison and is no reason to
+    compile.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}

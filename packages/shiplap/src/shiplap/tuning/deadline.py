@@ -92,4 +92,5 @@ class Deadline:
             try:
                 told.put((context.run(work), None))
             except BaseException as e:
+                # Raised in the thread that waits, while this one goes on to serve.
                 told.put((None, e))

@@ -146,7 +146,9 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice without a kernel that stands for a bucket which the budget did not reach. It is not stored."""
+    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. It
+    is not stored.
+    """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
     return Choice(
@@ -193,8 +195,8 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return the measurements for each request: one of eager calls, and one of templates in compiled code where
-    ``compiled`` asks for it.
+    """Return the measurements for each request, as (op, recipe, device, tuner): one of eager calls, with the tuner
+    None, and one of each template tuner for compiled code where ``compiled`` asks for it.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:
@@ -249,7 +251,6 @@ def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -
     when a size is missing, or a name or dtype does not fit.
 
     ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
-    SL502 when a size is missing, or a name or dtype does not fit.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}

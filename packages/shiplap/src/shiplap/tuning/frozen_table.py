@@ -43,6 +43,7 @@ def write_frozen_table(
     entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
     kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _key_is_current(k)]
+    # The same choices give the same file.
     kept.sort(key=lambda pair: pair[0].fields)
     dump_table(path, kept)
     return [choice_from_json(key, value, "frozen") for key, value in kept]
@@ -104,6 +105,7 @@ def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[s
             raise ValueError("'entries' is no list")
         entries = [unseal_entry(entry) for entry in listed]
         for key, value in entries:
+            # Called for its ValueError, so that damage shows when the table is read and not at a call.
             choice_from_json(key, value, "frozen")
             _check_device_type(key)
     except ValueError as e:

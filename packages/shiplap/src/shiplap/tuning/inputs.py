@@ -66,8 +66,8 @@ class Inputs:
         """Draws of arguments for which the same choice is used: with unaligned starts of tensors, and with values near
         zero and far below it.
 
-        A choice is used for them as well. The sizes are those of the call, halved while there are many elements, since
-        code for aligned rows may serve multiples of some size alone.
+        The sizes are those of the call, halved while there are many elements, since code for aligned rows may serve
+        multiples of some size alone.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:

@@ -99,8 +99,8 @@ def key_environment(device: str) -> dict[str, str]:
 
 @cache
 def _library_versions() -> tuple[tuple[str, str], ...]:
-    """Return (name, version) of each library on which a choice depends, with ``-`` for one that is missing or belongs
-    to a GPU.
+    """Return (name, version) of each library on which a choice depends, with ``-`` for one that is missing, and for the
+    driver and CUDA libraries, which only keys of a GPU name.
     """
     versions = {
         "triton": _package_version("triton") or "-",

@@ -232,6 +232,7 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
+        # A run of a second or more is repeated once only, for the time that it takes.
         for _ in range(2 if samples[index][0] < 1.0 else 1):
             if min(samples[index]) > 4 * fastest:
                 samples[index].append(remeasure(index))

@@ -83,6 +83,7 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
                 repeated += 1
             else:
                 conflicts.append(_make_conflict(key, best, rest))
+    # Sorted, so that the same entries give the same file.
     entries = sorted(((key, value) for key, (_, value, _) in kept.items()), key=lambda entry: entry[0].fields)
     dump_table(output, entries)
     devices = [key["device_name"] for key, _ in entries]

@@ -40,8 +40,8 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
     their number.
 
     Raises:
-        CommandError: SL602 for a table that cannot be read.
-        TuneError: SL609 for a table that is damaged, and for an entry that was made for another version of an op.
+        CommandError: SL602 for a table that cannot be read. SL609 for a table that is damaged, and for an entry that
+            was made for another version of an op.
     """
     declared = {op.spec.name: op for op in ops}
     kept = [(key, value) for key, value in read_frozen_table(table) if key["op"] in declared]
@@ -111,6 +111,7 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
         here = now.get(key["device"])
         if here is None or key_differences(key.as_dict(), here, MACHINE):
             continue
+        # Digests of an op differ between versions of Python, those of its file do not.
         same_file = about["python"] != _python_version() and about["files"].get(op.spec.name) == _file_digest(op)
         if key["source"] != op.identity and not same_file:
             why.add(f"{op.spec.name} is another version of the op")

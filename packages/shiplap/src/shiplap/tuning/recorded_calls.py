@@ -166,8 +166,8 @@ def stop_recording() -> None:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for ``shiplap
-    tune --profile``.
+    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for
+    ``shiplap tune --profile``.
 
     Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
     """
@@ -203,6 +203,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
             continue
         try:
             call = msgspec.json.decode(line, type=RecordedCall)
+            # Parsed here, so that an error names the line.
             _ = call.parsed
         except Exception as e:
             raise error(

@@ -10,7 +10,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.tuning.choice import LEFT_OUT, Choice
 
 TuneVerdict = Literal["chosen", "incomplete", "failed"]
-EXIT_CODES: dict[TuneVerdict, int] = {"chosen": 0, "incomplete": 3, "failed": 1}
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,11 +24,10 @@ class TuneResult(ResultWithVerdict):
         verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
             was spent before each bucket had a choice, or a kernel was chosen without being verified
             (``Choice.unverified`` says why). Otherwise ``"chosen"``.
-        exit_code: 0 for chosen, 1 for failed, 3 for incomplete.
     """
 
     choices: tuple[Choice, ...]
-    good: ClassVar[str] = "chosen"
+    _good: ClassVar[str] = "chosen"
 
     @property
     def left_out(self) -> tuple[Choice, ...]:
@@ -47,11 +45,6 @@ class TuneResult(ResultWithVerdict):
         if any(f.verdict == "fail" for c in self.choices for f in c.findings):
             return "failed"
         return "incomplete" if self.left_out or self.unverified else "chosen"
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the command for the verdict."""
-        return EXIT_CODES[self.verdict]
 
     @property
     def headline(self) -> str:

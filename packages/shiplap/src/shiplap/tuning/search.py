@@ -175,6 +175,7 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     false = 0  # winners since the last race
     together = set[str]()  # kernels that were timed side by side
     while len(ranking.timings) > 1:
+        # Beside a false winner others may have left the race early. They count again.
         best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
         if best in believed or (best == 0 and not believed):
             if false and work.seconds_left > 0:
@@ -230,6 +231,7 @@ def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, flo
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
     for index in honest:
+        # The new times are those of the candidates' own clocks, which are off by the same factors.
         _scale_timing(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
 
 

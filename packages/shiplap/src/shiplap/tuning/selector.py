@@ -93,6 +93,7 @@ def select(
     if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else kernel_candidates(op, device, drawn.call.env)
+        # Index 0 is the reference to the search and to the bench.
         if not listed or listed[0].kernel != tuned_choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = SelectionTask(op, drawn, key, listed, options)
@@ -136,8 +137,8 @@ def _make_local_bench(task: SelectionTask) -> Bench:
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice of the installed frozen table for the bucket of ``drawn``, or the declared default. Raises
-    SL607 for a missing entry in strict mode.
+    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``, or the declared
+    default. Raises SL607 for a missing entry in strict mode.
     """
     blank = Choice(
         op.spec.name,

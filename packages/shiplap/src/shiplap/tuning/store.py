@@ -124,6 +124,7 @@ class ChoiceStore:
         except OSError:
             return False
         try:
+            # In the opened folder, since the path may lead to another one by now.
             os.unlink(path.name, dir_fd=folder)
         except FileNotFoundError:
             return True

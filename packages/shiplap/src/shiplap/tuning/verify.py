@@ -34,7 +34,7 @@ class VerifyOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate is correct."""
+        """Whether verification has found no problem: no wrong result, no exception and no refusal."""
         return not self.problem
 
 
@@ -84,6 +84,7 @@ class Verifier:
         # A candidate that remembers results by address is wrong with the second draw in the tensors of the first.
         first = self.inputs.real[0] if number == 1 and fits_in_place(self.inputs.real[0], case) else None
         args = first.fresh() if first else case.fresh()
+        # Memory that nobody wrote holds another byte in each case, which shows in results that depend on it.
         byte = (0xFF, 0x55, 0xAA)[number % 3]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)

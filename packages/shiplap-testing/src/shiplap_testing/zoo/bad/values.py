@@ -114,8 +114,8 @@ bad("kernel that ignores a scalar", sl_numerics, "numerics", note="right for the
 
 @declare("bound", bounds={"m": "n // 2 + 1"})
 def sl_bound(x: V) -> Int64[Tensor, "m"]:
-    """Return the positions of positive elements of x. The op declares that there are at most half of them, which is
-    wrong.
+    """Return the positions of positive elements of x. The op declares that there are at most n // 2 + 1 of them, which
+    is wrong.
     """
     return (x > 0).nonzero()[:, 0]
 

@@ -25,6 +25,7 @@ def _find_checks() -> dict[str, Check]:
 
 
 _CHECKS_BY_NAME = _find_checks()
+# A check of order 0 runs on request only.
 CHECKS = tuple(name for name, check in _CHECKS_BY_NAME.items() if check.order)
 # Not part of an audit unless asked for: each runs the samples again in a process of its own, a minute per tool.
 ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitizer:initcheck", "sanitizer:synccheck")

@@ -101,6 +101,7 @@ def _views_from_one_start(
         yield f"{names} are one tensor, {op.spec.args[j].name} transposed", tuple(args)
     args = list(case.fresh())
     a, b = args[i], args[j]
+    # Twice the room, so that each of the two views has elements of its own.
     room = a.new_zeros((*a.shape[:-1], 2 * a.shape[-1]))
     room[..., : a.shape[-1]], room[..., 1::2] = a, b
     room = room.reshape(-1)

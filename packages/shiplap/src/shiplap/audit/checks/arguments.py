@@ -56,6 +56,7 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
     try:
         call_op(op, bad.args)
     except Exception as e:
+        # Native code raises plain exceptions, whose catalogue error the op finds.
         refusal = e if isinstance(e, ShiplapError) else op.refusal(e)
         if refusal is None:
             return f"raised {error_line(e)}, expected {' or '.join(bad.ids)}"

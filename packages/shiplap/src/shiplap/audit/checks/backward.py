@@ -104,6 +104,7 @@ def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observati
     """
     outs, wanted = _record_autograd_graph(op, case, names)
     directions = _random_directions(outs, case.seed)
+    # The first backward may write to the gradients that it is given.
     kept = [d.clone() for d in directions]
     first = torch.autograd.grad(outs, wanted, directions, allow_unused=True, retain_graph=True)
     if problem := bitwise_difference(directions, kept, "before the backward"):
@@ -262,6 +263,7 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
 
     for i, j in combinations(names, 2):
+        # Only tensors of one kind can be passed for each other.
         if given[i].shape != given[j].shape or given[i].dtype != given[j].dtype:
             continue
         if problem := _why_derivative_differs(op, case, partial(shared, i, j)):

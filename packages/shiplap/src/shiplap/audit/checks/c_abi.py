@@ -39,7 +39,9 @@ from shiplap.sampling.samples import Samples
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST_TENSOR_BYTES = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
+# The messages with which libstdc++ and libc++ end a process.
 THROWN_TYPE = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
+# The text of the exception, which libstdc++ prints on a line of its own.
 WHAT_TEXT = re.compile(r"what\(\):\s*(.*)")
 
 CATCH_FIX = 'catch everything inside the extern "C" function, write what() to ctx->error and return SL_INVALID_ARGUMENT'
@@ -102,6 +104,7 @@ def observe_c_abi(op: Op, case: SampleCase) -> Observation:
     for kernel in _c_kernels_for_cpu(op):
         try:
             library = locate_library(kernel.native.library)
+        # The library of another device's kernels is usually not on this machine.
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
         observation = _observe_kernel(kernel, library, list(_make_attempts(op, kernel, case)))

@@ -47,6 +47,7 @@ BAKED_FIX = (
 )
 LIFETIME_FIX = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
 PREPARE_FIX = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
+# A text of its own, since this problem has another fix than wrong results.
 WRITES_PROBLEM = "writes to an input that the schema does not declare mutated"
 CALLBACK_FIX = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
 CAPACITY_FIX = (
@@ -305,6 +306,7 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
     with on_stream(trial.stream):
+        # A buffer kept from a call shows at the second one, a buffer that grows at the larger one.
         for case in [trial.with_new_values(), trial.with_new_values(), *([larger] if larger else [])]:
             trial.run(case.fresh())
     if problem := bitwise_difference(recording.outs, before, "before"):
@@ -312,6 +314,7 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
             f"an eager call overwrites the results of the graph: {problem}",
             fix="allocate the output in every call: keep no output buffer",
         )
+    # A cached buffer that was replaced is only free once its tensor is gone.
     gc.collect()
     changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
     problem = trial.fault_of_replay(recording, changed)
@@ -375,6 +378,7 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
     except CaptureError as e:
         return Observation(f"{how}, fails: {e}", fix=PREPARE_FIX)
     with on_stream(trial.stream):
+        # A capture computes nothing, so that state which it has left behind is empty.
         eager = trial.run(case.fresh())
     if problem := trial.difference_from_reference(eager, case):
         return Observation(

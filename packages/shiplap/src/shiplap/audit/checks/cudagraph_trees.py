@@ -134,6 +134,7 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
             run(case.fresh())
     try:
         recording = record_cuda_graph(run, case.args, stream)
+    # A failed capture is a finding of the check cuda_graph.
     except CaptureError:
         return Observation(note="not captured, see cuda_graph")
     if problem := find_staged_input(op, recording, _addresses_of_pools()):

@@ -131,10 +131,12 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
     with torch.no_grad():
         call_op(op, args)
     after = _generator_state(case.device)
+    # An op that leaves torch's generator alone cannot have seeded it.
     if torch.equal(before, after):
         return ""
     if not _draws_globally(op, args):
         return "it draws from torch's own generator, or seeds it, though it is given a seed"
+    # Another seed before: equal states afterwards can only come from a seed that the op sets.
     args = _seeded_arguments(op, case, 1)
     with torch.no_grad():
         call_op(op, args)

@@ -83,6 +83,7 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from filter(None, map(samples.make, tied))
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
     yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in OVERFLOWING_VALUES))
+    # Odd scalars may ask for outputs that do not fit into memory.
     odd = (c for c in samples.odd_scalars() if not why_too_large(samples.op, c))
     yield from islice(odd, MOST_ODD_SCALARS)
     long = (c for c in samples.long() if c.recipe.values == "positive")
@@ -98,7 +99,7 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
     """Yield samples with one long dim as long as they are quick. Those that would take too long, judged by the square
     of the dim, are left out.
 
-    The quickest sample stands for what every sample costs, which does not grow.
+    The time of the quickest sample is taken for the fixed cost of each, which does not grow.
     """
     end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}
@@ -212,6 +213,7 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
     return Observation(error=worst)
 
 
+# For these no wider dtype exists in which the reference could be evaluated.
 DOUBLE_DTYPES = (torch.float64, torch.complex128)
 # The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
@@ -350,6 +352,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
             return ""
         got = pulled(partial(call_op, op), value)
         for name, p, o, g in zip(names, plain, own, got, strict=True):
+            # Where the gradient is 0, an implementation may skip the product with the infinite value.
             swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
             if swallowed.any():
                 at = swallowed.nonzero()[0].tolist()
@@ -367,6 +370,7 @@ def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
     outs = call_op(op, args)
     values = arguments_by_name(op, args)
     values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
+    # Exactly the names that the backward gets in a recorded call.
     keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
     saved = SimpleNamespace(**{n: v for n, v in values.items() if n in keep})
     grad = torch.ones_like(outs[0]) if len(outs) == 1 else tuple(torch.ones_like(o) for o in outs)

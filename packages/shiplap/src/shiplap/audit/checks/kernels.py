@@ -93,6 +93,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
     if not tensors_among(case.args):
         return Observation(skip="a call without a tensor has no device")
     worst = 0.0
+    # Kernels are called below the op, so the arguments are checked first.
     bound = op.bind(case.args)
     for kernel in () if _plainly_served(op, case.device) else kernels_for_device(op, case.device):
         for variant in kernel_variants(kernel, bound):

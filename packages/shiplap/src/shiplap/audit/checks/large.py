@@ -24,6 +24,7 @@ from shiplap.sampling.run import reference_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import dim_environment
 
+# The first number of elements that a signed index of 32 bits cannot hold.
 BEYOND_32_BITS = 2**31
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
 
@@ -98,6 +99,7 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))
         outs = results_of(op, op.overload, args)
         for out, declared in zip(outs, op.spec.outputs, strict=True):
+            # A size that depends on data is not known without data.
             if not any(d.text in op.spec.dynamic for d in declared.tensor.dims):
                 expected = declared_output_shape(declared, env)
                 if list(out.shape) != expected:
@@ -109,6 +111,7 @@ def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
     """Return ``(fault, note)`` of the op on the CPU, with each dim of each argument in turn at a stride beyond 2^31
     elements.
     """
+    # Only the CPU can reserve so much address space without memory behind it.
     if not case.device.startswith("cpu"):
         return "", ""
     spread = []

@@ -93,6 +93,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
             continue
         now = process_state()[name]
         try:
+            # The state is put back first, so that a second change by the call shows.
             write(before)
             run()
             after = process_state()[name]
@@ -138,6 +139,7 @@ def _set_handlers(handlers: list[Any]) -> None:
                 signal.signal(number, handler)
 
 
+# Named once, as its changes are listed by variable.
 ENVIRONMENT_NAME = "the environment"
 STATE_WRITERS: dict[str, Callable[[Any], object]] = {
     ENVIRONMENT_NAME: _set_environment,
@@ -274,6 +276,7 @@ def _state_of_python() -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
+        # As text, since a comparison of the arrays in it has no single truth value.
         "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "threads": threading.active_count(),

@@ -18,6 +18,7 @@ from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 
+# One process runs all samples, and the tool slows each kernel down.
 SANITIZER_TIMEOUT_SECONDS = 240.0
 MOST_EDGE_SAMPLES = 12
 # Without the caching allocator each tensor is an allocation of its own, so that overruns are detected.

@@ -21,6 +21,7 @@ from shiplap.sampling.samples import Samples
 from shiplap.sharding.derive import known_rules, why_underivable
 from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
 
+# On three devices the shards of most sizes are unequal.
 MESH_SIZES = (2, 3, 4)
 
 
@@ -52,6 +53,7 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
             if problem:
                 return Observation(f"{rule}; shards of {list(sizes)}: {problem}", error=error)
             worst, looked = max(worst, error), [*looked, rule.name]
+    # All shard sizes may violate a precondition, such as a multiple of a tile.
     if not looked:
         return Observation(skip="no shard that the declaration admits")
     return Observation(error=worst, note=f"cut along {', '.join(dict.fromkeys(looked))}")

@@ -70,6 +70,7 @@ def _why_defaults_differ(op: Op, case: SampleCase) -> str:
     args: Any = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
     kept = tree_map(lambda t: t, args)
     positional, _ = op.spec.split(args)
+    # Arguments can only be left out at the end.
     cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))
     if any(a not in given for a in op.spec.args[:cut]) or any(a in given for a in op.spec.args[cut:]):
         return ""

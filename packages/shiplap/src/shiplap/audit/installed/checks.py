@@ -15,6 +15,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
 
+# A check needs new arguments for each call, since the op may write to them.
 Make = Callable[[], dict[str, Any]]
 
 
@@ -23,7 +24,7 @@ class NotApplicable(Exception):
 
 
 class MissingRegistration(Exception):
-    """Something that torch asks of an operator is not registered."""
+    """A registration that torch needs from an operator, such as a fake implementation, is missing."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
@@ -65,6 +66,7 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
             continue
         wide = torch.complex128 if a.dtype.is_complex else torch.float64
         a, b = a.to(wide), b.to(wide)
+        # Infinities are compared by their places, since their difference is NaN.
         finite = torch.isfinite(b)
         if not torch.equal(torch.isfinite(a), finite):
             return f"result {number}: other values are infinite or NaN"
@@ -129,6 +131,7 @@ def check_alias(op: Any, make: Make) -> str:
     """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
+    # Tensors without elements have no memory that could be shared.
     owners = {
         t.untyped_storage().data_ptr(): name
         for name, value in arguments.items()
@@ -162,6 +165,7 @@ def check_layout(op: Any, make: Make) -> str:
                 continue
             if problem := difference(result, expected):
                 return f"{name} {change.__name__} (equal values, other strides or offset): {problem}"
+    # An op may refuse strides, so that a refusal alone is no finding.
     if refused:
         raise NotApplicable(refused)
     return ""
@@ -195,6 +199,7 @@ def check_fake(op: Any, make: Make) -> str:
                 f"result {number}: the fake implementation returns {tuple(fake.shape)} {fake.dtype}, "
                 f"the kernel {tuple(true.shape)} {true.dtype}"
             )
+        # The stride of a dim of one element is never used.
         steps = [(a, b) for n, a, b in zip(true.shape, fake.stride(), true.stride(), strict=True) if n > 1]
         if true.numel() and any(a != b for a, b in steps):
             return f"result {number}: strides {fake.stride()} of the fake implementation, {true.stride()} of the kernel"
@@ -227,6 +232,7 @@ def check_gradient(op: Any, make: Make) -> str:
         raise NotApplicable("the op writes to an argument")
     arguments = map_tensors(make(), differentiable)
     inputs = [t for t in tensors_in(arguments) if t.requires_grad]
+    # Finite differences call the op twice for each value.
     if not inputs or sum(t.numel() for t in inputs) > 600:
         raise NotApplicable("no argument of floats, or too many values for finite differences")
     results = tensors_in(call_op(op, arguments))
@@ -292,6 +298,7 @@ def check_crash(op: Any, make: Make) -> str:
     return ""
 
 
+# The names are part of stored results and baselines.
 BY_NAME: dict[str, Callable[[Any, Make], str]] = {
     "repeat": check_repeat,
     "uninitialized": check_uninitialized,

@@ -94,6 +94,7 @@ def audit_installed_op(
         return InstalledOp(name, unreached=str(e))
     planned, crashes, reason = _plan_jobs(op, form, recorded, asked)
     result = _run_jobs(name, op, planned)
+    # A crash in the search is a finding, even if no call of the jobs crashes.
     if crashes and not any(f.check == "crash" for f in result.findings):
         result = replace(result, findings=(crashes[0], *result.findings))
     if not planned:
@@ -128,6 +129,7 @@ def _plan_jobs(
         tried: dict[str, str] = {}
         for event in stream_events(search, _LIMITS):
             if isinstance(event, ChildDeath):
+                # The next attempt must not end its process by the same call.
                 avoided.append(repr(tried))
                 if tried and _is_crash(event):
                     note = "arguments that the schema admits, drawn by a search"

@@ -15,6 +15,7 @@ from shiplap.dtypes import DTYPES, preferred
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
+# Schemas state no meaning of an argument, so its name has to suggest the values.
 _INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
 _OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
 _LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
@@ -254,6 +255,7 @@ def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, C
         if not isinstance(value, TensorRecipe) or not value.shape:
             continue
         if value.dtype in ("int64", "int32"):
+            # Far outside of each tensor, yet within 32 bits.
             for edge in (2**30, -(2**30)):
                 yield (
                     f"{field.name} = {edge}",

@@ -9,6 +9,7 @@ from typing import Any
 
 from shiplap.render.lines import Line, TextTable, line, list_first
 
+# Findings are shown in this order, the most harmful first.
 HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
 
 
@@ -87,6 +88,7 @@ class InstalledReport:
     def lines(self) -> Iterator[Line | TextTable]:
         """Yield the report as lines and a table for a terminal."""
         reached = [op for op in self.ops if op.calls]
+        # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
         head = f"{self.package} {self.version}: {len(self.ops)} ops, {len(reached)} reached"
         yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")

@@ -44,16 +44,19 @@ def search_calls(
             continue
         send({"kind": "try", "texts": texts})
         if refusal := why_refused(op, call):
+            # No change of the arguments gives the op a kernel for the CPU, so the search ends.
             if NO_KERNEL in refusal:
                 send({"kind": "unreached", "reason": f"no kernel for the CPU: {refusal}"[:160]})
                 return []
             draws.hint(refusal)
+            # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
             if refusal_form(refusal) not in forms:
                 forms.add(refusal_form(refusal))
                 frontier.append(call)
             continue
         kind = repr([(n, t.dtype, len(t.shape)) for n, t in call.tensors()])
         frontier.append(call)
+        # Few calls are wanted, so those that repeat known dtypes and ranks are mostly dropped.
         if kind not in kinds or draws.random.random() < 0.1:
             kinds.add(kind)
             found.append(call)

@@ -103,8 +103,8 @@ class CAbiImplementation(Implementation):
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the texts on which the kernel's identity in caches depends: the declared function, and the digest of
-        the library's content.
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the declared function, and the
+        digest of the library's content.
         """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
@@ -232,7 +232,9 @@ class CKernel(CFunctionKernel):
         function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
-            """Measure the C function on ``args`` with the clock, then call it once and return its status."""
+            """Measure the C function on its arguments ``args`` with the clock, then call it once and return its
+            status.
+            """
             times[0] = clock(lambda: function(*args))
             return function(*args)
 
@@ -266,7 +268,9 @@ class CKernel(CFunctionKernel):
         refill, single, device = self._refill(call, outs), len(made) == 1, call.device
 
         def rerun(args: Args) -> Result:
-            """Return fresh outputs for ``args``, which differ from the first call's in their addresses alone."""
+            """Return fresh outputs of the C function for ``args``, the arguments of a call that differs from the first
+            one in addresses alone.
+            """
             results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
             refill(args, results)
             return results[0] if single else results
@@ -292,8 +296,8 @@ class CKernel(CFunctionKernel):
         free: list[CallFrame] = []
 
         def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
-            """Call the C function on ``args`` and ``given_outs`` in a frame that no other call uses. Raise its error if
-            it fails.
+            """Call the C function on ``args`` and into ``given_outs``, for a call that differs from the first one in
+            addresses alone. Raise SL211 or SL305 if it fails.
             """
             tensors, _ = pack(args)
             tensors += given_outs

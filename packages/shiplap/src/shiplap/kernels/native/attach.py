@@ -70,8 +70,8 @@ class OpEntrance(NativeEntrance):
         """
 
         def run(*args: Value, **kwargs: Value) -> Result:
-            """Return the result of ``execute``. Keep its error for this thread and pass the text to every library
-            before raising it on.
+            """Return the result of the wrapped Python implementation. An error is kept for this thread, passed as text
+            to every attached library, and raised on.
             """
             try:
                 return execute(*args, **kwargs)

@@ -74,8 +74,6 @@ def can_record(op: Op) -> bool:
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
     """Let the C++ library record the calls of ``op``. Return the library and the address of the op's route in it, or
     None where Python records: for other gradients, or without the library.
-
-    None for an op whose calls Python records, and where the library is not built.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
@@ -198,22 +196,22 @@ def _announce_hot_recording(op: Op) -> None:
     """Replace the function by which Python records calls of ``op`` by one that gives a notice at the 32nd call, of how
     to build the library.
     """
-    recorded, calls = op.record_plain_call, count(1)
+    recorded, calls = op._record_plain_call, count(1)
     # Wrapped already.
     if recorded is None or getattr(recorded, "__module__", None) == __name__:
         return
 
     def counted(*args: Any) -> Any:
         """Record one call in Python as before, and give the notice at the 32nd such call."""
-        if next(calls) == HOT_RECORDINGS and op.record_plain_call is counted:
-            op.record_plain_call = recorded
+        if next(calls) == HOT_RECORDINGS and op._record_plain_call is counted:
+            op._record_plain_call = recorded
             name = op.spec.name
             why = "the library that records them in C++ is not built for this release of torch"
             fix = f"Build it once: op.build() in Python, or 'shiplap build {name}' in a shell"
             notice(f"recorder {name}", f"Python records the gradients of {name}: {why}. {fix}")
         return recorded(*args)
 
-    op.record_plain_call = counted
+    op._record_plain_call = counted
 
 
 def _report_python_recording(op: Op, why: str) -> None:

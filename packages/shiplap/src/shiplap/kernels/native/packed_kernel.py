@@ -86,8 +86,6 @@ class PackedKernel(Kernel):
     def why_not_packaged(self, call: Binding) -> str:
         """Return the reason why a package without Python cannot hold the kernel for ``call``, or an empty text if it
         can.
-
-        Empty if it can.
         """
         if self.supports is not None:
             return f"{self.name}, whose supports= is asked by Python on {self.device}"

@@ -62,7 +62,7 @@ class LateErrors:
         """Return the address of the error word of ``device``, for a launch. Raise SL211 first if the word holds an
         error of an earlier launch.
         """
-        memory, value = self._words.get(device) or self._new(device)
+        memory, value = self._words.get(device) or self._allocate_word(device)
         # A plain read of host memory: the device is not waited for.
         if value.value:
             self.poll(device)
@@ -70,10 +70,10 @@ class LateErrors:
 
     def address(self, device: torch.device) -> int:
         """Return the address of the error word of ``device`` without reading the word."""
-        memory, _ = self._words.get(device) or self._new(device)
+        memory, _ = self._words.get(device) or self._allocate_word(device)
         return memory.data_ptr()
 
-    def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
+    def _allocate_word(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
         """Return the error word of ``device``, allocated if there is none: its memory, and a view of its value."""
         with outside_modes():
             memory = self.memory(device)
@@ -88,7 +88,7 @@ class LateErrors:
 
     def poll(self, device: torch.device) -> None:
         """Raise SL211 if a finished kernel on ``device`` met a bad value. Each error is raised once."""
-        _, value = self._words.get(device) or self._new(device)
+        _, value = self._words.get(device) or self._allocate_word(device)
         told = value.value
         if told:
             # Cleared first, so that the error is raised once.

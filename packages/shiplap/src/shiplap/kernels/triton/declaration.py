@@ -120,8 +120,8 @@ class TritonLaunches(Implementation, ProgramSource):
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield what the kernel's identity in caches depends on, as pairs (text, value): the steps in order, each with
-        its arguments, and the named integers.
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the steps in order, each with its
+        arguments, and the named integers.
         """
         yield f"program {self._values}", None
         for step in self._steps:
@@ -201,8 +201,8 @@ class LateLaunches(Implementation, ProgramSource):
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the text on which the kernel's identity in caches depends: a digest of the files of the module's
-        folder, which needs no import.
+        """Yield one pair (text, None) on which the kernel's identity in caches depends: a digest of the files of the
+        module's folder, which needs no import.
         """
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 

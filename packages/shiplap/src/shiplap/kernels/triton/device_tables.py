@@ -45,12 +45,12 @@ class DeviceTable:
                     what="a table of the kernel is not on the device yet",
                     fix="call the op once with tensors of these sizes, then capture",
                 )
-            table = self._make(env, device)
+            table = self._build_table(env, device)
         if capturing:
             self.captured.setdefault(id(table), table)
         return table
 
-    def _make(self, env: Env, device: torch.device) -> Tensor:
+    def _build_table(self, env: Env, device: torch.device) -> Tensor:
         """Build the table of these sizes, keep it and return it. Earlier tables are dropped where ``build`` reads other
         sizes than before, or where there are too many.
         """
@@ -93,7 +93,7 @@ class _TrackedSizes(Mapping[str, EnvValue]):
         return iter(self.env)
 
     def __len__(self) -> int:
-        """Return the number of names."""
+        """Return the number of all sizes, read or not."""
         return len(self.env)
 
 

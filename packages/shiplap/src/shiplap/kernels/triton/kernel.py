@@ -98,7 +98,7 @@ class LaunchedKernel(CFunctionKernel):
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
-        """Launch with the compile-time values of a config from now on."""
+        """Use the compile-time values of a config, by name, for launches from now on."""
         super().configure(values)
         self.config_values = dict(values)
 
@@ -199,6 +199,7 @@ class LaunchedKernel(CFunctionKernel):
         """
         form, number = self.native, -1
         for step in form.program.steps:
+            # A launch that is left out counts as well: the number is its place in the program.
             number += isinstance(step, KernelLaunch)
             if step.when is not None and not step.when(numbers):
                 continue

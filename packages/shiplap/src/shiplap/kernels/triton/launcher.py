@@ -63,7 +63,7 @@ class Launcher:
         self.__module__ = getattr(kernel, "__module__", __name__)
         self.__qualname__ = getattr(kernel, "__qualname__", type(kernel).__qualname__)
         self.compiled_by_key: dict[tuple[Any, ...], Any] = {}
-        self.hash: Any = None  # of the source that all of `found` was compiled from
+        self.hash: Any = None  # of the source that all of `compiled_by_key` was compiled from
         self._launch: Callable[..., Any] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
@@ -312,6 +312,7 @@ def _argument_key_source(a: str, ordinary: str) -> list[str]:
     Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
     other values on their type.
     """
+    # Exact types, since a bool is an instance of int, and Triton has another type for it.
     return [
         f"    _k_{a} = type({a})",
         f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",

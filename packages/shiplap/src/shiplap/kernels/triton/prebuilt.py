@@ -162,10 +162,8 @@ def find_prebuilt_form(
 
 @cache
 def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
-    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests, empty where there is no index or
-    none that can be read.
-
-    Empty where there is none, or none that can be read, which a notice reports.
+    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests. Empty where there is no index,
+    or none that can be read, which a notice reports.
     """
     if not (folder / INDEX).is_file():
         return {}

@@ -348,7 +348,7 @@ class _LaunchReader:
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
         """Return the error SL619 for a kernel that no generated launcher can launch, with the way around it."""
-        fix = "write a Python function that launches the kernel with triton_launcher, and bind that function"
+        fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 

@@ -196,6 +196,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
     if not made:
         raise error("SL405", where="shiplap_record", got=_binding_message(binding), expected="a recording")
     owner = _RecordingOwner(binding, made, recording)
+    # The C function also takes the output, and None for each tensor that this op has not.
     size = next(n for n in REPLAY_TENSOR_COUNTS if n > len(places))
     addresses = [*(f"args[{i}].data_ptr()" for i in places), "out.data_ptr()", *["None"] * (size - len(places) - 1)]
     scope: dict[str, object] = {
@@ -209,6 +210,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
         "device": out.device,
     }
     lines = [
+        # The default value keeps the recording alive as long as the function.
         "def rerun(args, owner=owner):",
         "    out = empty(shape, dtype=dtype, device=device)",
         f"    if replay(made, {', '.join(addresses)}): failed()",
@@ -225,7 +227,7 @@ class _RecordingOwner:
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
-        """Free the recording that C++ holds."""
+        """Free the recorded launches that the C++ library holds for this object."""
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 
@@ -299,8 +301,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of ``plain`` for ``args``. From the 32nd call on, look now and then for the compiled
-        library, and drop derived choices once it is there.
+        """Return the result of the call ``args``, launched from Python. From the 32nd call on, look now and then for
+        the compiled library, and drop derived choices once it is there.
         """
         number = next(_replay_state.calls)
         if (

@@ -252,7 +252,7 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
             where=f"Triton kernel {facts.name}",
             got=f"it needs {needed}",
             expected="a kernel that one plain launch runs",
-            fix="write a Python function that launches the kernel with triton_launcher, and bind that function",
+            fix="write a Python function that launches it as kernel[grid](...), and bind that function",
         )
     return Cubin(number, architecture, key, compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared)
 

@@ -90,7 +90,7 @@ class TemplateKernel(Kernel):
         self._run: RunTemplate | None = None
 
     def configure(self, values: Values) -> None:
-        """Render with the values of a config from now on."""
+        """Use the values of a config, by name, for the kernels that are rendered from now on."""
         self.values = values
         self._reset()
 
@@ -141,6 +141,7 @@ class TemplateKernel(Kernel):
         numbers, each = itertools.count(), list[object]()
         for tensor, shape, strides in kept.tensors:
             each += [None if tensor is None else replay.BroughtTensor(next(numbers)), shape, strides]
+        # With split-K the kernel stores partial sums, and the second launch adds them into the result.
         stored = result if kept.sums is None else target
         given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
@@ -223,13 +224,13 @@ class TemplateKernel(Kernel):
         kernel = self._firsts.get(key)
         if kernel is None:
             # supports= may be slow, and equal calls have one answer.
-            kernel = _clear_when_full(self._firsts)[key] = self._first(call)
+            kernel = _clear_when_full(self._firsts)[key] = self._first_config(call)
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
-    def _first(self, call: Binding) -> Config | str:
+    def _first_config(self, call: Binding) -> Config | str:
         """Return the first config of the template that serves the call, or the reason why none does."""
         env, reason = _env_for_template(call.env), ""
-        takes = self._takes(call, env)
+        takes = self._config_refusal(call, env)
         for values in self.template.candidates(env):
             if not (why := takes(values)):
                 return Config.of(values)
@@ -243,11 +244,11 @@ class TemplateKernel(Kernel):
         key = self._key(call)
         reason = self._refusals.get(key)
         if reason is None:
-            reason = self._takes(call, _env_for_template(call.env))(self.values)
+            reason = self._config_refusal(call, _env_for_template(call.env))(self.values)
             _clear_when_full(self._refusals)[key] = reason
         return reason
 
-    def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
+    def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
         """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
         text.
         """
@@ -256,7 +257,7 @@ class TemplateKernel(Kernel):
             return lambda values: "Triton is not installed"
         if 0 in declared_output_shape(self.spec.outputs[0], call.env):
             return lambda values: ""  # nothing to compute
-        supports, given = self.template.supports, self._given(call)
+        supports, given = self.template.supports, self._tensor_arguments(call)
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
         def reason(values: Values) -> str:
@@ -274,7 +275,7 @@ class TemplateKernel(Kernel):
         """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it (rows that start
         at 16 bytes), or an empty text.
         """
-        present = self._present(call)
+        present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
                 continue
@@ -283,15 +284,15 @@ class TemplateKernel(Kernel):
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
         return ""
 
-    def _given(self, call: Binding) -> dict[str, Tensor]:
+    def _tensor_arguments(self, call: Binding) -> dict[str, Tensor]:
         """Return the tensor arguments of a call that are not None, by name."""
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
-    def _present(self, call: Binding) -> dict[str, Tensor]:
+    def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
         """Return the tensors that the template reads, by name: arguments, copied where a dim has to be adjacent in
         memory, then tables.
         """
-        given = {name: t for name, t in self._given(call).items() if name in self.words}
+        given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
                 given[name] = adjacent_along(given[name], axis)
@@ -323,6 +324,7 @@ class TemplateKernel(Kernel):
             **values,
         }
         ranks = {k: t.dim() for k, t in present.items()}
+        # A constant that the template does not name is left out, so that calls that differ in it alone share a text.
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
         out_rank = len(declared_output_shape(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide
@@ -375,7 +377,9 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
-        """Return a fresh output for ``args``, which differ from the first call's in their addresses alone."""
+        """Return a fresh output of the template for ``args``, the arguments of a call that differs from the recorded
+        one in addresses alone.
+        """
         # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
             with torch.cuda.device(device):

@@ -125,7 +125,7 @@ class CallPrinter:
         """Return the lines of ``body`` behind calls of the check functions, in a function with the op's own parameters.
         The sizes that the body reads are assigned.
 
-        The sizes that the body reads are kept. ``memory``: whether arguments may share none, which fakes do not tell.
+        ``memory``: whether arguments may share none, which fakes do not tell.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}
@@ -148,7 +148,7 @@ class CallPrinter:
 
     def expression(self, expr: Expr) -> str:
         """Return a declared expression as Python, in the variables of a function with the op's own parameters."""
-        (text,) = self._bring([declared_value(expr, self.plan.names).python])
+        (text,) = self._copy_called([declared_value(expr, self.plan.names).python])
         return _replace_words(text, self._parameters)
 
     @property
@@ -158,7 +158,7 @@ class CallPrinter:
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
         """Return a declared expression as Python, with ``variable(name)`` in place of each name."""
-        (text,) = self._bring([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
+        (text,) = self._copy_called([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
         return text
 
     def lines(self, steps: Block | Sequence[Step]) -> list[str]:
@@ -168,9 +168,9 @@ class CallPrinter:
         writer.write(steps)
         fixed = {f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete}
         constants = {name: _constant_text(value) for name, value in (writer.constants | fixed).items()}
-        return self._bring([_replace_words(line, constants) for line in writer.lines])
+        return self._copy_called([_replace_words(line, constants) for line in writer.lines])
 
-    def _bring(self, lines: Iterable[str]) -> list[str]:
+    def _copy_called(self, lines: Iterable[str]) -> list[str]:
         """Return generated lines with the names under which the functions that they call are copied or imported."""
         scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
         for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):

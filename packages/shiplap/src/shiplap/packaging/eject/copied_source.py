@@ -154,8 +154,10 @@ class SourceCopy:
         # Before its body is followed, so that a recursive function ends here.
         self._names[name] = plain
         source, node = self._definition(plain)
-        self._use(source, _global_names(plain.__code__), plain.__globals__)
-        self._use(source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__)
+        self._bind_globals(source, _global_names(plain.__code__), plain.__globals__)
+        self._bind_globals(
+            source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__
+        )
         # After what it uses, which must be defined first.
         self.blocks.append(_plain_definition(source, node, name))
         return name
@@ -214,7 +216,7 @@ class SourceCopy:
                 return source, node
         raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
 
-    def _use(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
+    def _bind_globals(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
         """Bind, in the new module, those of ``names`` that copied code reads from its globals ``world``."""
         for name in names:
             # A module has names of its own for some that it does not define, such as __name__.
@@ -263,7 +265,7 @@ class SourceCopy:
         own = ast.parse(ast.unparse(statement)).body[0]
         if isinstance(own, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)):
             own = _WithoutAnnotations().visit(own)
-        self._use(source, list(_free_names(ast.unparse(own))), world)
+        self._bind_globals(source, list(_free_names(ast.unparse(own))), world)
         # The author's text is kept where it needs no change.
         plain = ast.unparse(own) if _mentions_own_package(statement, world) else source.text(statement)
         self.blocks.append(plain)

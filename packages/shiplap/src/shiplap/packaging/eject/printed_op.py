@@ -89,7 +89,7 @@ class PrintedOp:
             self._define()
         self._implement(
             "default",
-            [f"result = {self._call(reference)}", *self._wrote(), *self._returns("result")],
+            [f"result = {self._call(reference)}", *self._write_marks(), *self._returns("result")],
             f"_{self.stem}_by_reference",
         )
         for device, kernels in self.kernels.items():
@@ -176,7 +176,7 @@ class PrintedOp:
         given = [f"{a.name}={a.name}" if a.keyword_only else a.name for a in self.spec.args]
         return f"{function}({', '.join(given)})"
 
-    def _wrote(self) -> list[str]:
+    def _write_marks(self) -> list[str]:
         """Return the lines that call ``support.written`` for each argument that the op writes to, so that autograd
         counts the write.
         """
@@ -192,9 +192,9 @@ class PrintedOp:
         if self.spec.returned:  # the reference returns the arguments that it wrote to, too
             places = [i for i, r in enumerate(self.spec.returns) if not r.alias]
             result = f"({''.join(f'{result}[{i}], ' for i in places)})" if len(places) > 1 else f"{result}[{places[0]}]"
-        return self._checked(f"support.owned({result}{', ' + tensors if tensors else ''})")
+        return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
-    def _checked(self, results: str) -> list[str]:
+    def _checked_return(self, results: str) -> list[str]:
         """Return the lines that return the expression ``results`` after a check of data-dependent sizes."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
@@ -235,7 +235,7 @@ class PrintedOp:
             if not condition:
                 break
         else:
-            body += [f"result = {self._call(f'{self.stem}_reference')}", *self._wrote(), *self._returns("result")]
+            body += [f"result = {self._call(f'{self.stem}_reference')}", *self._write_marks(), *self._returns("result")]
         name = f"_{self.stem}_on_{device}"
         self._implement(device, body, name)
         if any(isinstance(k, LaunchedKernel) for k in kernels) and device == "cuda" and "cpu" not in self.kernels:
@@ -278,19 +278,19 @@ class PrintedOp:
         given += [f"{k}={literal(v)}" for k, v in (config.items if config is not None else ())]
         wrote = [f"support.written({n}, {names[n]})" for n in self.spec.mutated]
         if not kernel.out_style:
-            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._made("result")]
+            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._kernel_return("result")]
         given += [f"{o}=t_{o}" for o in kernel.outputs]
         outs = ", ".join(f"t_{o}" for o in kernel.outputs)
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
-    def _made(self, result: str) -> list[str]:
+    def _kernel_return(self, result: str) -> list[str]:
         """Return the lines that return what a kernel has returned in the variable ``result``, with results that are
         views of arguments copied.
         """
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
-        return self._checked(f"support.owned({result}, {tensors})")
+        return self._checked_return(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
         """Return the lines that allocate the scratch memory of a kernel as ``scratch``."""
@@ -385,7 +385,9 @@ class PrintedOp:
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
-            """Return the Python expression for a constant, a fact of a tensor, a named integer, a scalar or a size."""
+            """Return the Python expression for ``name``: a constant, a fact of a tensor, a named integer, a scalar or a
+            size.
+            """
             if name in fixed:
                 return fixed[name]
             if (fact := parse_fact(name)) is not None and name not in scalars:

@@ -36,10 +36,12 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
         "compared": not spec.draws and not spec.unordered,
     }
     if op.sampler is None:
-        return row | {"cases": [{"args": [_row(v) for v in case.args]} for case in islice(_cases(op), CASES)]}
+        return row | {
+            "cases": [{"args": [_argument_as_json(v) for v in case.args]} for case in islice(_cases(op), CASES)]
+        }
     row["samples"] = copy.function(inspect.unwrap(op.sampler), f"{spec.stem}_samples")
-    row["defaults"] = [_row(a.default) if a.has_default else None for a in spec.args]
-    return row | {"cases": [_sized(op, case) for case in islice(_cases(op), 2)]}
+    row["defaults"] = [_argument_as_json(a.default) if a.has_default else None for a in spec.args]
+    return row | {"cases": [_builder_sizes(op, case) for case in islice(_cases(op), 2)]}
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
@@ -57,7 +59,7 @@ def _cases(op: Op) -> Iterator[SampleCase]:
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among ``values`` and in lists there, in order."""
+    """Yield the tensors among ``values``, and those in lists among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -65,7 +67,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
+def _builder_sizes(op: Op, case: SampleCase) -> dict[str, Any]:
     """Return the sizes, scalars and the dtype of a sample that the op's sample builder is called with, JSON-ready."""
     floats = [n for n in dict(case.recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     recipe = {**{a.name: a.default for a in op.spec.scalars if a.has_default}, **dict(case.recipe.scalars)}
@@ -75,12 +77,12 @@ def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
     return {"sizes": plain, "dtype": floats[0] if floats else "float32"}
 
 
-def _row(value: Any) -> Any:
+def _argument_as_json(value: Any) -> Any:
     """Return an argument of a test case in JSON-ready form: a tensor with dtype, shape and data, a plain value, or the
     text of another value.
     """
     if isinstance(value, (list, tuple)):
-        return [_row(v) for v in value]
+        return [_argument_as_json(v) for v in value]
     if isinstance(value, Tensor):
         flat = value.detach().contiguous()
         # JSON has no complex numbers, and a double holds every narrower floating-point number.

@@ -101,8 +101,8 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge independent calls of the graph that have the same key, and yield a match or near miss for each
-        group.
+        """Merge independent calls of the graph that have the same key. Yield the match of each merged group, and near
+        misses (place and reason) where calls of one key stay apart.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -144,8 +144,8 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return the near miss of the call ``node``, which the node ``because`` keeps from being merged with
-        ``members``.
+        """Return the record that the call ``node`` was not merged with ``members``, since the node ``because`` keeps it
+        from that.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
@@ -156,7 +156,9 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return a near miss at ``node`` with the reason, in which all of ``members`` count as fitting."""
+        """Return the record that the call ``node`` was not merged, with obstacle and reason, in which all of
+        ``members`` count as fitting.
+        """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)
 

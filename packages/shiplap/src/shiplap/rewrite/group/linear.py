@@ -93,8 +93,8 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key of the sizes and dtypes of input and weight of a linear layer and whether it has a bias, or None
-        for other calls.
+        """Return a key that is equal for linear layers of one shape: sizes and dtypes of input and weight, and whether
+        there is a bias. None for other calls.
         """
         linear = linear_operands(node)
         if linear is None:
@@ -103,13 +103,13 @@ class StackedLinears(GroupRewrite):
         return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return :func:`_batched_linears` and its arguments, the operands of all members."""
+        """Return a function that computes all layers as one ``bmm``, and its arguments, the operands of all members."""
         xs, weights, biases = _operands_by_kind(members)
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking operands, or the reason against merging layers that
-        share an input.
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or the
+        reason, as text, against merging layers that share an input.
         """
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
@@ -125,7 +125,9 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of independent linear layers on the entries of one tensor, in and out of order."""
+        """Yield programs on which the rewrite is proven: functions of independent linear layers on the entries of one
+        tensor, in and out of order.
+        """
         kinds = (
             (3, True, (3,), _layers_of_entries),
             (2, False, (2, 2), _layers_of_entries),
@@ -182,20 +184,24 @@ class WideLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key of the input of a linear layer, whether it has a bias and the dtype of its weight, or None for
-        other calls.
+        """Return a key that is equal for linear layers of one input: that input, whether there is a bias, and the dtype
+        of the weight. None for other calls.
         """
         linear = linear_operands(node)
         # The input itself is in the key: only layers of one input have one product.
         return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return :func:`_wide_linear` and its arguments: the shared input, the weights and the biases."""
+        """Return a function that computes all layers as one product, and its arguments: the shared input, the weights
+        and the biases.
+        """
         xs, weights, biases = _operands_by_kind(members)
         return _wide_linear, (xs[0], weights, biases)
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of joining weights and splitting the result."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining weights and splitting
+        the result.
+        """
         _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.
         moved = [n for n in (*weights, *biases) if not is_folded(n)]
@@ -209,7 +215,9 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of several linear layers of one input, with and without biases."""
+        """Yield programs on which the rewrite is proven: functions of several linear layers of one input, with and
+        without biases.
+        """
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)
             weights = [torch.randn(n, 8) / 8 for n in sizes]
@@ -234,7 +242,9 @@ def _make_projections(count: int, bias: bool) -> Any:
     """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of all layers of ``x``, each behind a tanh."""
+        """Return the results of all linear layers of ``x``, each behind a tanh. ``parameters`` are the weights, then
+        the biases if there are any.
+        """
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))
 

@@ -58,7 +58,9 @@ class JoinedCalls(GroupRewrite):
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the properties of the op's arguments that calls to be joined must share, or None for other calls."""
+        """Return a key that is equal for calls of the op whose joined arguments differ at most in the size along the
+        joined dim, and whose other arguments are the same. None for other calls.
+        """
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
         return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
@@ -73,7 +75,9 @@ class JoinedCalls(GroupRewrite):
         return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of joining arguments and splitting results."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining arguments and splitting
+        results.
+        """
         parts = [
             v
             for m in members
@@ -86,8 +90,8 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of three calls of the op each, with values of their own, so that exchanged results would be
-        noticed.
+        """Yield programs on which the rewrite is proven: functions of three calls of the op each, with values of their
+        own, so that exchanged results would be noticed.
         """
         samples = Samples(self.op, 0)
         # Absent arguments change which arguments are joined.
@@ -156,8 +160,8 @@ def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> C
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the sine of each call's result. The tensors fill the places of tensors in ``shared`` and ``own``, in
-        order.
+        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, then those
+        of each call.
         """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]

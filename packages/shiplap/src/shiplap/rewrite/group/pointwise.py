@@ -29,8 +29,8 @@ class StackedChains(GroupRewrite):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key of the steps of the pointwise chain that ends at a node, or None where no chain of two or more
-        ends there.
+        """Return a key that is equal for chains of the same pointwise steps, for the chain that ends at ``node``. None
+        where no chain of two or more ends there.
         """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
@@ -54,8 +54,8 @@ class StackedChains(GroupRewrite):
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking operands, or a reason where the code generator fuses
-        independent loops anyway.
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or a reason,
+        as text, where the code generator fuses independent loops anyway.
         """
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -66,14 +66,16 @@ class StackedChains(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of four independent chains of pointwise operators."""
+        """Yield programs on which the rewrite is proven: functions of four independent chains of pointwise
+        operators.
+        """
         for rows in ((3, 8), (5,)):
             yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
 
 
 def _is_dense_pointwise(node: Node) -> bool:
-    """Whether ``node`` is a pointwise call whose result and operands are contiguous or of one shape, so that it can be
-    stacked.
+    """Whether ``node`` is a pointwise call whose result is contiguous and whose operands all have the shape of the
+    result, so that it can be stacked.
     """
     held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
@@ -141,7 +143,9 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
-        """Return the chain's results for the members, computed once on stacked operands."""
+        """Return a result for each member, computed once on stacked ``operands``, a list of members' tensors for each.
+        ``own`` says which results must not share memory.
+        """
         # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
         made: dict[Node, Tensor] = {}

@@ -75,7 +75,7 @@ class AttentionRewrite(Rewrite):
         """The digest of the code that finds and replaces attention, and of the two options."""
         of = code_digest(
             AttentionRewrite.apply,
-            AttentionRewrite._at,
+            AttentionRewrite._replace_attention,
             follow_scores,
             _call_fused_attention,
             _follow_weights,
@@ -87,7 +87,9 @@ class AttentionRewrite(Rewrite):
         return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: attention as models spell it."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: attention as models spell
+        it.
+        """
         return attention_programs()
 
     def may_match(self, graph: Graph) -> bool:
@@ -102,15 +104,15 @@ class AttentionRewrite(Rewrite):
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_attention(graph, node)
                 except RewriteObstacle as e:
                     outcome = self.near_miss(e, of=3)
                 if outcome is not None:
                     yield outcome
 
-    def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Return the outcome at one softmax: a match, a near miss, or None where it belongs to no attention. Raises
-        ``RewriteObstacle`` at an attention with a difference.
+    def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
+        """Replace the attention around one softmax and return the match, a near miss where it stays, or None for a
+        softmax of no attention. Raise ``RewriteObstacle`` for an attention with a difference.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -218,8 +220,8 @@ class _WeightedValues:
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
-        """Return the rescaling of the product by the part of each row that a sink leaves of ``scores``, or None where
-        there is none.
+        """Return the product together with its rescaling by ``sigmoid(logsumexp(scores) - sink)``, which has the effect
+        of an attention sink, or None where it is not so rescaled.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.find_rescaled_product(self.out, scores) if plain else None
@@ -234,8 +236,8 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` where other columns are dropped from the weights than were joined to the scores as a
-    sink, or scores are changed after that.
+    """Raise ``RewriteObstacle`` unless the columns that an attention sink (extra logits) joins to the scores last are
+    just those that are dropped from the weights. Two sinks are refused too.
     """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)

@@ -16,7 +16,7 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention with a factor on the scores and an added mask."""
+    """Return attention whose scores are multiplied by a factor and masked by an added ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
@@ -82,7 +82,9 @@ def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) ->
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention with a column of sink logits in the softmax, whose weights are dropped."""
+    """Return attention with an attention sink: a column of logits ``sink`` is joined to the scores before the softmax,
+    and its weights are dropped after that.
+    """
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
     scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
     weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
@@ -90,7 +92,9 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
 
 
 def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention without a sink column, rescaled by the share of weights that the sink leaves."""
+    """Return attention times ``sigmoid(logsumexp(scores) - sink)``, the share of weight that a sink column would leave
+    to the keys.
+    """
     scores = torch.matmul(q, k.transpose(2, 3)) * by + mask
     left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
     out = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v

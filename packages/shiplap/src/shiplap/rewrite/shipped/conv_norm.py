@@ -79,7 +79,9 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
-        """Keep the convolution and the options of the rewrite."""
+        """Keep the convolution, the programs of its proof and the options of the rewrite, and prepare patterns of the
+        norms that are written out.
+        """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
             dtype: (fn, PatternSamples(fn, PatternSignature(f"{name}_norm", fn), (), None))
@@ -113,7 +115,7 @@ class FoldedNorm(Rewrite):
     @property
     def digest(self) -> str:
         """The digest of the rewrite's code, operator, given functions and options."""
-        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
+        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_fold_norm", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
         parts = [code_digest(*own, _fold_parameters, *given)]
@@ -121,19 +123,21 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of a convolution with a norm behind it, on which the rewrite is proven."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: a convolution with a norm
+        behind it.
+        """
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Fold each batch norm behind a convolution of ``graph`` into its weights, and yield matches and near
-        misses.
+        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield the match of
+        each, or a near miss (place and reason) where that is not possible.
         """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
             return
         for norm in list(self._norms(graph)):
             if self._is_conv(norm.x):
-                yield self._at(graph, norm)
+                yield self._fold_norm(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
         """Whether ``node`` is a call of the convolution."""
@@ -171,8 +175,10 @@ class FoldedNorm(Rewrite):
                     yield _NormAfterConv(node, x, tuple(fit.replaced), tuple(statistics))
                     break
 
-    def _at(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
-        """Return the match or near miss at one norm behind a convolution."""
+    def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
+        """Fold one norm into the convolution before it and return the match, or return the near miss with the reason
+        why it stays.
+        """
         conv: Node = norm.x
         named = canonical_arguments(conv)
         if norm.batch:
@@ -217,7 +223,7 @@ class FoldedNorm(Rewrite):
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a near miss of this rewrite at ``node``."""
+        """Return the record that a norm stays unfolded: the place ``node``, the kind of obstacle and the reason."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
@@ -263,7 +269,7 @@ def _conv_norm_programs() -> Iterator[Program]:
             padding: Any = padding,
             groups: int = groups,
         ) -> Tensor:
-            """Return the evaluated batch norm of a convolution."""
+            """Return the evaluated batch norm of ``conv2d`` of ``x``, with the bias ``b`` if given."""
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)

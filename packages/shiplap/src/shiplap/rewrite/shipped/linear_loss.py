@@ -86,28 +86,34 @@ class LinearLoss(Rewrite):
     @property
     def digest(self) -> str:
         """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
-        return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
+        return short_digest(
+            code_digest(LinearLoss.apply, LinearLoss._replace_loss, _find_layer, self.loss), self.always
+        )
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: losses of linear layers as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: losses of linear layers as
+        models spell them.
+        """
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the losses of linear layers in ``graph``, and yield matches and near misses."""
+        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a match for
+        each, or a near miss (place and reason) where one stays.
+        """
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_loss(graph, node)
                 except RewriteObstacle as e:
                     if _has_layer_above(e.node):
                         yield self.near_miss(e, of=2)
                 else:
                     yield outcome
 
-    def _at(self, graph: Graph, node: Node) -> Outcome:
-        """Return the outcome at the loss ``node``. Raises the ``RewriteObstacle`` on the way to its layer, or for a
-        small loss.
+    def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
+        """Replace the loss ``node`` and the linear layer before it in the graph, and return the match. Raise the
+        ``RewriteObstacle`` met on the way from the loss to its layer, or that of a small loss.
         """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
@@ -170,17 +176,17 @@ def _find_layer(node: Node) -> _LossOfLayer:
     if torch_call_name(node) == "nll_loss":
         if torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
             raise RewriteObstacle(at, "operator", f"{name_and_operator(at)} is no log_softmax over the classes")
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = tensor_argument(at)
     numbers: list[float] = []  # the factors so far, from the loss upward
     while not _reads_layer(found, at):
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = _step_above(found, at, numbers)
     _read_numbers(found, at, numbers)
     return found
 
 
-def _take(found: _LossOfLayer, at: Node) -> None:
+def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
     """Add ``at`` to the nodes that are replaced. Raises ``RewriteObstacle`` where another node reads it."""
     for reader in at.users:
         if reader not in found.nodes:
@@ -196,7 +202,7 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
         return False
     if found.class_dim != fake_value(at).dim() - 1:
         raise RewriteObstacle(at, "shape", "the loss is over another dim than the classes of the layer")
-    _take(found, at)
+    _add_replaced_call(found, at)
     found.layer = canonical_arguments(at)
     return True
 

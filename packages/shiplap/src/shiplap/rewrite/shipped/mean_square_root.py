@@ -64,16 +64,14 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake value of the tensor that is squared."""
+        """The fake value (shape, dtype and device without data) of the tensor that is squared."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
-    """Return the root of a mean of squares that ``node`` computes, the obstacle where it is not that of an RMS norm, or
-    None for any other node.
-
-    None stands for any other node, and for one of which a further root is taken.
+    """Return the root of a mean of squares that ``node`` computes, or the obstacle where it is not that of an RMS norm.
+    None for any other node, and for one of which a further root is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -130,6 +128,7 @@ def _base_of_summed_square(node: Any) -> Node | None:
     given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
     if name == "einsum":
         formula, *rest = given
+        # torch.einsum accepts its operands in one list, too.
         given = [n for g in rest for n in as_list(g)]
         left, _, out = str(formula).replace(" ", "").partition("->")
         first, _, second = left.partition(",")

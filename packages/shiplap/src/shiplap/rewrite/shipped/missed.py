@@ -77,7 +77,7 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
     """Return one obstacle that names all differences between ``region`` and an attention, in the order in which they
     are computed. ``above`` and ``below`` say whether attention has a call there.
 
-    All differences are named, in the order in which they are computed. The line is that of the first.
+    The line is that of the first difference.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.

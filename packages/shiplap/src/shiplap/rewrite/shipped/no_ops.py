@@ -43,7 +43,9 @@ class NoOps(Rewrite):
                 )
 
     def programs(self) -> Iterator[Program]:
-        """Return the program of the proof, which has a cast and a dropout."""
+        """Yield the one program, a function with a cast and a dropout that change nothing, on which the rewrite is
+        proven.
+        """
         yield Program(_run_idle_calls, (torch.randn(3, 4),), "a cast and a dropout")
 
 

@@ -110,7 +110,7 @@ def _broadcasts_to(by: Node, scaled: Node) -> bool:
 
 
 def _is_size_one(size: Any) -> bool:
-    """Whether a size is known to be 1."""
+    """Whether a size, a number or a symbolic size, is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
@@ -216,6 +216,7 @@ def _explain_normalize(node: Node) -> RewriteObstacle | None:
     while at is not None and keeps_values(at):
         at = single_user(at)
     scaled = tensor_and_factor(at) if at is not None else None
+    # The factor is sqrt(n) rounded to a float, so its square is not quite n.
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None

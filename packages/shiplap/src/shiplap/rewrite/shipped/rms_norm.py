@@ -63,7 +63,7 @@ class RmsNorm(Rewrite):
         """The digest of the code that finds and replaces RMS norms."""
         return code_digest(
             RmsNorm.apply,
-            RmsNorm._at,
+            RmsNorm._replace_norm,
             find_mean_square_root,
             _find_scaling_call,
             _find_later_weight,
@@ -72,7 +72,9 @@ class RmsNorm(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: RMS norms as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: RMS norms as models spell
+        them.
+        """
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
@@ -81,7 +83,7 @@ class RmsNorm(Rewrite):
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             squares = find_mean_square_root(node)
-            outcome = self._at(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
+            outcome = self._replace_norm(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
             if isinstance(outcome, RewriteObstacle):
                 if is_root_not_reciprocal(node):  # that of an error or a deviation may be meant: what reads it decides
                     continue
@@ -101,8 +103,10 @@ class RmsNorm(Rewrite):
         miss.fitting = 3
         return self.near_miss(miss, of=5)
 
-    def _at(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
-        """Return the match or near miss at one root of a mean of squares, or the obstacle of its scaling."""
+    def _replace_norm(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
+        """Replace the RMS norm around one root of a mean of squares, and return the match or near miss, or the obstacle
+        of its scaling.
+        """
         nodes = list(squares.nodes)
         scaled = _find_scaling_call(squares, nodes)
         if isinstance(scaled, RewriteObstacle):

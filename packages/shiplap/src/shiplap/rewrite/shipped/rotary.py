@@ -111,7 +111,7 @@ class Rotary(Rewrite):
         """The digest of the code that finds and replaces rotations, and of the option."""
         of = code_digest(
             Rotary.apply,
-            Rotary._at,
+            Rotary._replace_rotation,
             PairRotation.__call__,
             PairRotation._pair,
             _RotaryReplacement.__call__,
@@ -120,7 +120,9 @@ class Rotary(Rewrite):
         return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs of the proof: rotary embeddings as models spell them."""
+        """Return the programs (functions with arguments) on which the rewrite is proven: rotary embeddings as models
+        spell them.
+        """
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
@@ -138,7 +140,7 @@ class Rotary(Rewrite):
             elif piece is not None:
                 # Its calls are no further rotations.
                 gone.update(piece[0].nodes)
-                yield self._at(graph, *piece)
+                yield self._replace_rotation(graph, *piece)
         for piece in strange:  # what belongs to a match, or to a part that was reported, is no miss of its own
             if gone.isdisjoint(piece.nodes):
                 gone.update(piece.nodes)
@@ -147,8 +149,10 @@ class Rotary(Rewrite):
             if torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
                 yield self._written(writers)
 
-    def _at(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Return the match or near miss for a part of the graph that rotates pairs as ``turn`` does."""
+    def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
+        """Replace ``piece``, a part of the graph that rotates pairs as ``turn`` does, and return the match, or a near
+        miss where it stays.
+        """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
             return self._near(piece.out, "cost", why, "leave it: Inductor's own code is used")
@@ -174,7 +178,9 @@ class Rotary(Rewrite):
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
-        """Return a near miss of this rewrite at the node ``at``."""
+        """Return the record of a rotation that stays unreplaced: the place ``at``, the kind of obstacle, the reason and
+        the remedy.
+        """
         return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 

@@ -70,12 +70,16 @@ class ScoresOfAttention:
 
     @property
     def sink(self) -> int:
-        """The number of columns that a sink joins to the scores as the last step, or 0."""
+        """The number of columns of an attention sink (extra logits, which take weight and have no value) that the last
+        step joins to the scores, or 0.
+        """
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def sinks(self) -> bool:
-        """Whether one of the steps is a sink, in any spelling."""
+        """Whether one of the steps is an attention sink (extra logits, which take weight and have no value): a joined
+        column or a rescaling of the result.
+        """
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
 
@@ -131,8 +135,6 @@ def _reads_dtype_only(reader: Node, node: Node) -> bool:
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
     """Return the steps of an attention that ``node`` may be: for each operand that may be the scores, that operand and
     the steps. None for a call that attention does not have.
-
-    None stands for a call that attention does not have.
     """
     name = (
         torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
@@ -253,6 +255,7 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
         if alpha is None or beta is None:
             return None
         given = [by_name["batch1"], by_name["batch2"]]
+        # With a beta of 0 torch ignores the input, so that there is no bias.
         steps = [ScoreStep("scale", None, alpha), *([ScoreStep("add", by_name["input"], beta)] if beta else [])]
     if len(given) != 2 or not all(isinstance(g, Node) and isinstance(fake_value(g), Tensor) for g in given):
         return None

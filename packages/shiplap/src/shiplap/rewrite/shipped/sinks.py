@@ -43,8 +43,8 @@ class RescaledProduct:
 
 
 def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
-    """Return the rescaling of ``product``, of weights and values, by the part of each row that a sink leaves of
-    ``scores``, or None.
+    """Return the product ``product`` of weights and values with its rescaling by ``sigmoid(logsumexp(scores) - sink)``,
+    which has the effect of an attention sink, or None where it is not so rescaled.
     """
     out = single_user(product)
     given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []
@@ -71,8 +71,8 @@ def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
 
 
 def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
-    """Return the nodes ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None. The calls are appended
-    to ``nodes``.
+    """Return the nodes ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None. The calls that compute
+    ``share`` are appended to ``nodes``.
     """
     if torch_call_name(share) != "sigmoid":
         return None
@@ -87,8 +87,8 @@ def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
 
 
 def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
-    """Return the scores, the sink and its number of columns where ``node`` joins a sink to scores along the last dim,
-    or None.
+    """Return the scores, the sink (learned extra logits) and its number of columns where ``node`` concatenates both
+    along the last dim, or None for any other call.
     """
     if torch_call_name(node) not in CONCATENATIONS:
         return None
@@ -151,8 +151,8 @@ def count_dropped_columns(node: Node) -> int:
 
 
 def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys and values with as many more zero columns as ``sink`` has, and the bias with the sink joined to
-    it.
+    """Return attention inputs that include ``sink``: the keys and values with a row of zeros for each of its columns,
+    and ``bias`` with the sink joined as more columns.
     """
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])

@@ -59,7 +59,7 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention,
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     size = math.prod(n for n in lead if isinstance(n, int)) * k.shape[-1] * q.itemsize
-    # At least two blocks, at most MOST, and as near to BLOCK bytes as these bounds allow.
+    # At least two blocks, at most MOST_BLOCKS, and as near to BYTES_OF_BLOCK as these bounds allow.
     high = (
         max(-(-rows // MOST_BLOCKS), min(BYTES_OF_BLOCK // max(size, 1), -(-rows // 2)), 1)
         if isinstance(rows, int)

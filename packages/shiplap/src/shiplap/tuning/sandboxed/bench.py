@@ -306,6 +306,7 @@ class JudgedBench:
             if not lost:
                 return {i: float(t) for i, t in times.items()}, failed
             failed |= {i: why for i, why in lost.items() if i >= 0}
+            # Without the time of an empty batch, no other can be corrected.
             if -1 in lost:
                 break
             left = [i for i in left if i not in lost]

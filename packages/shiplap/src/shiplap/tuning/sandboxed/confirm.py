@@ -110,6 +110,7 @@ class FreshValueTimes:
         self.fresh = fresh or FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
         claimed, size = max(1e-9, min(claims.values())), max(1, argument_bytes(self.inputs.real[0]))
         self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
+        # Index -1 makes calls that compute nothing, whose time is subtracted.
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
@@ -224,6 +225,7 @@ class Confirmation:
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
+        # Last, so that whatever the calls have changed in the interpreter is seen.
         for index in [i for i, belief in told.items() if i and not belief.problem]:
             try:
                 self.bench.hosts.process_for(self.bench.candidates[index].kernel).check_interpreter()
@@ -351,6 +353,7 @@ class _CandidateChecks:
             try:
                 with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
                     spell = batch.run_calls([expected for _, expected in pairs])
+                    # What a kernel does differently after many calls shows in the last batch.
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))

@@ -97,7 +97,9 @@ class ConfirmationInputs:
 
     @cached_property
     def _recipes(self) -> list[list[SampleRecipe]]:
-        """The recipes of the samples that ``batches_of_others`` yields, in lists."""
+        """The recipes of the samples that ``batches_of_others`` yields, in lists: some of small sizes, those of sizes
+        near the call's, then the other small ones.
+        """
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
@@ -130,6 +132,7 @@ class ConfirmationInputs:
         for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
             recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
             left = [r for r in recipes if str(r) not in listed]
+            # Without a seed, so that no kernel can predict the sizes.
             drawn = secrets.SystemRandom().sample(left, min(most - len(listed), len(left)))
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
@@ -173,6 +176,7 @@ def _with_other_gaps(t: Tensor) -> Tensor:
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
         return t
     strides = list(t.stride())
+    # By chance they may be those of the tensor.
     while strides == list(t.stride()):
         reach = max(1, min(t.stride())) + (min(t.stride()) > 1)
         for d in order:

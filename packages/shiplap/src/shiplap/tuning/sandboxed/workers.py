@@ -132,8 +132,7 @@ class KernelProcesses:
         """Start processes for as many of these kernels as there are processors, and load the op in them in parallel.
         ``patience`` has the factor of each kernel's time limit.
 
-        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested. ``patience``
-        is explained at ``of``.
+        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -164,6 +163,7 @@ class KernelProcesses:
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
         if kernel in self._failed:
+            # Raised once: the next request tries again.
             raise ProcessUnavailable(self._failed.pop(kernel))
         try:
             self._start(kernel, patience)
