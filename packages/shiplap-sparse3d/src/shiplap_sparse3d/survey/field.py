@@ -396,9 +396,8 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
     halo = least if halo is None else halo
     size = -(-max(4 * halo, _SMALLEST) // step) * step if size is None else size
     sees = f": the network sees {field.before} cells before and {field.after} behind a voxel"
-    for name, value, lowest, why in (
-        ("tile", size, step, ""), ("halo", halo, least, sees), *(("origin", each, each, "") for each in origin)
-    ):  # fmt: skip
+    limits = [("tile", size, step, ""), ("halo", halo, least, sees), *(("origin", each, each, "") for each in origin)]
+    for name, value, lowest, why in limits:
         expected, fix = f"a multiple of {step}, the network's total stride", f"pass {-(-value // step) * step}"
         if value < lowest:
             expected, fix = f"{lowest} or more{why}", ""

@@ -77,8 +77,8 @@ class SurveyJob:
     tiling: Tiling
     total: int
     segment: int = SEGMENT
-    slices: np.ndarray[Any, Any] = None  # type: ignore[assignment]
-    extent: CellBox = None  # type: ignore[assignment]
+    slices: Any = None  # a SLICE for each tile of each segment
+    extent: Any = None  # a CellBox
 
     @property
     def segments(self) -> range:
