@@ -49,6 +49,26 @@ def eigen(x: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
     return torch.linalg.svdvals(x)
 
 
+@sl.op("onnx_ops::positive", bounds={"m": "n"})
+def positive(x: Float[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Return where ``x`` is more than 0."""
+    return (x > 0).nonzero()[:, 0]
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[positive(x)] * 2
+
+
+def test_a_program_may_be_exported_again_after_onnx(tmp_path: Path) -> None:
+    program = torch.export.export(Chosen(), (torch.randn(9),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    for _ in range(2):
+        export_onnx(program, tmp_path / "net.onnx")
+        program = program.run_decompositions({})
+    x = torch.randn(30)
+    torch.testing.assert_close(program.module()(x), Chosen()(x))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -45,7 +45,7 @@ from shiplap.packaging.onnx_reference import (
     Path as ReferencePath,
 )
 from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
-from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, number_of_tensor
+from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, forgotten_sizes, number_of_tensor
 
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
@@ -143,7 +143,7 @@ def export_onnx(
     if missing:
         raise error("SL322", where=str(path), got=f"no package {missing[0]}", expected=", ".join(PACKAGES))
     converter = _Converter(opset, checks)
-    with _converting, shared_onnx_registry():
+    with _converting, shared_onnx_registry(), forgotten_sizes(program):
         model = converter.convert(program, str(path))
     model.model.functions.update(converter.functions)
     model.model.opset_imports.update(converter.imports | model.model.opset_imports)
