@@ -95,7 +95,7 @@ class JudgeBudget:
 
     @property
     def one_call(self) -> float:
-        """The seconds that one call of the candidate may take."""
+        """The seconds after which one call of the candidate counts as hanging and is stopped."""
         return ONE_CALL_SHARE * self.seconds
 
     def time_of_share(self, share: float) -> float:
