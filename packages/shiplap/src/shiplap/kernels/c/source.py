@@ -56,7 +56,7 @@ class SourceImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The name of the C function, by which the kernel is called in reports and choices."""
+        """The name of the C function, by which reports and stored tuning choices name the kernel."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:

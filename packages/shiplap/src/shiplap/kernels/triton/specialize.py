@@ -83,8 +83,8 @@ def kernel_strides(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
-    """Return a copy of ``numbers`` with the compile-time values of this launch: those of the config, fixed ones and
-    computed ones.
+    """Return a copy of ``numbers``, the sizes and scalars of a call by name, that also has the compile-time values of
+    this launch: those of ``config``, fixed ones and ones computed from sizes.
     """
     own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
