@@ -73,7 +73,9 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
 
 
 def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
-    """Keep the verdict of a proof under the key of the candidate: in this process, and if it is ``ok`` also on disk."""
+    """Keep the verdict of a proof, that is of a comparison with the reference, for all equal candidates of equal calls:
+    in this process, and if it is ``ok`` also on disk.
+    """
     key = _proof_key(candidate)
     if key is None:
         return
