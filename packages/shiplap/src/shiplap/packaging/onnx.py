@@ -273,8 +273,8 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
-        """Add the function ``name`` for one path of a reference: a single body, or, for a condition on data, a
-        condition, two branches and a choice between them.
+        """Add the ONNX function ``name`` for ``path``, one way through the branches of the traced reference: a single
+        body, or, where data decides a branch, functions for the condition and for both ways, and one that chooses.
         """
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))

@@ -65,9 +65,7 @@ class PrintedOp:
 
     @property
     def qualified(self) -> str:
-        """The qualified name, ``namespace::name``, of the torch op for which implementations are registered. For an op
-        that writes to arguments and returns them, it is an inner op that only writes.
-        """
+        """The qualified name, ``namespace::name``, of the torch op for which implementations are registered."""
         return f"{self.spec.namespace}::{self.core}"
 
     @property
@@ -112,9 +110,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the names of the sizes that the launches and the scratch memory of the op's kernels need, so that the
-        generated check function returns them too.
-        """
+        """Return the names of the sizes that the op's launches and scratch memory need as well."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -199,9 +195,7 @@ class PrintedOp:
         return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked_return(self, results: str) -> list[str]:
-        """Return the lines that return the expression ``results``, after checking that no size that depends on data
-        exceeds its declared bound.
-        """
+        """Return the lines that return ``results`` after checking that data-dependent sizes keep their bounds."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
@@ -252,9 +246,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return the Python condition, as text, under which ``kernel`` accepts a call, from the dtypes and the
-        ``supports`` function bound with it, or an empty text if it accepts all.
-        """
+        """Return as text the Python condition under which ``kernel`` accepts a call, empty if it accepts all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -266,9 +258,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that call a Python or Triton kernel and return its results. The kernel's function is copied
-        into the module under a name that begins with ``name``.
-        """
+        """Return the lines that run ``kernel``, of Python or Triton. ``name`` begins the name of a Python copy."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -318,9 +308,7 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs, run the launches of a Triton kernel and return the outputs. Raise
-        CannotCopy for a step or parameter that has no plain source.
-        """
+        """Return the lines that allocate outputs, launch a Triton kernel and return them. Raises CannotCopy."""
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
         if program.late:
@@ -350,9 +338,8 @@ class PrintedOp:
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
-        """Return the lines of one step of a Triton kernel: ``step`` is a fill of the workspace or a launch,
-        ``declared`` its form as written. ``config`` and ``values`` hold tuning parameters and named integers. Raise
-        CannotCopy for a sort.
+        """Return the lines of one step of a Triton kernel, a fill of the workspace or a launch. ``config`` and
+        ``values`` hold tuning parameters and named integers. Raises CannotCopy for a sort.
         """
         match step:
             case WorkspaceFill(offset, size, byte):
@@ -378,8 +365,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of the Triton kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning
-        parameters, ``fixed`` the sources of compile-time values, and ``values`` the integers named by the author.
+        """Return the Triton kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
+        ``fixed`` compile-time values as source, and ``values`` named integers.
         """
         match p.kind:
             case "constant":
@@ -448,9 +435,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Append the outer op of an op that writes to arguments: it calls the inner op, which writes, and returns the
-        mutated arguments beside the other results.
-        """
+        """Append the outer op, which calls the inner one that writes, and returns the mutated arguments too."""
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
         parts = [r.alias or ("made" if count == 1 else f"made[{next(made)}]") for r in self.spec.returns]
@@ -460,9 +445,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Append an op whose results may be views of its arguments: it is registered as a copy of its reference,
-        through which torch traces.
-        """
+        """Append an op that may return views of its arguments: a copy of its reference, which torch traces."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -513,9 +496,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Append the functions of the op's gradient and their registration, or for an op without a gradient the
-        registration of an error.
-        """
+        """Append the op's gradient and its registration, or that of an error for an op without a gradient."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -532,9 +513,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Append the function that saves, in a forward call, the tensors and scalars that the gradient formula
-        ``backward`` reads.
-        """
+        """Append the function that saves the tensors and scalars which the gradient formula reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -552,9 +531,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Append the function that computes the gradients of the op's arguments from those of its results, by the
-        formula ``backward``.
-        """
+        """Append the function that computes the arguments' gradients from the results', by ``backward``."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -593,9 +570,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops of which the gradient formula ``backward`` consists, and collect their
-        results in the variable ``gradients``.
-        """
+        """Return the lines that call the ops of the gradient formula and collect their results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op
