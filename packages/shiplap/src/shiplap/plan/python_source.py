@@ -112,7 +112,9 @@ class PythonWriter:
         ]
 
     def refusal(self, rule: ArgumentRule) -> str:
-        """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
+        """Return, as source text, the arguments with which generated code calls ``refuse`` to raise the error of
+        ``rule``: its number, and its texts with the values of the call. The rule is added to ``rules``.
+        """
         self.constants |= rule.constants
         self.rules.append(rule)
         return ", ".join([str(len(self.rules) - 1), *map(format_template, (rule.where, rule.got, rule.expected))])
