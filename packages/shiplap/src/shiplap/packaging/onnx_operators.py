@@ -94,7 +94,9 @@ class OperatorTable:
         }
 
     def add_functions(self, model: Any) -> None:
-        """Add to a model of ``onnx_ir`` the helper functions that translated calls need."""
+        """Add to a model of ``onnx_ir`` those helper functions, such as a binary search, that the translations of
+        torch's operators have used.
+        """
         import onnx.parser
         import onnx_ir
 
@@ -106,8 +108,8 @@ class OperatorTable:
 
 
 def _search(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the translation of searchsorted to a helper function that bisects in a loop. The helper is added to
-    ``functions`` when it is used.
+    """Return the function by which torch's exporter translates searchsorted: to a call of an ONNX helper function that
+    bisects in a loop. The helper is added to ``functions`` when it is used.
     """
 
     def search(
@@ -214,8 +216,8 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the translation of ``checked`` to a helper function that fails with its message when the model runs. The
-    helper is added to ``functions`` when it is used.
+    """Return the function by which torch's exporter translates the operator ``checked``: to a call of an ONNX helper
+    function that fails with the message when the model runs. The helper is added to ``functions`` when it is used.
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:
@@ -247,8 +249,8 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return an ``onnx_ir`` function ``name``, which calls ``name_1`` where ``name_if`` returns true and otherwise
-    ``name_0``.
+    """Return an ``onnx_ir`` function ``name`` that calls the function ``<name>_if`` on its inputs, then ``<name>_1`` if
+    that returned true and otherwise ``<name>_0``. ``opset`` is the version of ONNX's operators.
     """
     import onnx.parser
     import onnx_ir

@@ -38,8 +38,8 @@ BY_PYTHON = "Python, to which such calls are handed over: the stable ABI does no
 
 
 def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
-    """Yield the rules of one tensor argument that its flags demand: contiguous, and, where it is written to, of
-    distinct elements and outside autograd.
+    """Yield the rules (conditions with error texts) for one tensor argument that its declared flags demand: contiguous,
+    and, where the op writes to it, of distinct elements and outside autograd.
     """
     if arg.contiguous:
         yield is_contiguous(at)
@@ -118,14 +118,16 @@ def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) ->
 
 
 def dtype_variable(dtype_class: str) -> Expression:
-    """Return the expression that reads ``dtype_<class>``, the dtype that a dtype class has in this call."""
+    """Return the expression that reads the variable ``dtype_<class>`` of generated code: the dtype that all tensors of
+    the dtype class have in a call.
+    """
     name = f"dtype_{dtype_class}"
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
-def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
-    """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
-    dtype class of ``kind``. Its fix is an annotation for this argument; members of one list have one dtype.
+def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
+    """Return the rule (SL205) that a tensor has the same dtype as an earlier tensor of its dtype class, which
+    ``origin`` names in the error.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
     pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
@@ -374,8 +376,8 @@ def dense_condition(tensor: str) -> str:
 
 
 def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
-    """Return the expression for the dtype of an output: ``want_<output>`` for a single declared dtype, else the
-    variable of its dtype class.
+    """Return the expression for the dtype of ``output``: the variable ``want_<output>`` where ``names`` has one dtype
+    only, else that of its dtype class.
     """
     if len(names) != 1:
         return dtype_variable(dtype_class)
