@@ -134,9 +134,7 @@ class CallOutcome:
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise CandidateError if ``traces``, the reply's record of side effects of a call, show unfinished work on another
-    stream, changed settings of the process, or running threads.
-    """
+    """Raise CandidateError if a call's ``traces`` show unfinished GPU work, changed settings or running threads."""
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
@@ -214,9 +212,7 @@ class TargetProcess:
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep ``block``, the GPU block with the arguments of the last call, since results may lie in it, and unmap the
-        block that was kept before. None keeps no block.
-        """
+        """Keep ``block``, with the last call's arguments, where results may lie, and unmap the one kept before."""
         if block is not self.block and self.block is not None:
             # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
@@ -233,10 +229,9 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the process's reply to ``message`` and the time that it took. ``files`` are open file descriptors sent
-        with the message, and ``waiting`` is called with the seconds so far while there is no reply. Raises
-        CandidateError if the process has ended, or, under the check name ``check``, for an error in it; MachineLack if
-        the machine ran out of a resource; Timeout.
+        """Return the process's reply to ``message``, sent with the open ``files``, and its time. ``waiting`` is called
+        with the seconds so far until then. Raises CandidateError if the process ended or, with ``check`` as the failed
+        check, for an error in it; MachineLack if the machine ran out of a resource; Timeout.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
@@ -335,9 +330,9 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating arguments, for the gradients ``seeds`` of its outputs, then
-        those of the named ``parameters`` if it has them all. ``like`` are tensors with the dtypes and shapes that the
-        gradients must have. Raises CandidateError.
+        """Return the target's gradients of the floating arguments for the output gradients ``seeds``, then those of the
+        ``parameters`` if it has them all. ``like`` gives the dtypes and shapes that they must have. Raises
+        CandidateError.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -368,15 +363,11 @@ class TargetProcess:
             self._drop_earliest()
 
     def _drop_earliest(self) -> None:
-        """Unmap the results of the earliest of the calls whose results are kept for later comparison, and drop its
-        record.
-        """
+        """Unmap the results of the earliest call that is kept for later comparison, and drop its record."""
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Count one use less of the GPU memory in which each of these results lies. An allocation is unmapped here
-        after its last use.
-        """
+        """Count one use less of the GPU memory of each of these results, which is unmapped after its last use."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
@@ -406,9 +397,7 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return (address, bytes, offset in the file), by offset, of each place where the process has mapped the file
-        of the arguments ``at``. Raises CandidateError if a part is mapped twice.
-        """
+        """Return (address, bytes, file offset), by offset, of each mapping of the arguments' file ``at``."""
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -426,10 +415,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Return the error of a call in units of the tolerance, after its results and arguments were read from the
-        process's memory and compared with ``expected``. Raises CandidateError for wrong values, changed arguments or
-        shared memory. ``pieces``, the mappings of the arguments' file, is given for a call of a batch, after which
-        results of earlier calls are not compared again.
+        """Return the error of a call in units of the tolerance, after its results and arguments in the process's memory
+        were compared. Raises CandidateError. ``pieces``, the mappings of the arguments' file, is given for a call of a
+        batch, after which results of earlier calls are not compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -477,9 +465,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places`` in the process's memory, which must have the dtypes and shapes of
-        the tensors ``like``. Raises CandidateError.
-        """
+        """Return copies of the results at ``places``. Raises CandidateError for other dtypes or shapes than ``like``."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -487,9 +473,8 @@ class TargetProcess:
             self.release(spans)
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
-        """Return copies of the results at ``places`` and append the memory that each takes to ``spans``, which the
-        caller passes to ``release``. Raises CandidateError unless all are tensors or numbers with the dtypes and shapes
-        of ``like``.
+        """Return copies of the results at ``places``, and append the memory of each to ``spans``, which the caller
+        passes to ``release``. Raises CandidateError for other types, dtypes or shapes than those of ``like``.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -509,9 +494,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number``, which must have the dtype and shape of ``like``, and the span of memory
-        that it takes (None if empty). ``room`` limits its gaps: the bytes by which the results of one call may still
-        exceed their elements. Raises CandidateError.
+        """Return a copy of result ``number``, of the dtype and shape of ``like``, and its span of memory (None if
+        empty). ``room`` limits gaps: the bytes by which results may exceed their elements. Raises CandidateError.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
@@ -568,9 +552,7 @@ class TargetProcess:
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise CandidateError if a result shares memory with an argument, unless the reference's does, or with a kept
-        result of an earlier call. ``spans`` and ``places`` say where results and arguments lie.
-        """
+        """Raise CandidateError if a result shares memory with an argument or a kept result of an earlier call."""
         taken: list[tuple[bytes | str, int, int, str]] = []
         for p, t in zip(places, given, strict=True) if not expected.aliased else ():
             memory = p.block if lies_on_device(t) else "host"
