@@ -465,7 +465,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places``. Raises CandidateError for other dtypes or shapes than ``like``."""
+        """Return copies of the results at ``places``, of the dtypes and shapes of ``like``. Raises CandidateError."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)

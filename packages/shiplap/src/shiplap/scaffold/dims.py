@@ -108,7 +108,7 @@ class _DimClasses:
         self._of |= dict.fromkeys(joined, joined)
 
     def each(self) -> list[frozenset[Slot]]:
-        """Return the sets of slots, pairs of an argument name and an axis, each once; the axes in one set are one dim."""
+        """Return the sets of slots, pairs of an argument name and an axis, each once; a set is one dim."""
         return list(dict.fromkeys(self._of.values()))
 
 
