@@ -172,7 +172,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield upper bounds of ``symbol``, expressions of other symbols, from the linear inequalities in ``conditions``."""
+    """Yield upper bounds of ``symbol``, expressions of other symbols, from the linear inequalities ``conditions``."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
