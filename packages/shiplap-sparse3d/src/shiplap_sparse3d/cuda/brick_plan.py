@@ -44,9 +44,9 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Return expressions, by name, for a launch program: whether bricks (4 x 4 x 4 cells with one bit each) make the
-    table of ``n`` voxels (``bricks``), whether each brick of the grid has a word (``dense``), and the bytes of their
-    slots.
+    """Return values of a launch program (a sequence of kernel launches), as expressions by name: whether the table of
+    ``n`` voxels is made by bricks (``bricks``; a brick is 4 x 4 x 4 cells with one bit each), whether each brick of the
+    grid has a word (``dense``), and the bytes of the bricks' slots.
 
     Bricks serve tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
     a word.
@@ -118,8 +118,9 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
 
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launch that writes the neighbour table from the
-    bricks in its sorted order. ``origins`` is the workspace offset of torch's sort.
+    """Return ``program``, a sequence of kernel launches, plus the launch that writes the sorted neighbour table, row by
+    row, from bricks (blocks of 4 x 4 x 4 cells with one bit each). ``origins`` is the workspace offset of the row
+    numbers as torch's sort has ordered them.
     """
     return program.then(
         brick_entries_kernel,

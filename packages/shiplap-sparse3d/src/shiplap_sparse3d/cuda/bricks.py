@@ -104,8 +104,9 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _take_slots(slots, number, good, room):
-    """Find or take the hash slot of each brick, whose key is ``number`` (its number + 1), where ``good``, and return
-    the slots as int32. ``room`` is the number of slots.
+    """Find, or take where it is free, the slot in the hash of bricks (blocks of 4 x 4 x 4 cells) for each key
+    ``number`` (the brick's number + 1), where the mask ``good`` is set, and return the slots as int32. ``room`` is the
+    number of slots.
     """
     entries, slot = _word_pointer(slots), first_slot(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
@@ -139,7 +140,8 @@ def brick_insert_kernel(
     BLOCK: tl.constexpr,
 ):
     """Set the bit of each row's cell in the word of its brick, and list the slot of each row (``own``) and all used
-    slots (``taken``). Rows outside the grid and duplicates are reported as late errors (SL211).
+    slots (``taken``). Rows outside the grid and duplicates are reported in a status word, from which the host raises
+    SL211 later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)

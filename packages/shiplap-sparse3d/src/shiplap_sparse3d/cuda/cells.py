@@ -126,7 +126,8 @@ def mark_kernel(
     BLOCK: tl.constexpr,
 ):
     """Set the bit of each output cell that a block of input voxels reaches in ``bits``, and the flag ``beyond`` if a
-    voxel lies in a scene without a bitmap. Rows outside the grid are reported as late errors (SL211).
+    voxel lies in a scene without a bitmap. Rows outside the grid are reported in a status word, from which the host
+    raises SL211 later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)

@@ -181,7 +181,8 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
-    Rows outside the grid and duplicates are reported as late errors (SL211) in the word at the address ``word``.
+    Rows outside the grid and duplicates are reported in the status word at the address ``word``, from which the host
+    raises SL211 later.
     """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)

@@ -164,7 +164,7 @@ def _look_up(
 
 def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
     """Insert the voxels ``coords`` into a hash at the start of ``workspace`` and return its number of slots. Rows
-    outside the grid and duplicates are reported as late errors (SL211).
+    outside the grid and duplicates are reported in a status word, from which the host raises SL211 later.
     """
     n = coords.shape[0]
     capacity = max(2 * n, 64)

@@ -563,7 +563,8 @@ def _plan_in_grid(
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
     """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
-    kernel in a grid, by the kernels that find voxels in grids.
+    kernel in a grid. The kernels for grids make them, which are faster than a search by offsets. ``given``: the usual
+    grid of the outputs and the one to use in its place.
 
     ``given``: the usual grid of the outputs and the one to use in its place.
     """

@@ -116,8 +116,8 @@ class SpConvConfig:
     kernel: Triple
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the frozen neighbours:
-        ``[m, co]``. Raises SL202 for another kernel size or number of rows.
+        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the neighbours that
+        this config has kept: ``[m, co]``. Raises SL202 for another kernel size or number of rows.
         """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
@@ -148,8 +148,8 @@ class WindowCache(PlanCache):
 
     @property
     def neighbor_map_bwd(self) -> Tensor:
-        """Return the neighbour map of the way back, ``int32 [n, k]``: the output row that reads each input by each tap,
-        or -1.
+        """Return the transposed neighbour map, ``int32 [n, k]``: the output row that reads each input by each tap, or
+        -1.
         """
         return flat_table(self._built.t)
 
@@ -158,8 +158,9 @@ class WindowCache(PlanCache):
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """Return the neighbours as a config for compiled code, with the plan for ``algorithm`` and FlexGEMM's lists of
-        taps and pairs (None for more than 32 taps). Raises SL208 for an unknown algorithm and ``splitk`` below 1.
+        """Return the neighbours as a config, an object without lazily built parts for compiled code, with the tables
+        for ``algorithm`` and FlexGEMM's lists of taps and pairs (None for more than 32 taps). Raises SL208 for an
+        unknown algorithm and ``splitk`` below 1.
         """
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
