@@ -33,8 +33,7 @@ def out_coords_bounded(
     capacity: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int32[Tensor, "1"]]:
     """Return the output voxels of a strided convolution, those of the op ``out_coords``, in ``capacity`` rows, with
-    padding (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data. Raises SL211 for
-    duplicate or outside coordinates, and when there are more than ``capacity``.
+    padding (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data.
 
     Raises SL211 as ``out_coords`` does, and when there are more than ``capacity``.
     """

@@ -80,10 +80,8 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
 
 def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
     """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. An exported file may
-    run without Python, in which the kernels of this package's ops are written, so that the caller uses operators of
-    torch instead.
-
-    A file may run without Python, so the program contains the operators of torch that the op consists of.
+    run without Python, in which the kernels of this package's ops are written for these devices, so that the caller
+    uses operators of torch instead.
     """
     return rows.device.type in devices and _is_exporting()
 

@@ -86,12 +86,12 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan from the voxels of ``geometry`` to those made of them, and its transpose."""
+        """Return the plan (neighbour tables) from the earlier voxels to these, and the transposed tables."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """Return the plan from the earlier voxels to these, unsorted, as pooling reads it, and its transpose."""
+        """Return the plan (neighbour tables) from the earlier voxels to these, unsorted, and its transpose."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
@@ -220,7 +220,7 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the outputs of a strided convolution, all voxels in reach, and the plan; ``back`` as in :meth:`step`.
+        """Return the outputs of a strided convolution and the plan (neighbour tables); ``back`` as in :meth:`step`.
 
         With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
         geometry it is the largest number there can be unless given.
@@ -251,11 +251,11 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the output voxels of :meth:`strided`, and a plan with unsorted tables, which pooling reads."""
+        """Return the output voxels of :meth:`strided` and their neighbour tables, unsorted, as pooling reads them."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Return the voxels that the taps of a submanifold kernel reach from an input, and the plan onto them.
+        """Return the voxels that a submanifold kernel's taps reach from an input, and the plan (neighbour tables).
 
         The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
         """
@@ -322,7 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the plan of ``window`` onto ``there``, unsorted if ``plain``, with its transpose if ``back``."""
+        """Return the neighbour tables of ``window`` onto ``there``, unsorted if ``plain``, both ways if ``back``."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -432,7 +432,7 @@ class Geometry:
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """Return the multiples of ``stride`` below the voxels, in the same units, and the plan from a block's cells."""
+        """Return the multiples of ``stride`` below the voxels, in their units, and the plan (neighbour tables)."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -440,13 +440,13 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
+        """Return the voxels where ``mask [n]`` is true, and neighbour tables onto them. A GPU is waited for."""
         rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """Return the voxels of this and all ``others``, ascending, and the plan of one tap from each onto them."""
+        """Return the voxels of this and all ``others``, ascending, and neighbour tables from each onto them."""
         every = (self, *others)
         for geometry in every:
             geometry._check_scenes("Geometry.union")
@@ -588,7 +588,7 @@ class Geometry:
         return window._replace(capacity=window.max_outputs(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
     def _finish_plan(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
-        """Return ``plan``, sorted on a GPU unless ``plain``, and with its transpose if and only if ``back``."""
+        """Return ``plan`` (neighbour tables), sorted on a GPU unless ``plain``, with its transpose only if ``back``."""
         if back or plan.back is not None:
             plan = plan.complete() if back else replace(plan, back=None)
         return plan.sorted() if wants_sorted(self.coords) and not plain else plan

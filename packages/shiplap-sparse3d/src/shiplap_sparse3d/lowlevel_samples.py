@@ -28,8 +28,8 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
 
 
 def _distinct_keys(rng: Generator, capacity: int) -> Tensor:
-    """Return ``capacity // 2`` random int64 keys, as many as fill half of the slots, with some beyond 2^62 and negative
-    ones.
+    """Return ``capacity // 2`` random int64 keys, which fill half of a hash table of ``capacity`` places, with some
+    beyond 2^62 and negative ones.
     """
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 

@@ -134,8 +134,8 @@ class Plan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of the plan (table, order and masks of both directions), to move, record or mark as
-        dynamic.
+        """Return all tensors of the plan (neighbour table, order of its rows and masks of taps, of both directions), to
+        move, record or mark as dynamic.
         """
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
@@ -163,14 +163,14 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Return whether the plan holds all that a gradient reads: the transposed table, from inputs to outputs, or a
+        """Return whether the plan holds all that a gradient reads: the transposed table, from outputs to inputs, or a
         table that is its own transpose.
         """
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
-        """Return the plan with the transposed table, from inputs to outputs, which a gradient reads. It is built if it
-        is missing.
+        """Return the plan (neighbour tables) with the transposed table, from outputs to inputs, which a gradient reads.
+        It is built if it is missing.
         """
         if self.whole:
             return self
@@ -191,8 +191,8 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """Return the plan over tables whose rows are in the order of the outputs, as pooling and exports read them. An
-        unsorted plan is returned unchanged.
+        """Return the plan over neighbour tables whose rows are in the order of the outputs, as pooling and exports read
+        them. An unsorted plan is returned unchanged.
         """
         if self.order is None:
             return self

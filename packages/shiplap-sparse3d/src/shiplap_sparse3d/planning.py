@@ -38,7 +38,7 @@ def subm_plan(
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
     """Return the sorted neighbour table of a submanifold convolution, as the ops ``subm_table`` and ``sort_table`` make
     it one after the other: its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps
-    that each block of 64 rows hits.
+    that each block of 64 rows hits. Raises SL211 as those ops do.
 
     ``scenes`` is the number of scenes, beyond which a row is outside, or 0 if it is not known.
     """
@@ -91,7 +91,7 @@ def conv_plan(
 ]:
     """Return the sorted neighbour table of a strided convolution, as the ops ``conv_table`` and ``sort_table`` make it,
     in ``parts`` groups of taps, and that of its transpose in ``parts_t`` groups (0: no transpose): columns by tap,
-    order and masks of each. Raises SL211 as those ops do.
+    order and masks of each.
 
     Raises SL211 as those ops do.
     """

@@ -53,10 +53,8 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
     """Return the neighbour table ``int32 [rows, edge**3]`` of a convolution from voxels on a wavy surface, two voxels
-    thick, onto themselves. Only on such tables do timings show what the kernels save that skip taps without a
+    thick, onto themselves. Only on such tables does the tuner see the time that kernels save which skip taps without a
     neighbour.
-
-    Only on such tables does the tuner see the time that skipped taps save.
     """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
@@ -188,7 +186,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_plan``: voxels and their grid, a window, and the parts, run and scenes of the plan."""
+    """Return arguments of ``subm_plan``: voxels and their grid, kernel and dilation, the number of parts (groups of
+    taps that are sorted on their own), the length of a run of rows, and the number of scenes.
+    """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     parts = _choose_parts({**sizes, "k": math.prod(kernel)})

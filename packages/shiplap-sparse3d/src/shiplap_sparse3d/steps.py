@@ -113,9 +113,9 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given.
-
-    A program that is exported for a GPU makes room for the largest number, and not for the usual one first.
+    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches, padded to
+    ``capacity`` where that is given. A program that is exported for a GPU reserves rows for the largest number that is
+    possible, and not for the usual one first.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:

@@ -77,8 +77,8 @@ def _constant() -> str:
 
 
 def _remove_unused() -> None:
-    """Remove compiled files from the cache of ``compile_cache.py`` that no run has used for ``DAYS``, with their
-    dependencies and warnings.
+    """Remove compiled files from the cache of compiler results (``compile_cache.py``) that no run has used for ``DAYS``
+    days, with their lists of dependencies and warnings.
     """
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well

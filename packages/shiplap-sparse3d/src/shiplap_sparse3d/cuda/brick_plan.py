@@ -65,8 +65,8 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
 
 
 def _brick_arguments(rows: str) -> dict[str, str]:
-    """Return the arguments, as expressions by name, of a kernel over bricks whose argument ``rows`` is the number of
-    voxels.
+    """Return the arguments, as expressions by name, of a kernel over bricks (blocks of 4 x 4 x 4 cells with one bit
+    each) whose argument ``rows`` is the number of voxels.
     """
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
@@ -75,13 +75,16 @@ def _brick_arguments(rows: str) -> dict[str, str]:
 
 
 def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
-    """Return the types and workspace offsets of the scratch arguments ``names`` of the brick kernels."""
+    """Return the types and workspace offsets of the scratch arguments ``names`` of the kernels over bricks (blocks of 4
+    x 4 x 4 cells).
+    """
     return {name: SCRATCH[name] for name in names}
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks and make the
-    keys by which the table's rows are sorted. ``codes`` are the error codes of invalid and of duplicate rows.
+    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks (blocks of 4 x 4
+    x 4 cells with one bit each) and make the keys by which the table's rows are sorted. ``codes`` are the error codes
+    of invalid and of duplicate rows.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.

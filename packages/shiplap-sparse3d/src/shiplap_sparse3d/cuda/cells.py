@@ -280,8 +280,9 @@ FIRST_VOXELS = _first_voxels()
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
-    CUDA, by a bitmap of cells or by a hash where a bitmap would be too large.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
+    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a bitmap of cells or by a hash where a bitmap would
+    be too large.
 
     The number of voxels is read back; if it exceeds the reserved rows, the program runs again with more.
     """

@@ -20,8 +20,8 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
-    """Return a config of a Triton template: a tile of ``m`` rows, ``n`` columns and ``k`` channels, ``warps``, pipeline
-    ``stages`` and ``more`` constants.
+    """Return a config, the constants of one compiled form of a Triton template: a tile of ``m`` rows, ``n`` columns and
+    ``k`` channels, ``warps``, pipeline ``stages`` and ``more`` constants.
     """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
 
@@ -61,8 +61,9 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 
 
 def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the convolution's template that suit ``sizes``, the likely fastest first: tiles as wide as
-    the channels, and low ones first for few rows.
+    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the convolution's Triton
+    template that suit ``sizes``, the likely fastest first: tiles as wide as the channels, and low ones first for few
+    rows.
     """
     wide, deep = _tile_columns(sizes, "co"), _tile_depth(sizes, sizes["cg"])
     # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
@@ -183,8 +184,9 @@ _OUTER = (
 
 
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the weight gradient's template that suit ``sizes``: the largest tile of a tap's weights
-    that is not mostly padding first, then its neighbours, each with several splits of the rows.
+    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the weight gradient's Triton
+    template that suit ``sizes``: the largest tile of a tap's weights that is not mostly padding first, then its
+    neighbours, each with several splits of the rows.
     """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [

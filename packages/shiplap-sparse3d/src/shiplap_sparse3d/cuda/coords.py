@@ -420,8 +420,8 @@ def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
-    CUDA, by a hash set of their keys.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
+    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a hash set of their keys.
 
     The number of voxels is read back; if there are more outputs than inputs, the program runs again. It is read before
     the sort, so that fewer keys are sorted, and so that the device is not idle while the next ops are launched.

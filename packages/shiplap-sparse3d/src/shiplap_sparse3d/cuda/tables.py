@@ -50,10 +50,9 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     """Return the launch program (a sequence of kernel launches) of ``planning.subm_plan``, which makes the sorted
-    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other.
-
-    With more than ``hashed`` voxels, or ``dense`` where each brick has a word, bricks take the place of the table
-    (bricks.py).
+    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other. With more than
+    ``hashed`` voxels, or ``dense`` where each brick (4 x 4 x 4 cells with one bit each) has a word, bricks take the
+    place of the unsorted table (bricks.py).
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")

@@ -97,8 +97,7 @@ def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tens
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
     """Return whether ``layer`` may use ``data``, the record (voxels and neighbours) of an earlier submanifold layer on
-    the same voxels: kernel, dilation, algorithm and spatial shape are equal. Returns False where the caller has to call
-    ``check_subm`` for a full check.
+    the same voxels: kernel, dilation, algorithm and spatial shape are equal.
 
     Returns False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of
     its own.

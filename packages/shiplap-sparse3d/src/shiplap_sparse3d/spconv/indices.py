@@ -161,8 +161,6 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
     """Return True if an inverse layer went back along a layer with this ``key`` and ``window`` before, so that one
     launch program makes the tables of both directions. Returns None if nothing is known, and in a graph, which must not
     depend on earlier runs.
-
-    Returns None if nothing is known, and in a graph, which must not depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None

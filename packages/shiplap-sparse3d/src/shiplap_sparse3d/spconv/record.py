@@ -134,22 +134,22 @@ class IndiceData:
 
     @property
     def ksize(self) -> list[int]:
-        """Return the kernel size per axis of the layer that made this record."""
+        """Return the kernel size per axis of the layer that made this record of voxels and neighbours."""
         return self.window.ksize
 
     @property
     def stride(self) -> list[int]:
-        """Return the stride per axis of the layer that made this record."""
+        """Return the stride per axis of the layer that made this record of voxels and neighbours."""
         return self.window.stride
 
     @property
     def padding(self) -> list[int]:
-        """Return the padding per axis of the layer that made this record."""
+        """Return the padding per axis of the layer that made this record of voxels and neighbours."""
         return self.window.padding
 
     @property
     def dilation(self) -> list[int]:
-        """Return the dilation per axis of the layer that made this record."""
+        """Return the dilation per axis of the layer that made this record of voxels and neighbours."""
         return self.window.dilation
 
     @property

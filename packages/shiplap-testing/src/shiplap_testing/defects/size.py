@@ -386,8 +386,8 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a function that registers a kernel of the op ``column_sum``, which keeps sums of 256 rows in a workspace.
-    Wrong unless ``clear``: all slots but the first are added to what the workspace holds.
+    """Return a function that registers a kernel of the op ``column_sum``, which keeps the sum of each 256 rows in a
+    place of a workspace. Wrong unless ``clear``: all sums but the first are added to what the workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):

@@ -62,8 +62,9 @@ size(
 
 
 def _rows_at_once(whole):
-    """Return a function that registers a CPU kernel with the op ``scaled``, which has configs of 1 and of 4 rows at
-    once. Wrong unless ``whole``: the config of 4 loses the last rows.
+    """Return a function that registers a CPU kernel with the op ``scaled``, which has two configs (values of a
+    constant, of which the tuner takes the fastest): 1 and 4 rows at once. Wrong unless ``whole``: with 4, the last rows
+    are lost.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
@@ -76,8 +77,8 @@ def _rows_at_once(whole):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
-        """Register ``rows_at_once`` with ``op`` as a CPU kernel with configs of 1 and of 4 rows, and set it as
-        ``op.rows_at_once``, so that ``_second_config`` can call it.
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel with two configs (values of a constant), 1 and 4 rows
+        at once, and set it as ``op.rows_at_once``, so that the check ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
         # Calls use the first config: the second can only be called by hand.
@@ -87,7 +88,7 @@ def _rows_at_once(whole):
 
 
 def _second_config(op):
-    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with the config of 4 rows at once."""
+    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)

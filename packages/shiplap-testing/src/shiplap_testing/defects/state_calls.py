@@ -293,8 +293,8 @@ def _two_at_once(op):
     sys.setswitchinterval(1e-6)
 
     def work(number):
-        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors of the number ``number``, and add the number
-        to ``wrong`` at the first wrong result.
+        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors full of ``number``, and at the first wrong
+        result append the number to a list that the threads share.
         """
         x = torch.full((200, 2000), float(number))
         # All threads begin at the same time.

@@ -187,15 +187,17 @@ def configured(x, *, BLOCK=8):
 
 @dress
 def bad_config(op):
-    """Register with ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is
-    wrong.
+    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 32 elements a block, of
+    which the second is wrong.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Register with ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
+    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 16 elements a block,
+    which are both right.
+    """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
 

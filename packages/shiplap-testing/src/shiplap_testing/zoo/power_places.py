@@ -121,7 +121,7 @@ def begins(action):
 
     @dress
     def attach(op):
-        """Bind a kernel for 2 * x to ``op``, with a record of whether it was called."""
+        """Bind a kernel for 2 * x to ``op``, which remembers whether it was called before."""
         begun = []
 
         @op.kernel("cpu")

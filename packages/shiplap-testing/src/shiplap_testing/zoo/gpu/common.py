@@ -31,7 +31,7 @@ def bad(name, op, says, *checks):
 
 def double(name, real, fake=torch.empty_like):
     """Register the operator ``zoo::<name>`` with the implementation ``real`` and the fake ``fake``, and return the op
-    adopted from it, which should return 2 * x.
+    that ``sl.adopt`` makes of it, which should return 2 * x.
     """
 
     @sl.adopt(register(f"{name}(Tensor x) -> Tensor", real, fake), autocast=None)
