@@ -79,9 +79,9 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
-    """Return whether a program is exported for one of ``devices``, on which an op is a kernel of Python.
-
-    A file may run without Python, so the program contains the operators of torch that the op consists of.
+    """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. An exported file may
+    run without Python, in which the kernels of this package's ops are written for these devices, so that the caller
+    uses operators of torch instead.
     """
     return rows.device.type in devices and _is_exporting()
 
@@ -92,7 +92,9 @@ def _is_exporting() -> bool:
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether ``rows`` is a size of a graph of which nothing is known before the data decide it."""
+    """Return whether ``rows``, a number of rows in a traced graph, is a size of which nothing is known before the data
+    decide it, not even whether it is below 2.
+    """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)
