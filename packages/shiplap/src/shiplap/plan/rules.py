@@ -125,9 +125,9 @@ def dtype_variable(dtype_class: str) -> Expression:
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
-def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
-    """Return the rule (SL205) that a tensor has the same dtype as an earlier tensor of its dtype class, which
-    ``origin`` names in the error.
+def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
+    """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
+    dtype class of ``kind``. Its fix is an annotation for this argument; members of one list have one dtype.
     """
     bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
     pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
