@@ -106,7 +106,7 @@ def load(form: str, folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarr
 
 
 def resident(name: str) -> int:
-    """Return the resident size of this process in KiB: ``VmRSS`` now, ``VmHWM`` at most. That of rusage is inherited."""
+    """Return the resident size of this process in KiB: ``VmRSS`` now, ``VmHWM`` at most; rusage has the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 

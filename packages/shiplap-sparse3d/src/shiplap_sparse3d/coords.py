@@ -122,6 +122,14 @@ def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilat
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
+def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
+    """Return an upper bound of the number of outputs of ``n`` inputs: ``ops.OUT_COORDS_BOUND``."""
+    kernel, stride, _, dilation = window
+    for k, s, d in zip(kernel, stride, dilation, strict=True):
+        n *= -(-k // (s // math.gcd(s, d)))
+    return n
+
+
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a mask of the rows ``[..., 4]`` that lie in the grid and in a batch."""
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
