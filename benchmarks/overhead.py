@@ -48,7 +48,7 @@ SOURCES = [
     "packages/shiplap/src/shiplap/kernels/c/call_frame.py",
     "packages/shiplap/src/shiplap/kernels/c/declaration.py::CKernel",
     "packages/shiplap/src/shiplap/dispatch/fast_paths.py",
-    "packages/shiplap/src/shiplap/dispatch/op.py::Op.call_dispatcher",
+    "packages/shiplap/src/shiplap/dispatch/op.py::Op._call_dispatcher",
     *(f"packages/shiplap/src/shiplap/dispatch/execute.py::Executor.{name}" for name in ("execute", "pick_kernel")),
     "packages/shiplap/src/shiplap/torch_private/dispatcher_calls.py",
     "packages/shiplap/src/shiplap/kernels/native/gradient_recorder.py::SOURCE",

@@ -71,8 +71,6 @@ def ahead() -> None:
 
     compile_ahead(scale, [(torch.empty(8, 1000), 2.0)], architectures=(90,))
     # --8<-- [end:ahead]
-    (kernel,) = scale.native_kernels("cuda")
-    assert not kernel.native.missing()
 
 
 if __name__ == "__main__":

@@ -86,6 +86,21 @@ def test_a_changed_file_is_listed_with_the_command_that_measures_again(root: Pat
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ('"""Runs."""\ndef run():\n    """Return one."""\n    return 1  # the first\n', ()),
+        ("def run():\n    return 2\n", ("src/launch.py",)),
+        ("def run():\n    return '1'\n", ("src/launch.py",)),
+    ],
+)
+def test_comments_and_docstrings_of_python_leave_a_record_fresh(
+    root: Path, text: str, changed: tuple[str, ...]
+) -> None:
+    (root / "src/launch.py").write_text(text)
+    assert only(root).changed == changed
+
+
 def test_a_source_that_is_gone_is_listed(root: Path) -> None:
     (root / "src/launch.py").unlink()
     assert only(root).changed == ("src/launch.py", "src/launch.py::run")

@@ -318,7 +318,7 @@ def test_schemas_of_a_package_are_counted_if_they_run_under_their_fake(tmp_path:
     )
     (tmp_path / "counted_here.py").write_text(source)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = python(TOOLS / "count_schemas.py", "counted_here", "absent-here", "--json", "--at-least", 51, env=env)
+    done = python(TOOLS / "count_schemas.py", "counted_here", "absent-here", "--json", "--minimum", 51, env=env)
     assert done.returncode == 1, done.stderr
     counted = json.loads(done.stdout)
     assert counted["packages"]["counted_here"]["by"] == {

@@ -4,7 +4,7 @@
     python tools/count_schemas.py --run                          and calls each op, with tensors and with fakes
     python tools/count_schemas.py torchvision torchao --json     those of packages, which are imported
     pip install --no-deps -r tools/count_schemas.txt             the packages of the record, in its versions
-    python tools/count_schemas.py --pinned --at-least 95         fails below that share, or for another version
+    python tools/count_schemas.py --pinned --minimum 95         fails below that share, or for another version
 
 An op of a package counts if its declaration is registered and a call of it runs, with tensors and under its fake. For
 each schema a declaration is generated, registered in a namespace of its own, and compared with the schema. An
@@ -191,13 +191,13 @@ def unlike(packages: Sequence[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Count, and print a table or JSON. Exit status 1 below ``--at-least``."""
+    """Count, and print a table or JSON. Exit status 1 below ``--minimum``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("packages", nargs="*", help="packages to import, whose ops are counted")
     parser.add_argument("--pinned", action="store_true", help=f"the packages of {PINNED.name}, in those versions")
     parser.add_argument("--text", action="store_true", help="count the schemas on stdin, one a line")
     parser.add_argument("--run", action="store_true", help="call each op as well; always for packages")
-    parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="fail below this share")
+    parser.add_argument("--minimum", type=float, default=0.0, metavar="PERCENT", help="fail below this share")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     packages = [*options.packages, *(pins() if options.pinned else ())]
@@ -213,7 +213,7 @@ def main() -> None:
             by_package[package] = Counter(verdict(s, next(number), run=run) for s in listed)
     show(by_package, missing, other, json_wanted=options.json)
     total = sum(c.total() for c in by_package.values())
-    low = total and 100 * sum(map(expressible, by_package.values())) < options.at_least * total
+    low = total and 100 * sum(map(expressible, by_package.values())) < options.minimum * total
     sys.exit(1 if low or (options.pinned and (missing or other)) else 0)
 
 

@@ -244,7 +244,6 @@ def native_table() -> str | None:
 EXPLAINED = {
     "test_code_walk": "the digest of a kernel's code changes with edits that change no result. Not repaired: what was "
     "tuned or built is made once more",
-    "test_saved_reads": "the reads of a closure in a backward are not found. Not repaired: name them by `saves=`",
     "test_named_parameters": "a `functools.partial` has no name there. Not repaired",
 }
 

@@ -2,7 +2,8 @@
 
 A record (``benchmarks/results/NAME.json``, written by ``benchmarks/NAME.py``) says on which device, on which day, at
 which commit and of which files it was measured. It is stale if git has a change of one of these files after that
-commit. It is listed here, the documentation says so beside its figures, and no test fails.
+commit. Comments and docstrings of Python do not count. It is listed here, the documentation says so beside its
+figures, and no test fails.
 
     python tools/records.py             list them; so does ``make records``
     python tools/records.py --json      the same as one JSON value
@@ -18,6 +19,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,12 @@ class Record:
         """The line of the documentation below the figures."""
         if not self.changed:
             return f"*{self.measured}.*"
-        more = f" and {len(self.changed) - 3} more" if len(self.changed) > 3 else ""
-        files = ", ".join(f"`{name}`" for name in self.changed[:3]) + more
+        files = self.name_changed([f"`{name}`" for name in self.changed])
         return f"*{self.measured}; **the measured sources have changed since**: {files}. Run `{self.command}`.*"
+
+    def name_changed(self, names: Sequence[str]) -> str:
+        """Return the first three of ``names``, one for each changed file, and how many follow."""
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
     def link(self, page: str) -> str:
         """The line of ``page``, one of ``PAGES``, below the figures: nothing that changes with the sources."""
@@ -81,20 +86,49 @@ def files_of(pattern: str, root: Path = ROOT) -> list[str]:
 
 
 def changed_files(record: Mapping[str, Any], root: Path = ROOT) -> tuple[str, ...]:
-    """Return the files of a record that git says have changed since it was measured, and patterns that name nothing.
+    """Return the files of a record whose code has changed since it was measured, and patterns that name nothing.
 
-    Without git, or where the commit is unknown to it and the record has no date, no file counts as changed.
+    A Python file of which only comments or docstrings are others by now has not changed. Without git, or where the
+    commit is unknown to it and the record has no date, no file counts as changed.
     """
     patterns = [str(pattern) for pattern in record.get("sources", ())]
     gone = [pattern for pattern in patterns if not [*root.glob(pattern.partition("::")[0])]]
     paths = [f":(glob){pattern.partition('::')[0]}" for pattern in patterns]
     commit = str(record.get("commit", ""))
     if commit and _git(root, "merge-base", "--is-ancestor", commit, "HEAD") is not None:
-        listed = _git(root, "diff", "--name-only", "--no-renames", commit, "--", *paths)
+        differing = _git(root, "diff", "--name-only", "--no-renames", commit, "--", *paths) or ""
+        listed = "\n".join(file for file in differing.split("\n") if not _has_equal_code(root, commit, file))
     else:
         since = f"--since={record.get('date', '')} 23:59"
         listed = _git(root, "log", "--name-only", "--no-renames", "--format=", since, "--", *paths)
     return (*sorted(set((listed or "").split("\n")) - {""}), *gone)
+
+
+def _has_equal_code(root: Path, commit: str, file: str) -> bool:
+    """Whether a Python file of ``commit`` and the file of today have the same code, docstrings and comments aside."""
+    now = root / file
+    if not file.endswith(".py") or not now.is_file():
+        return False
+    before = _code_at(root, commit, file)
+    return before is not None and before == _code(now.read_text(encoding="utf-8"))
+
+
+@cache
+def _code_at(root: Path, commit: str, file: str) -> str | None:
+    """Return :func:`_code` of a file of ``commit``, or None if it was not there."""
+    text = _git(root, "show", f"{commit}:{file}")
+    return None if text is None else _code(text)
+
+
+@cache
+def _code(text: str) -> str:
+    """Return the syntax tree of Python source as text, without docstrings, comments and places."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if documented and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
 def clean_commit(patterns: Sequence[str], root: Path = ROOT) -> str:
@@ -193,7 +227,7 @@ def show(records: Sequence[Record]) -> Iterator[str]:
         state = "stale" if record.changed else "fresh"
         yield f"{state}  {record.name:{wide}}  {record.date}  {record.commit or 'commit unknown'}  {record.device}"
         if record.changed:
-            yield f"       changed since: {', '.join(record.changed)}"
+            yield f"       changed since: {record.name_changed(record.changed)}"
             yield f"       measure again: {record.command}"
     yield f"{len(records)} records, {sum(bool(record.changed) for record in records)} stale"
 

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import os
 import re
+import rlcompleter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from shiplap.cli.app import app
 from shiplap.declare.kernel import KernelKeywords
 from shiplap.declare.signature import DeclarationKeywords
 from shiplap.declare.template import TemplateKeywords
+from shiplap.errors import CATALOGUE
 from shiplap.judge import JudgeResult
 from shiplap.settings import describe
 from shiplap.tuning import TuneResult
@@ -64,11 +68,23 @@ def verbs() -> Iterator[str]:
         yield f"shiplap {name}: {' '.join(options)}; exit {' '.join(statuses)}"
 
 
+def module_names() -> Iterator[tuple[str, str]]:
+    """Each module of the table in the page on stability, with each name of it."""
+    page = (REPOSITORY / "docs" / "stability.md").read_text(encoding="utf-8")
+    table = page.partition("### Names in modules\n")[2].partition("\n## ")[0]
+    for module, names in re.findall(r"^\| `(shiplap[\w.]+)` \| (.*) \|$", table, re.MULTILINE):
+        yield from ((module, name) for name in re.findall(r"`(\w+)`", names))
+
+
 def surface() -> list[str]:
     lines = []
     for name in sl.__all__:
         value = getattr(sl, name)
         lines.append(f"sl.{name}{parameters(value) if inspect.isfunction(value) else ''}")
+    for module, name in module_names():
+        value = getattr(importlib.import_module(module), name)
+        assert not inspect.ismodule(value), (module, name)
+        lines.append(f"{module}.{name}{parameters(value) if inspect.isfunction(value) else ''}")
     for cls in (Report, JudgeResult, TuneResult, sl.Finding, sl.ShiplapError):
         lines += members(cls)
     for keywords in (DeclarationKeywords, KernelKeywords, TemplateKeywords):
@@ -96,26 +112,86 @@ def test_the_page_on_the_process_lists_every_setting() -> None:
     assert re.findall(r"^\| `(SHIPLAP_\w+)`", page, re.MULTILINE) == [variable for variable, _, _ in describe()]
 
 
-# Words of earlier designs, and names for families only, each with the pages that may have it.
-OLD_WORDS = {
-    r"\blibrary=": (),
-    r"\bstatic=": (),
-    r'sizes="reference"': (),
-    r"(?<!all_)at_least\b": (),
-    r"\.word\b": (),
-    r"\bRuling\b": (),
+# Words of earlier designs: no file but the changelogs has one. A word behind a dot is one of a result.
+OLD_WORDS = (
+    r"\blibrary=",
+    r"\bstatic=",
+    r"sizes=[\"']reference",
+    r"(?<!all_)\bat_least\b",
+    r"(?i)\bruling\b",
+    r"(?:result|verdict|judged|report)\.word\b",
+)
+# Names for families, each with the pages that may have it.
+FAMILY_WORDS = {
     r"\blaunch_program\b": ("docs/extend.md",),
     r"\btriton_launcher\b": ("docs/extend.md", "docs/design/0004-native.md", "docs/design/0006-fuse.md"),
 }
 
 
-@pytest.mark.parametrize("word", OLD_WORDS)
-def test_pages_and_examples_have_no_word_of_earlier_designs(word: str) -> None:
-    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("packages/*/README.md"), *REPOSITORY.glob("docs/**/*.md")]
-    pages += [*REPOSITORY.glob("examples/**/*.py"), *REPOSITORY.glob("docs/**/*.py")]
-    assert len(pages) > 60
-    found = [str(page.relative_to(REPOSITORY)) for page in pages if re.search(word, page.read_text(encoding="utf-8"))]
-    assert [page for page in found if page not in OLD_WORDS[word]] == []
+def _files(*patterns: str) -> dict[str, str]:
+    """The texts of the files of the repository that match, by path."""
+    found = {p for pattern in patterns for p in REPOSITORY.glob(pattern)} - {Path(__file__)}
+    return {str(p.relative_to(REPOSITORY)): p.read_text(encoding="utf-8") for p in sorted(found)}
+
+
+PAGES = ("README.md", "packages/*/README.md", "docs/**/*.md", "examples/**/*.py", "docs/**/*.py")
+SOURCES = ("packages/*/src/**/*.py", "packages/*/src/**/*.jinja", "packages/*/tests/**/*.py", "t*s/*.py")
+
+
+def test_nothing_has_a_word_of_earlier_designs() -> None:
+    files = _files(*PAGES, *SOURCES, "benchmarks/*.py", "CONTRIBUTING.md")
+    assert len(files) > 1000
+    assert [(path, word) for path, text in files.items() for word in OLD_WORDS if re.search(word, text)] == []
+
+
+@pytest.mark.parametrize("word", FAMILY_WORDS)
+def test_pages_and_errors_have_no_name_for_families(word: str) -> None:
+    found = [path for path, text in _files(*PAGES).items() if re.search(word, text)]
+    assert [page for page in found if page not in FAMILY_WORDS[word]] == []
+    advice = [text for e in CATALOGUE.values() for text in (e.title, e.why, e.fix)]
+    assert [text for text in advice if re.search(word, text)] == []
+    fixes = [
+        path for path, text in _files("packages/*/src/**/*.py").items() if re.search(f'fix ?= ?"[^"]*{word}', text)
+    ]
+    assert fixes == []
+
+
+def is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:  # of a parent that is a name in a module
+        return False
+
+
+def mentioned(text: str) -> Iterator[tuple[str, str]]:
+    """Each module of Shiplap from which a page imports a name, or that it names with an attribute in it."""
+    for module, names in re.findall(r"^ *from (shiplap(?:\.\w+)*) import ([\w, ]+)", text, re.MULTILINE):
+        for name in names.split(", "):
+            inner = f"{module}.{name}" if is_module(f"{module}.{name}") else ""
+            yield from (
+                ((inner, each) for each in re.findall(rf"\b{name}\.(\w+)\(", text)) if inner else [(module, name)]
+            )
+    for dotted, call in re.findall(r"`(shiplap(?:\.\w+)+)(\(?)[^`]*`", text):
+        module, _, name = dotted.rpartition(".")
+        while not is_module(module):
+            module, _, name = module.rpartition(".")
+        if call or not is_module(dotted):
+            yield module, name
+
+
+def test_pages_import_names_that_are_public() -> None:
+    """What a user copies from a page is in ``shiplap.__all__``, in the plugin API, or in the table of modules."""
+    public, families = {*module_names()}, ("shiplap.plugin_api", "shiplap.rewrite.shipped", "shiplap.audit.checks")
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("packages/*/README.md"), *REPOSITORY.glob("docs/*.md")]
+    pages += REPOSITORY.glob("examples/**/*.py")
+    internal = set()
+    for page in pages:
+        for module, name in mentioned(page.read_text(encoding="utf-8")):
+            if module == "shiplap":
+                assert name in (*sl.__all__, "__all__", "families"), (page, name)
+            elif not f"{module}.{name}".startswith(families):
+                internal |= {(page.name, module, name)} - {(page.name, *known) for known in public}
+    assert internal == set()
 
 
 def test_an_op_lists_the_names_of_the_page_of_concepts(ns: str) -> None:
@@ -125,6 +201,14 @@ def test_an_op_lists_the_names_of_the_page_of_concepts(ns: str) -> None:
 
     names = [name for name in dir(declared) if not name.startswith("_")]
     assert len(names) <= 15
+    # What completes, documents or inspects an op sees no other name, also where it looks at the classes one by one.
+    completer, shown = rlcompleter.Completer({"op": declared}), set()
+    while found := completer.complete("op.", len(shown)):
+        shown.add(found.removeprefix("op.").rstrip("()"))
+    assert {name for name in shown if not name.startswith("_")} <= {*names}
+    for cls in type(declared).__mro__:
+        assert {name for name in dir(cls) if not name.startswith("_")} <= {*names}, cls
+    assert {name for name, _ in inspect.getmembers(declared) if not name.startswith("_")} == {*names}
     assert all(hasattr(declared, name) for name in names)
     page = (REPOSITORY / "docs" / "concepts.md").read_text(encoding="utf-8")
     section = page.partition("## The names of an op\n")[2].partition("\n## ")[0]

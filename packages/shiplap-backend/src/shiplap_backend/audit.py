@@ -46,11 +46,14 @@ class SweepVerdict:
     gradients: int = 0  # samples of which the gradients were compared too
 
     def as_json(self) -> dict[str, Any]:
+        """Return all fields of the verdict as plain data for JSON."""
         return asdict(self)
 
 
 def operator_names(project: Project) -> list[str]:
-    """Return the names of torch's OpInfo database. Raises SL906 if torch's test package cannot be imported."""
+    """Return the names of torch's OpInfo database, read in a process with the project's device. Raises SL906 if torch's
+    test package cannot be imported.
+    """
     lines, end = _read_sweep_lines(project, None)
     if end:
         raise error(
@@ -73,11 +76,13 @@ def model_names() -> list[str]:
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one sweep process and return its output lines and, if the process failed, how it ended.
+    """Run one sweep process on ``cases`` and return the lines of its output and, if the process failed, how it ended,
+    else an empty text.
 
     Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
+    # With ``-P``, no module in the working directory takes the place of an installed one.
     command = [sys.executable, "-P", "-m", "shiplap_backend.sweep", str(project.package.resolve()), *arguments]
     try:
         run = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=_PATIENCE)
@@ -121,13 +126,16 @@ def run_sweep(
 
 
 def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> list[SweepVerdict]:
-    """Return the verdicts of ``cases``. After a crash a new process continues behind the case that caused the crash."""
+    """Return the verdicts of ``cases``, run in a process. After a crash a new process continues behind the case that
+    caused the crash. Raises SL906 if the device cannot be loaded.
+    """
     verdicts = []
     waiting = list(cases)
     while waiting:
         lines, end = _read_sweep_lines(project, waiting, samples)
         started: SweepCase | None = None
         for row in map(json.loads, lines):
+            # A case that has started and has no verdict is the one that ended the process.
             if "start" in row:
                 started = row["start"], row["dtype"]
                 continue
@@ -152,7 +160,7 @@ def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> li
 
 
 def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
-    """Return the verdict that a row of the sweep's output describes."""
+    """Return the verdict that one row of a sweep's JSON output describes."""
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
     state: State = "core"
     if row["failure"]:
@@ -172,7 +180,7 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
 
 
 def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:
-    """Return the number of verdicts by dtype and state. Every state has an entry."""
+    """Return the number of verdicts by dtype and then by state. Every state has an entry."""
     counts: dict[str, Counter[str]] = {}
     for v in verdicts:
         counts.setdefault(v.dtype, Counter())[v.state] += 1

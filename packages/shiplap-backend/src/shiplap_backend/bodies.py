@@ -40,7 +40,9 @@ class _BodyDefinition:
 
 
 def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write a scaffold for each missing body. Raises SL908 with file, line and parameter for a wrong signature."""
+    """Write a C++ scaffold into ``directory`` for each custom wrapper without a hand-written body. Raises SL908 with
+    file, line and parameter for a body with a wrong signature.
+    """
     # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _find_definitions(path)] if wrappers else []
     # All signatures are compared before the first scaffold is written.
@@ -52,7 +54,9 @@ def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
 
 
 def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
-    """Yield the functions that ``path`` defines: a name, a parameter list and a body, with their lines."""
+    """Yield a record of each C++ function that the file ``path`` defines: name, return type, parameters, and file with
+    line.
+    """
     text = strip_comments(path.read_text(encoding="utf-8"), quoted=False)
     for m in re.finditer(r"([\w:<>,&*\s]*(?:[&*]|[\w>]\s))\s*((?:\w+::)*)(\w+)\s*\(", text):
         try:
@@ -66,7 +70,9 @@ def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
 
 
 def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) -> bool:
-    """Return whether ``w`` has a body, in ``path`` or elsewhere. Raises SL908 if the body has another signature."""
+    """Return whether the wrapper ``w`` has a body among ``definitions``. Raises SL908 if its body has another
+    signature, or the file ``path`` for it does not define it.
+    """
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():
         here = [d for d in definitions if d.where.startswith(f"{path}:")]
@@ -80,7 +86,9 @@ def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) 
 
 
 def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
-    """Describe the first difference between ``d`` and the body that ``w`` needs; return "" if there is none."""
+    """Return a text on the first difference between the definition ``d`` and the body that the wrapper ``w`` needs, or
+    an empty text.
+    """
     arguments = w.declaration.arguments
     if _normalize_type(d.returns) != _normalize_type(w.declaration.cpp_returns):
         return f"it returns {d.returns}, not {w.declaration.cpp_returns}"
@@ -98,7 +106,7 @@ def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
 
 
 def _split_parameter(text: str) -> tuple[str, str]:
-    """Return type and name of one parameter. Names inside comments are ignored."""
+    """Return the type and the name of one C++ parameter, with an empty name if it has none."""
     m = re.fullmatch(r"(.*[\s>&*])(\w+)", text.strip(), re.S)
     # A parameter without a name ends with its type.
     if m and m[1].strip() not in ("", "const") and m[2] not in ("const", "int", "long", "double", "bool"):
@@ -107,7 +115,9 @@ def _split_parameter(text: str) -> tuple[str, str]:
 
 
 def _normalize_type(text: str) -> str:
-    """Return ``text`` without the parts that do not change the type: namespaces, spaces and the side of ``const``."""
+    """Return the C++ type ``text`` without parts that do not change the type: namespaces, spaces and the side of
+    ``const``.
+    """
     plain = re.sub(r"\b(?:inline|static)\b|(?:\b\w+)?::", " ", text)
     constant = bool(re.search(r"\bconst\b(?![^<]*>)", plain))
     plain = re.sub(r"\s+", "", re.sub(r"\bconst\b", "", plain))
@@ -118,5 +128,6 @@ def _normalize_type(text: str) -> str:
 
 
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
+    """Return the error SL908 for the body of a wrapper, with its right signature as what is expected."""
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

@@ -31,7 +31,8 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
-    """Compile changed files and link ``_C.so`` into the package. Raises SL906 with the compiler's first error.
+    """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path. Raises SL906
+    with the compiler's first error.
 
     ``tell`` is called after each file with the number of finished files. With ``together`` the wrappers and the device
     core form one translation unit. For few ops on one CPU core this takes a third less work, but nothing runs in
@@ -72,7 +73,9 @@ def build_extension(
 
 
 def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
-    """Run ninja and return its exit status and output. Each compiled file prints a line such as ``[3/21]``."""
+    """Run ninja and return its exit status and output. ``tell`` is called with ``3/21 files`` for each compiled
+    file.
+    """
     printed = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         for line in process.stdout or ():
@@ -83,13 +86,15 @@ def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, 
 
 
 def _find_ninja() -> str:
-    """Return the ninja of this Python environment, or else the one on the path."""
+    """Return the path of the ninja of this Python environment, or else the name ``ninja``, which is looked up on the
+    path.
+    """
     own = Path(sysconfig.get_path("scripts")) / "ninja"
     return str(own) if own.is_file() else "ninja"
 
 
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
-    """Return the text of the project's ``build.ninja``."""
+    """Return the text of the project's ``build.ninja``, which compiles its sources and links ``target``."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]
@@ -121,7 +126,7 @@ def _render_ninja_file(project: Project, target: Path, together: bool = False) -
 
 
 def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
-    """Write one translation unit of all wrappers and the device core, and return its path.
+    """Write one C++ file that includes all wrappers and the device core, and return its path.
 
     The core is included last, because it defines names of its own for functions that the wrappers call.
     """
@@ -135,7 +140,7 @@ def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
 
 
 def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return (object, source) for each translation unit."""
+    """Return (object file, source file) for each C or C++ source, escaped for ninja and sorted."""
     return [
         (f"{_escape_path(p.stem)}{'-c' * (p.suffix == '.c')}.o", _escape_path(str(p.resolve())))
         for p in sorted(sources)
@@ -143,18 +148,20 @@ def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
 
 
 def _quote_words(arguments: Iterable[str]) -> str:
-    """Quote arguments for the shell, as the value of a ninja variable."""
+    """Return the arguments quoted for the shell, as the value of a ninja variable."""
     # A dollar sign begins a variable in ninja, also inside quotes.
     return shlex.join(arguments).replace("$", "$$")
 
 
 def _escape_path(path: str) -> str:
-    """Escape a path for a list of files in ninja, which quotes such paths for the shell itself."""
+    """Return a path escaped for a list of files in ninja, which quotes such paths for the shell itself."""
     return path.replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def _first_error(output: str) -> str:
-    """Return the lines around the first error, since the whole output has thousands of lines of template notes."""
+    """Return 12 lines of the compiler's output from the first error on, since the whole has thousands of lines of
+    template notes.
+    """
     lines = output.splitlines()
     first = next(
         (i for i, line in enumerate(lines) if "error:" in line or "undefined reference" in line),

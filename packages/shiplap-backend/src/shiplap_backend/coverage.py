@@ -59,11 +59,13 @@ class Coverage:
     places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
-        """Return the overloads in one state."""
+        """Return the names of the overloads that are in this state, such as ``native`` or ``gap``."""
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the coverage for JSON: counts by state, and the operators that are missing."""
+        """Return the coverage as plain data for JSON: counts by state, and the overloads without a kernel with the
+        reasons.
+        """
         required = [p for p in self.places if p.required]
         return {
             "target": self.target,
@@ -76,7 +78,9 @@ class Coverage:
 
 
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
-    """Return where every declared overload runs."""
+    """Return where every ATen overload runs on the target: native with its wrapper, composite, expected on the CPU, or
+    a gap.
+    """
     declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
     for w in made.wrappers:
@@ -92,7 +96,9 @@ def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrapper
 def _place_overload(
     d: AtenDeclaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]
 ) -> OverloadPlacement:
-    """Return where one overload runs."""
+    """Return the state of one overload on the target, and the reason. ``expected`` maps patterns of names to reasons
+    for a CPU fallback.
+    """
     # Torch implements composite overloads, and functional ones with a delegate, by calls of other overloads.
     required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
     if d.name in native:
@@ -125,7 +131,9 @@ finally:
 
 
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
-    """Run ``script`` with the device loaded and return its needs, gaps first. Raises SL905 if the script cannot run."""
+    """Run the Python file ``script`` in a process with the device loaded, and return the operators that it called, gaps
+    first. Raises SL905 if the script cannot run.
+    """
     require_built(project)
     if not script.is_file():
         raise error(
@@ -156,7 +164,7 @@ def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequ
 
 
 def _final_exception(traceback: str) -> str:
-    """Return the exception that ended a program: all lines that follow the last frame of the traceback."""
+    """Return the exception that ended a program: all lines that follow the last frame of its traceback."""
     lines = traceback.strip().splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith("  File ")]
     after = lines[frames[-1] + 1 :] if frames else lines[-1:]
@@ -165,7 +173,7 @@ def _final_exception(traceback: str) -> str:
 
 
 def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
-    """Return the counters of a program as needs: gaps first, then CPU fallbacks, then native calls."""
+    """Return the counters of a program, by operator, as needs: gaps first, then CPU fallbacks, then native calls."""
     places = {p.name: p for p in cover.places}
     needed = []
     for full, counts in counters.items():
@@ -183,7 +191,7 @@ def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed
 
 
 def render_coverage(cover: Coverage, called: Sequence[ProgramNeed] = ()) -> str:
-    """Return one self-contained page."""
+    """Return the coverage, and the operators that a program called, as one self-contained HTML page."""
     from shiplap.codegen import render_source
 
     return render_source(

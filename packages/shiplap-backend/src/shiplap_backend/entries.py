@@ -76,7 +76,9 @@ def target_dtypes(target: MetadataTarget) -> tuple[str, ...]:
 
 
 def wide_dtype(dtype: str, there: Collection[str]) -> str:
-    """Return the dtype in which torch forms sums and products of ``dtype``, or ``dtype`` if it is not ``there``."""
+    """Return the dtype in which torch computes sums and products of ``dtype``, such as f32 for bf16, or ``dtype``
+    itself if that is not in ``there``.
+    """
     row, wide = in_aten().get(dtype), dtype
     if row is None or row.itemsize >= 4:
         return dtype
@@ -88,5 +90,5 @@ def wide_dtype(dtype: str, there: Collection[str]) -> str:
 
 
 def metadata_error(where: str, got: str, expected: str) -> ShiplapError:
-    """Return the SL901 error for the file and line ``where``."""
+    """Return the error SL901 for a mistake at the file and line ``where`` of a metadata file."""
     return error("SL901", where=where, got=got, expected=expected)

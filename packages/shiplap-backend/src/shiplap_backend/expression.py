@@ -61,7 +61,8 @@ def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> s
 
 
 def _operand_kind(expected: str) -> str:
-    """Return the kind that the operands of an operator are compiled as.
+    """Return the kind, ``any`` or ``value``, as which the operands of an operator are compiled where the operator is
+    expected to be of the kind ``expected``.
 
     Inside a plain value operands are plain values. Elsewhere they may be graph nodes.
     """
@@ -108,18 +109,23 @@ class ExpressionCompiler:
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> TypedExpression:
-        """Return the C++ of ``source`` as a value of kind ``expected``. Raises ExpressionError with the mistake."""
+        """Return the C++ of the metadata expression ``source`` as a value of the kind ``expected``. Raises
+        ExpressionError with the mistake.
+        """
         try:
             tree = ast.parse(source.strip(), mode="eval").body
             # Visiting gives the natural kind of the expression. The place may need a conversion.
             return self._convert_value(self._visit(tree, expected), expected, tree)
         except SyntaxError as e:
             raise ExpressionError(f"not an expression: {e.msg}") from None
+        # MemoryError is what Python's parser raises when its own stack overflows.
         except (RecursionError, MemoryError):
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> TypedExpression:
-        """Return the typed C++ of any expression."""
+        """Return the C++ and the kind of any expression. ``expected`` is the kind that its place takes, to which it is
+        not converted yet. Raises ExpressionError.
+        """
         if why := constant_condition_reason(tree):
             raise ExpressionError(why)
         sides = [ast.unparse(side) for side in (tree.left, *tree.comparators)] if isinstance(tree, ast.Compare) else []
@@ -161,9 +167,12 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
 
     def _constant(self, value: object) -> TypedExpression:
-        """Return a literal as C++."""
+        """Return a literal of Python as C++ with its kind. Raises ExpressionError for a value that C++ does not
+        have.
+        """
         if value is None:
             return TypedExpression("none", "::std::nullopt")
+        # Before int, of which bool is a subclass.
         if isinstance(value, bool):
             return TypedExpression("bool", str(value).lower())
         if isinstance(value, int) and abs(value) < 2**63:
@@ -175,7 +184,9 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return an argument, output or binding, and record its use."""
+        """Return the C++ of an argument, output or binding by name, and record its use for the cache key of the graph.
+        Raises ExpressionError for an unknown name.
+        """
         if name in self.lets:
             return self.lets[name]
         if name in ("inf", "nan") and name not in self.values:
@@ -198,7 +209,9 @@ class ExpressionCompiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> TypedExpression:
-        """Return ``a if test else b``: a vendor operation if the test is a graph node, else a C++ conditional."""
+        """Return ``a if test else b`` in C++: a vendor operation if the test is a graph node, else a conditional
+        expression.
+        """
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
         condition = self._condition(tree.test)
@@ -216,7 +229,7 @@ class ExpressionCompiler:
         return TypedExpression(one.kind, f"({condition} ? {one.code} : {other.code})")
 
     def _is_node(self, tree: ast.expr) -> bool:
-        """Return whether ``tree`` is a value of the graph. Tests for presence and plain arguments are not."""
+        """Return whether ``tree`` is a node of the graph. Tests for presence and plain arguments are not."""
         names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
         # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
         if names and all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names):
@@ -228,7 +241,7 @@ class ExpressionCompiler:
         return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
-        """Return a test that decides the form of the graph.
+        """Return the C++ of a test that decides the form of the graph, and record it for the cache key.
 
         The outcome is part of the cache key; the compared values are not.
         """
@@ -240,7 +253,7 @@ class ExpressionCompiler:
         return code
 
     def _presence(self, tree: ast.Compare) -> TypedExpression:
-        """Return ``argument is None`` or ``is not None`` as C++."""
+        """Return ``argument is None`` or ``is not None`` as C++. Raises ExpressionError for another use of ``is``."""
         if not (isinstance(tree.left, ast.Name) and ast.unparse(tree.comparators[0]) == "None"):
             raise ExpressionError(f"{ast.unparse(tree)!r}: 'is' compares an argument with None")
         value = self._name(tree.left.id, "value")
@@ -250,7 +263,9 @@ class ExpressionCompiler:
         return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
-        """Compile a unary operator, of a value or of a node."""
+        """Return the C++ of a unary operator, a vendor operation for a node and a C++ operator for a plain value.
+        Raises ExpressionError.
+        """
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
             tree.operand, "value" if sign == "not" and expected == "bool" else _operand_kind(expected)
@@ -265,7 +280,9 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
-        """Return an operator as a vendor operation if an operand is a graph node, else as C++."""
+        """Return the C++ of the operator ``symbol``, a vendor operation if an operand is a graph node, else a C++
+        operator. Raises ExpressionError.
+        """
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
         if why := unused_operand_reason(symbol, operands, numbers):
@@ -293,7 +310,7 @@ class ExpressionCompiler:
         return TypedExpression(kind, f"({values[0].code} {symbol} {values[1].code})")
 
     def _plain(self, value: TypedExpression) -> TypedExpression:
-        """Return ``value`` unwrapped, as C++ compares and negates it.
+        """Return an optional value or a scalar unwrapped to a plain C++ value; other values unchanged.
 
         For an optional value the metadata tests ``is None`` first.
         """
@@ -302,7 +319,9 @@ class ExpressionCompiler:
         return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
-        """Return the overload of a vendor function that takes this number of arguments. Raises ExpressionError."""
+        """Return the first overload of the vendor function ``name`` that takes this number of arguments, and record its
+        header. Raises ExpressionError for an unknown function.
+        """
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
             raise ExpressionError(f"{name!r} is no vendor function{suggest_nearest(name, self.vocabulary.functions)}")
@@ -312,7 +331,9 @@ class ExpressionCompiler:
         return (fitting or overloads)[0]
 
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
-        """Compile an element of a list. Raises ExpressionError for negative indices."""
+        """Return the C++ of an element of a list. Raises ExpressionError for a negative index and for a value without
+        elements.
+        """
         value = self._visit(tree.value, "nodes")
         index = self._convert_value(self._visit(tree.slice, "int"), "int", tree.slice).code
         # C++ has no negative indices: -1 would read beyond the vector.
@@ -328,14 +349,16 @@ class ExpressionCompiler:
         return TypedExpression(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
     def _list(self, tree: ast.List, expected: str) -> TypedExpression:
-        """Compile a list of nodes or integers."""
+        """Return the C++ of a list of nodes or of integers, as a ``std::vector``."""
         element = "node" if expected == "nodes" else "int"
         items = [self._convert_value(self._visit(e, element), element, e).code for e in tree.elts]
         cpp = "Node" if element == "node" else "int64_t"
         return TypedExpression(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
     def _call(self, tree: ast.Call, expected: str) -> TypedExpression:
-        """Return a call of the first overload of a vendor function that accepts the arguments."""
+        """Return the C++ call of the first overload of a vendor function that accepts the arguments. Raises
+        ExpressionError with the problems of all overloads.
+        """
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
@@ -349,6 +372,7 @@ class ExpressionCompiler:
                 arguments = self._arguments(function, tree)
             except ExpressionError as e:
                 problems.append(str(e))
+                # What the failed attempt has recorded is taken back.
                 del self.scopes[depth:]
                 self.used, self.baked, self.inputs = before
                 continue
@@ -359,7 +383,9 @@ class ExpressionCompiler:
         raise ExpressionError("; ".join(dict.fromkeys(problems)))
 
     def _arguments(self, function: VendorFunction, tree: ast.Call) -> str:
-        """Compile the arguments of a vendor function. Raises ExpressionError where they do not fit."""
+        """Return the C++ arguments of a call of a vendor function. Raises ExpressionError where the given ones do not
+        fit its parameters.
+        """
         given: dict[str, ast.expr] = {}
         parameters = [p for p in function.parameters if p.kind != "graph"]
         if len(tree.args) > len(parameters):
@@ -378,8 +404,8 @@ class ExpressionCompiler:
         return self._emit(function, given)
 
     def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
-        """Return the C++ arguments up to the last given one. An omitted one in between is an error: C++ has no
-        keywords.
+        """Return the C++ arguments up to the last one in ``given``. Raises ExpressionError for an omitted one before
+        it, since C++ has no keywords.
         """
         codes = []
         last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)
@@ -393,7 +419,9 @@ class ExpressionCompiler:
         return ", ".join(codes)
 
     def _argument(self, function: VendorFunction, parameter: VendorParameter, tree: ast.expr) -> str:
-        """Compile one argument to its parameter's kind."""
+        """Return the C++ of one argument, converted to the kind of its parameter. Raises ExpressionError if that is not
+        possible.
+        """
         self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
         self.scopes.pop()
@@ -412,20 +440,26 @@ class ExpressionCompiler:
         return code
 
     def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
-        """Return the C++ value of an enumerator. Raises ExpressionError for an unknown one."""
+        """Return the C++ of the enumerator ``value`` of the enum ``expected`` inside the class that ``call`` makes.
+        Raises ExpressionError for an unknown one.
+        """
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
             raise ExpressionError(f"{value.code!r} is no {expected}{suggest_nearest(value.code, values)}")
         return TypedExpression(expected, values[value.code])
 
     def _index(self, value: TypedExpression, tree: ast.expr) -> str:
-        """Return an integer or a list of integers as a constant of the graph."""
+        """Return the C++ arguments of a graph constant for an integer or a list of integers. Raises ExpressionError for
+        another kind.
+        """
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
     def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
-        """Convert ``value`` to the kind ``expected``, with the conversions that lose nothing."""
+        """Return ``value`` converted to the kind ``expected``, by conversions that lose nothing. Raises ExpressionError
+        for other kinds.
+        """
         kind = value.kind
         if expected in ("any", kind, "value"):
             return value

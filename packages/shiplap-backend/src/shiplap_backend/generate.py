@@ -46,7 +46,9 @@ class GeneratedWrappers:
 
 
 def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> GeneratedWrappers:
-    """Map and render every entry. Raises SL901 to SL903 with file and line of a wrong entry."""
+    """Return the wrappers and C++ files that follow from ``metadata`` for this torch, and the skipped entries. Raises
+    SL901 to SL903 with file and line of a wrong entry.
+    """
     declared = aten_declarations()
     if metadata.target.runtime != runtime.name:
         got = f"a target of runtime {metadata.target.runtime!r}"
@@ -68,7 +70,7 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
 
 
 def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration]) -> None:
-    """Raise SL901 for a reason that applies to no overload.
+    """Raise SL901 for a pattern under ``falls_back`` that applies to no overload of torch.
 
     Either no overload matches its pattern, or an earlier pattern matches all of them.
     """
@@ -87,7 +89,9 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
 def _check_entry(
     name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
 ) -> str:
-    """Return why the entry is skipped here (a version range), or "". Raises SL901 if the entry is wrong."""
+    """Return the reason why an entry is skipped here, a version range, or an empty text. Raises SL901 if the entry is
+    wrong.
+    """
     where = metadata.where[name]
     if entry.template not in FAMILIES:
         raise metadata_error(
@@ -133,7 +137,9 @@ def _check_entry(
 def _derived_overloads(
     d: AtenDeclaration, metadata: Metadata, declared: Mapping[str, AtenDeclaration]
 ) -> tuple[AtenDeclaration, ...]:
-    """Return the in-place and out= overloads that a functional wrapper implements by assignment."""
+    """Return the in-place and ``out=`` overloads of the group of ``d`` that its functional wrapper implements by
+    assignment.
+    """
     if d.kind != "functional":
         return ()
     # An entry of its own takes the place of the derived overload.
@@ -142,7 +148,7 @@ def _derived_overloads(
 
 
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Return the C++ files by name.
+    """Return the text of each C++ file by name, with the wrappers spread over ``units`` files.
 
     An op stays in its unit when others are added or removed, so that a changed op recompiles its own unit only.
     """
@@ -155,7 +161,8 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 
 def _render_unit(share: list[Wrapper]) -> str:
-    """Return the source of one translation unit with a share of the wrappers."""
+    """Return the C++ source of one translation unit with these wrappers and their registrations."""
+    # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]
     registered = [d for w in share for d in (w.declaration, *w.derived)]
@@ -170,11 +177,14 @@ def _render_unit(share: list[Wrapper]) -> str:
 
 
 def write_generated(directory: Path, files: Mapping[str, str]) -> list[str]:
-    """Write changed files, remove obsolete generated files, and return the names of both."""
+    """Write those of ``files`` (texts by name) that have changed into ``directory``, remove generated files that are no
+    longer there, and return the names of both.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     touched = []
     for name, text in files.items():
         path = directory / name
+        # An unchanged file keeps its time, so that it is not compiled again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             touched.append(name)

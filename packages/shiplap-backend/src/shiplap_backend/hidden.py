@@ -8,7 +8,7 @@ from math import inf, nextafter
 
 
 def unused_operand_reason(symbol: str, operands: Sequence[ast.expr], numbers: Collection[str]) -> str:
-    """Return why ``operands`` do not change the operator's result, or "".
+    """Return the reason why one of ``operands`` cannot change the operator's result, or an empty text.
 
     A tensor times zero is left alone: infinite values and NaN make NaN of it, which some operators need.
 
@@ -49,7 +49,8 @@ _WORDS = {
 
 
 def constant_condition_reason(tree: ast.expr) -> str:
-    """Return why an expression has the same value or outcome in every call, or "". ``x if True else y`` is only ``x``.
+    """Return the reason why an expression, or a condition in it, has the same outcome in every call, or an empty text.
+    ``x if True else y`` is only ``x``.
 
     >>> constant_condition_reason(ast.parse("x if alpha == 1 or True else y", mode="eval").body.test)
     "'True' asks for no argument"
@@ -71,7 +72,7 @@ def constant_condition_reason(tree: ast.expr) -> str:
 
 
 def find_contradiction(conditions: Sequence[str]) -> str:
-    """Return the parts of ``conditions`` that no call can satisfy, or "".
+    """Return the two parts of ``conditions`` that no call can satisfy together, as text, or an empty text.
 
     >>> find_contradiction(["alpha == 1 and rank(self) > 2", "alpha == 2"])
     "'alpha == 1' and 'alpha == 2'"
@@ -99,18 +100,21 @@ _COUNTS = {"rank": 64.0, "size": float("inf"), "numel": float("inf"), "length": 
 
 
 def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
-    """Return the lists of simple conditions of which one must hold as a whole."""
+    """Return the lists of simple conditions that together make all ``trees`` true; one list must hold as a whole."""
     if not trees:
         return [[]]
     ways: list[list[ast.expr]] = []
     others = _alternatives(trees[1:])
     for way in _ways(trees[0]):
         ways += [[*way, *rest] for rest in others]
+    # One more than the most tells the caller that some are missing.
     return ways[: _MOST_ALTERNATIVES + 1]
 
 
 def _ways(tree: ast.expr) -> list[list[ast.expr]]:
-    """Return the lists of conditions under which an expression is true, one list a way."""
+    """Return the lists of simple conditions under which an expression is true. It is true if all conditions of one list
+    hold.
+    """
     match tree:
         case ast.BoolOp(op=ast.And(), values=parts):
             return _alternatives(parts)
@@ -121,6 +125,7 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
         case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=inner)):
             return _ways(inner)
         case ast.UnaryOp(op=ast.Not(), operand=ast.BoolOp(op=op, values=parts)):
+            # By De Morgan: ``not (a or b)`` is ``not a and not b``.
             negated: list[ast.expr] = [ast.UnaryOp(ast.Not(), part) for part in parts]
             return _ways(ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), negated))
         case ast.Compare(left=left, ops=ops, comparators=others) if len(ops) > 1:
@@ -130,7 +135,7 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
 
 
 def _clash(parts: Sequence[ast.expr]) -> str:
-    """Return the texts of the first parts that exclude each other, or ""."""
+    """Return the texts of the first two conditions that exclude each other, or an empty text."""
     demands: dict[str, tuple[str, object]] = {}
     orders: dict[tuple[str, str], tuple[str, set[str]]] = {}
     ranges: dict[str, tuple[str, float, float]] = {}
@@ -146,22 +151,28 @@ def _clash(parts: Sequence[ast.expr]) -> str:
 
 
 def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-    """Return both sides of a comparison and the orders between them that it allows, such as "<=", or None."""
+    """Return left side, allowed orders such as ``<=``, and right side of a comparison, which may be negated; None for
+    another expression.
+    """
     negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
     inner = tree.operand if isinstance(tree, ast.UnaryOp) else tree
     if not isinstance(inner, ast.Compare) or len(inner.ops) != 1 or type(inner.ops[0]) not in _RELATIONS:
         return None
     orders = _RELATIONS[type(inner.ops[0])]
+    # A negated comparison holds in the other orders.
     return inner.left, "".join(o for o in "<=>" if (o in orders) != negated), inner.comparators[0]
 
 
 def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
-    """Return why ``tree`` allows no order of two expressions that ``known`` allows too, or "". Adds to ``known``."""
+    """Return a text if the comparison ``tree`` allows none of the orders of two expressions in ``known``, or an empty
+    text. The orders are added to ``known``.
+    """
     relation = _relation(tree)
     if relation is None or any(isinstance(side, ast.Constant) for side in (relation[0], relation[2])):
         return ""
     one, other = ast.unparse(relation[0]), ast.unparse(relation[2])
     allowed = {*relation[1]}
+    # One key for both spellings: ``a < b`` is ``b > a``.
     if other < one:
         one, other = other, one
         allowed = {{"<": ">", ">": "<"}.get(o, o) for o in allowed}
@@ -173,7 +184,9 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
 
 
 def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
-    """Return why ``tree`` leaves no value of an expression that ``known`` leaves too, or "". Adds to ``known``."""
+    """Return a text if the comparison ``tree`` leaves no number for an expression in the ranges in ``known``, or an
+    empty text. The range is added to ``known``.
+    """
     relation = _relation(tree)
     if relation is None or (isinstance(tree, ast.Compare) and _size_test_is_constant(tree)):
         return ""
@@ -182,6 +195,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
     if not numbers:
         left, right, numbers = right, left, written_number(left)
         orders = orders.translate(str.maketrans("<>", "><"))
+    # ``x != 2`` leaves two ranges, which this record cannot hold.
     if len(numbers) != 1 or written_number(left) or {*orders} == {"<", ">"}:
         return ""
     number, name = float(numbers[0]), ast.unparse(left)
@@ -200,7 +214,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
 
 
 def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
-    """Yield the tests of one argument that ``condition`` demands: function, argument, and the outcome that it wants.
+    """Yield (function, argument, wanted outcome) of each test of one argument that ``condition`` requires.
 
     >>> list(find_calls("is_bool(self) and not is_float(other)"))
     [('is_bool', 'self', True), ('is_float', 'other', False)]
@@ -217,7 +231,7 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _values_exclude(one: object, other: object) -> bool:
-    """Return whether no argument can have both values. True and False stand for all true or false values."""
+    """Return whether no argument can have both values. True and False stand for all values that are true or false."""
     if None in (one, other):
         # None counts as false, so "is None" and "not x" can hold together.
         return (one, other) not in ((None, None), (None, False), (False, None))
@@ -225,7 +239,9 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield the argument that a simple condition fixes to one value: text, argument and value."""
+    """Yield (text, argument, value) if ``tree`` fixes an argument to one value, as ``name``, ``not name`` and
+    ``name == 2`` do.
+    """
     match tree:
         case ast.Name(id=name):
             yield name, name, True
@@ -236,7 +252,9 @@ def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
 
 
 def _size_test_is_constant(tree: ast.Compare) -> bool:
-    """Return whether a comparison of a number of dims or elements has the same outcome for every call."""
+    """Return whether a comparison of a number of dims or elements with a literal has the same outcome for every
+    call.
+    """
     match tree:
         case ast.Compare(
             left=ast.Call(func=ast.Name(id="rank" | "size" | "numel" | "length")), ops=[op], comparators=[c]
@@ -251,7 +269,8 @@ def _size_test_is_constant(tree: ast.Compare) -> bool:
 
 
 def find_negative_size(sizes: str) -> str:
-    """Return the size that is negative for all arguments, or "". Invalid expressions give "" as well.
+    """Return the size in a list expression that is negative for all arguments, as text, or an empty text. Invalid
+    expressions give an empty text as well.
 
     >>> find_negative_size("[size(self, -1), 2 - 3]")
     '2 - 3'
@@ -263,7 +282,7 @@ def find_negative_size(sizes: str) -> str:
 
 
 def _find_negative_literal(tree: ast.expr) -> str:
-    """Return the negative number in an expression, as text, or ""."""
+    """Return the negative integer in an expression of sizes, as text, or an empty text."""
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
     number = _integer_literal(tree)
@@ -273,7 +292,9 @@ def _find_negative_literal(tree: ast.expr) -> str:
 
 
 def _integer_literal(tree: ast.expr) -> int | None:
-    """Return the integer that ``tree`` writes in digits and signs, or None."""
+    """Return the value of an expression of integer literals, signs, sums and products, or None for another
+    expression.
+    """
     match tree:
         case ast.Constant(value=int(stated)):
             return stated
@@ -289,8 +310,11 @@ def _integer_literal(tree: ast.expr) -> int | None:
 
 
 def written_number(tree: ast.expr) -> list[float]:
-    """Return the number that ``tree`` writes out, without or with a sign, in a list of one, or []."""
+    """Return a list with the number that ``tree`` is, a literal with or without a sign, or an empty list for another
+    expression.
+    """
     match tree:
+        # Before ``int()``, which matches True and False.
         case ast.Constant(value=bool()):
             return []
         case ast.Constant(value=int() | float() as number):
@@ -301,10 +325,12 @@ def written_number(tree: ast.expr) -> list[float]:
 
 
 def _argument_names(*trees: ast.expr) -> set[str]:
+    """Return all names in the expressions."""
     return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def _same_expression(left: ast.expr, right: ast.expr) -> bool:
+    """Return whether two expressions are the same apart from spaces."""
     return ast.dump(left) == ast.dump(right)
 
 
@@ -314,7 +340,7 @@ def _is_negation(tree: ast.expr, other: ast.expr) -> bool:
 
 
 def _number_literal(tree: ast.expr) -> object:
-    """Return the number that ``tree`` writes, or None."""
+    """Return the number, or other literal value, that ``tree`` is, or None."""
     try:
         return ast.literal_eval(tree)
     except ValueError:

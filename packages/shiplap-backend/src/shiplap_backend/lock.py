@@ -24,6 +24,7 @@ class SchemaLock:
     schemas: Mapping[str, str]
 
     def text(self) -> str:
+        """Return the lock as JSON text, the content of its file."""
         return json.dumps({"torch": self.torch, "schemas": dict(sorted(self.schemas.items()))}, indent=1) + "\n"
 
 
@@ -37,13 +38,14 @@ class SchemaChange:
     new: str
 
     def __str__(self) -> str:
+        """Return the change as text: ``changed`` with both schemas, or ``added`` or ``removed`` with the schema."""
         if self.kind == "changed":
             return f"changed {self.name}\n  - {self.old}\n  + {self.new}"
         return f"{self.kind} {self.old or self.new}"
 
 
 def schema_digest(schema: str) -> str:
-    """Return a short, stable digest of a schema. The manifest of a built extension has one for each overload."""
+    """Return a short digest of a schema, which a built extension has in its manifest for each overload."""
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
 
@@ -55,12 +57,13 @@ def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
 
 
 def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
+    """Return (name, declaration) of an overload and of those in its group; an empty list for an unknown overload."""
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 
 
 def read_lock(path: Path) -> SchemaLock:
-    """Return the lock in a file. Raises SL904 if the file is missing or damaged."""
+    """Return the schema lock in the file ``path``. Raises SL904 if the file is missing or damaged."""
     if not path.is_file():
         raise error(
             "SL904",
@@ -87,7 +90,7 @@ def read_lock(path: Path) -> SchemaLock:
 
 
 def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
-    """Return the changes from ``old`` to ``new``, by name."""
+    """Return the schemas that were added, removed or changed from ``old`` to ``new``, sorted by name."""
     changes = []
     for name in sorted({*old.schemas, *new.schemas}):
         a, b = old.schemas.get(name, ""), new.schemas.get(name, "")
@@ -98,7 +101,7 @@ def diff_schemas(old: SchemaLock, new: SchemaLock) -> list[SchemaChange]:
 
 
 def update_lock(path: Path, metadata: Metadata, *, accept: bool = False) -> SchemaLock:
-    """Return the new content of the lock at ``path``, with new entries added.
+    """Return the new content of the schema lock at ``path``: the present schemas of the overloads of ``metadata``.
 
     Raises SL904 with the differences if schemas of this torch differ from the locked ones.
     """

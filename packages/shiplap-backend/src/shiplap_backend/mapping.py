@@ -36,7 +36,9 @@ _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
-    """Return the wrapper of one entry. Raises SL901, SL902 and SL903 with file and line of a mistake."""
+    """Return the wrapper of one metadata entry: C++ fragments for its template. Raises SL901, SL902 and SL903 with file
+    and line of a mistake.
+    """
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
     return _EntryMapping(declaration, entry, family, where, metadata, vocabulary).wrapper()
@@ -54,6 +56,7 @@ class _EntryMapping:
         metadata: Metadata,
         words: Vocabulary,
     ) -> None:
+        """Prepare the compilers for the expressions of an entry: those of the graph, of guards and of shapes."""
         self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
         self.values = {**self._arguments(), **self._outputs()}
         nodes = {
@@ -69,7 +72,7 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        """Return the wrapper of the entry, with its guards, graph and outputs compiled."""
+        """Return the wrapper of the entry, with its guards, graph, outputs and cache key compiled to C++."""
         check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
         check_dtype_guards(self.where, self.d.name, self.entry, self._accepted(), w.gated)
@@ -82,11 +85,13 @@ class _EntryMapping:
         if self.family.graph:
             w.prepare = [p for i, n in enumerate(self._result_names()) for p in self._prepare(i, n)]
         if self.family.graph:
+            # In this order: results read the bindings, and key and nodes depend on what all of them have read.
             w.lets = list(self._let_statements())
             w.results = [self._compiled(self.graph, e, "node", f"graph of {o!r}").code for o, e in self._graphs()]
             w.updates = list(self._updates())
             w.keys, w.nodes = list(self._key_statements()), list(self._nodes())
             check_constants(self.where, self.d.name, self.graph.constants, self._computed_dtypes(w.decides))
+        # Late, since every compiled expression records the arguments that it reads.
         w.uses = self._uses()
         structured = self.d.structured
         w.headers = {f"ATen/ops/{self.d.base}_ops.h", *self.graph.headers, *self.plain.headers, *self.shape.headers}
@@ -95,7 +100,9 @@ class _EntryMapping:
         return w
 
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
-        """Compile one expression of the entry. Raises SL902 with its place."""
+        """Return the C++ of the expression ``source`` of the entry as a value of the kind ``expected``. Raises SL902
+        with its ``place`` in the entry.
+        """
         try:
             return compiler.compile(source, expected)
         except ExpressionError as e:
@@ -104,7 +111,7 @@ class _EntryMapping:
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, TypedExpression]:
-        """Return the C++ expressions of the arguments, as expressions of the entry name them."""
+        """Return the C++ expression of each argument by the name that expressions of the entry use."""
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
@@ -118,7 +125,7 @@ class _EntryMapping:
         }
 
     def _result_names(self) -> list[str]:
-        """Return the names of the results: outputs, mutated arguments or ``result``."""
+        """Return the names of the overload's results: of its outputs or mutated arguments, or else ``result``."""
         if self.d.kind == "out":
             return [a.name for a in self.d.outs]
         if self.d.kind == "inplace" or not self.d.returns:
@@ -126,16 +133,21 @@ class _EntryMapping:
         return ["result"] if len(self.d.returns) == 1 else [f"result{i}" for i in range(len(self.d.returns))]
 
     def _outputs(self) -> dict[str, TypedExpression]:
+        """Return the C++ expression of each result by name."""
         return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
+        """Return the C++ of the result at ``index``, which a structured overload has in its operator object."""
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
+        """Return the C++ names of the dtypes that the entry accepts."""
         return tuple(DTYPES[d] for d in self._accepted())
 
     def _accepted(self) -> list[str]:
-        """Return the dtypes that the entry accepts."""
+        """Return the short names of the dtypes that the entry accepts, with sets replaced by their members. Raises
+        SL901 for an unknown one.
+        """
         chosen = self.entry.dtypes or self.family.dtypes
         names = [chosen] if isinstance(chosen, str) else chosen
         sets = self.metadata.dtype_sets
@@ -150,18 +162,22 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the tensors whose dtype the mask checks. Raw inputs go to the vendor unconverted."""
+        """Return the names of the tensors whose dtype must be among the accepted ones. Inputs that go to the vendor
+        unconverted are left out.
+        """
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
         return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
 
     def _guards(self) -> Iterator[tuple[str, str]]:
+        """Yield (condition, reason) of each guard of the family and of the entry; a call that fails a condition runs on
+        the CPU.
+        """
         yield from {**self.family.guard, **self.entry.guard}.items()
 
     def _computation_dtype(self) -> str:
-        """Return the dtype in which the vendor computes, as C++ or as a dtype of the metadata.
-
-        Narrow dtypes are widened afterwards.
+        """Return the dtype in which the vendor computes, as C++ or as a short name, before narrow dtypes are widened.
+        Raises SL901 for an unknown rule.
         """
         # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute
@@ -183,21 +199,24 @@ class _EntryMapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _wide(self, decides: str) -> str:
-        """Return the dtype of the computation, wide if the target has the wide dtype."""
+        """Return the C++ of the wide dtype of the computation for the dtype ``decides``, as far as the target has wide
+        dtypes.
+        """
         there = target_dtypes(self.metadata.target)
         if {"f32", "i32"} <= {*there}:
             return f"opmath({decides})"
         return f"opmath({decides}, dtypes({{{', '.join(DTYPES[d] for d in there)}}}))"
 
     def _computed_dtypes(self, decides: str) -> list[str]:
-        """Return the dtypes in which the entry may compute."""
+        """Return the short names of all dtypes in which the entry may compute."""
         if decides in DTYPES:
             return [decides]
         there = target_dtypes(self.metadata.target)
         return list(dict.fromkeys(wide_dtype(d, there) for d in self._accepted()))
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
-        """Yield the statements that make or resize an output.
+        """Yield the C++ statements that make or resize the output ``name``, by its rule in the entry. Raises SL901 for
+        a rule that does not fit.
 
         For an output whose shape a structured ``meta`` gave, the statement changes the strides.
         """
@@ -238,7 +257,9 @@ class _EntryMapping:
         yield f"const at::Tensor {name} = {made};"
 
     def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
-        """Yield the statements for outputs that ATen makes: by TensorIterator, or by the Meta kernel of the op."""
+        """Yield the C++ statements for an output that ATen makes: by TensorIterator, or by the Meta kernel of the op.
+        Raises SL901 where that is not possible.
+        """
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
             raises = self.d.base.endswith("_overrideable")
@@ -267,13 +288,15 @@ class _EntryMapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: OutputRule) -> str:
-        """Return the tensor whose device and format an output takes."""
+        """Return the C++ of the tensor whose device and memory format the output ``name`` takes."""
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
 
     def _tensor(self, output: str, field: str, name: str) -> str:
-        """Return the C++ of the tensor argument that a rule of ``output`` names."""
+        """Return the C++ of the tensor argument ``name`` that the rule of ``output`` has under ``field``. Raises SL901
+        for another name.
+        """
         if name not in self.values or self.values[name].kind not in ("tensor", "tensors"):
             got = f"{self.d.name}: output {output!r}, {field}: {name!r}{suggest_nearest(name, self.values)}"
             raise metadata_error(self.where, got, "a tensor argument")
@@ -283,7 +306,7 @@ class _EntryMapping:
         return self.values[name].code
 
     def _let_statements(self) -> Iterator[str]:
-        """Yield the C++ statements of the entry's bindings."""
+        """Yield the C++ statements of the entry's bindings under ``let``, in order."""
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -294,7 +317,7 @@ class _EntryMapping:
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
-        """Yield each result with its expression. Raises an error where their numbers differ."""
+        """Yield (name, expression) of each result. Raises SL901 if a result has no expression."""
         results = self._result_names()
         if isinstance(self.entry.graph, str):
             # One expression cannot give several results.
@@ -316,7 +339,9 @@ class _EntryMapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield the arguments that are written besides the results: name, tensor, condition and graph."""
+        """Yield (name, C++ tensor, C++ condition, C++ graph) of each argument that is written besides the results.
+        Raises SL901 for an unfit name.
+        """
         for name, update in self.entry.updates.items():
             if name in self._result_names():
                 raise metadata_error(
@@ -330,11 +355,14 @@ class _EntryMapping:
             yield name, self.values[name].code, when, graph
 
     def _how(self, name: str) -> str:
+        """Return the C++ argument for the dtype to which the input ``name`` is converted, empty for a raw one."""
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _key_statements(self) -> Iterator[str]:
-        """Yield the statements that fill the ``Call``: inputs in declared order, then the rest of the cache key."""
+        """Yield the C++ statements that fill the ``Call``: inputs in declared order, then attributes that are part of
+        the graph's cache key.
+        """
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
                 yield self._input_statement(a)
@@ -350,7 +378,7 @@ class _EntryMapping:
             yield f"call.attribute({self._promoted_dtype() or 'compute'});"
 
     def _input_statement(self, a: AtenArgument) -> str:
-        """Return the statement that makes one argument an input."""
+        """Return the C++ statement that makes the argument ``a`` an input of the graph's call."""
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
             tensor = f"computed({tensor}, {self._promoted_dtype() or 'compute'}, compute)"
@@ -366,7 +394,7 @@ class _EntryMapping:
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
-        """Yield the C++ statements that make graph inputs of the tensors."""
+        """Yield the C++ statements that make a graph node of each argument that the graph reads."""
         for a in self.d.inputs:
             if a.name not in self.graph.inputs:
                 continue
@@ -381,12 +409,16 @@ class _EntryMapping:
             )
 
     def _promoted_dtype(self) -> str:
-        """Return the promoted dtype, to which integers wrap before they are widened, or ""."""
+        """Return the C++ of the promoted dtype of a structured overload, to which integers wrap before they are
+        widened, or an empty text.
+        """
         decides = self._computation_dtype()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        """Return how the entry uses each argument: graph input, attribute, guard or shape."""
+        """Return how the entry uses each argument: as graph input, attribute, guard or shape. Raises SL903 for an
+        argument that has no use.
+        """
         # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs
         used = {"graph input": self.graph.inputs, "attribute": attributes}
@@ -395,14 +427,16 @@ class _EntryMapping:
 
 
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
-    """Return whether ``function`` makes a node of ``count`` nodes and has no other required parameter."""
+    """Return whether the vendor function makes a graph node of ``count`` nodes and has no other required parameter."""
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count
     return function.returns == "node" and not function.unusable and kinds and all(p.optional for p in rest)
 
 
 def build_vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
-    """Return the words for expressions of ``metadata``. Raises SL902 if an operator names no fitting function."""
+    """Return the functions, enums and operators that expressions of ``metadata`` may use. Raises SL902 if an operator
+    names no fitting function.
+    """
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2
         if not any(_takes_nodes(function, operands) for function in functions.get(name, ())):

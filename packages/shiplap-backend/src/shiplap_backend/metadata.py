@@ -44,16 +44,18 @@ class Metadata:
 
     @cached_property
     def dtype_sets(self) -> Mapping[str, tuple[str, ...]]:
+        """The members of each set of dtypes of the target, by the set's name."""
         return {name: tuple(members) for name, members in self.target.dtypes.items()}
 
 
 def shipped_metadata(runtime: str) -> Path:
-    """Return the metadata of ``runtime`` that comes with shiplap."""
+    """Return the path of the metadata file of ``runtime`` that comes with this package."""
     return Path(__file__).parent / "metadata" / f"{runtime}.yaml"
 
 
 def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
-    """Read ``path`` and the file that it extends. Raises SL901 with file:line, the mistake and the nearest name.
+    """Return the metadata in the YAML file ``path`` and in the file that it extends, checked. Raises SL901 with
+    file:line, the mistake and the nearest name.
 
     Args:
         path: the file.
@@ -66,7 +68,7 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
         raise _file_error(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
-        """Return file and line of the innermost key that has a line."""
+        """Return ``file:line`` of the innermost of the nested ``keys`` that stands in the file."""
         # The innermost key may be missing in the file, as for a required field.
         known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
         return f"{path}:{next(known, 1)}"
@@ -84,7 +86,7 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
 def _load_base(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
 ) -> Metadata | None:
-    """Return the metadata that the file extends, or None."""
+    """Return the metadata that the file extends, or None. Raises SL901 for an unknown runtime."""
     if not file.extends:
         return None
     if runtime is not None and file.extends == runtime.name:
@@ -100,7 +102,9 @@ def _load_base(
 def _inherited_entries(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], base: Metadata | None
 ) -> Mapping[str, MetadataEntry]:
-    """Return the inherited entries: all, or those that ``only`` lists."""
+    """Return the entries of the extended file by overload: all, or those that ``only`` lists. Raises SL901 for unknown
+    ones.
+    """
     entries = base.entries if base else {}
     if file.only is None:
         return entries
@@ -120,7 +124,9 @@ def _inherited_entries(
 
 
 def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
-    """Return the content of a metadata file and the line of each key. Raises SL907 without PyYAML."""
+    """Return the content of a metadata file and the line of each key, by its nested keys. Raises SL907 without PyYAML,
+    and SL901 for invalid content.
+    """
     try:
         import yaml
     except ModuleNotFoundError:
@@ -160,7 +166,9 @@ def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
 def _convert_node(
     path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]
 ) -> _T:
-    """Return ``raw`` as a ``kind``. The path in msgspec's error, relative to ``at``, gives the line."""
+    """Return ``raw``, plain data of a YAML file, as a struct of the class ``kind``. Raises SL901 with the line of the
+    mistake. ``at`` are the keys at which ``raw`` stands.
+    """
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
@@ -168,6 +176,7 @@ def _convert_node(
         parts = [p for p in re.split(r"[.\[\]`$]+", place) if p]
         field = m[1] if (m := re.search(r"unknown field `(.*)`", what)) else ""
         below = (*at, *parts, *([field] if field else []))
+        # The message names fields and no line. The deepest key on the way to the field has one.
         line = max(
             ((k, n) for k, n in lines.items() if _is_on_path(k, below)), key=lambda c: len(c[0]), default=((), 1)
         )[1]
@@ -182,7 +191,9 @@ def _convert_node(
 
 
 def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the line of every key. A repeated key is an error, where YAML would silently take the last one."""
+    """Yield (nested keys, line) of every key below a YAML node. Raises SL901 for a repeated key, of which YAML would
+    silently take the last.
+    """
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
@@ -202,9 +213,12 @@ def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterato
 
 
 def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Return whether ``key`` lies on the way to ``parts``. msgspec writes ``...`` for a key that it does not name."""
+    """Return whether the nested keys ``key`` are on the way to ``parts``. msgspec writes ``...`` for a key that it does
+    not name.
+    """
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 
 
 def _file_error(path: Path, line: int, got: str, expected: str) -> ShiplapError:
+    """Return the error SL901 for a line of a metadata file."""
     return metadata_error(f"{path}:{line}", got, expected)

@@ -40,7 +40,9 @@ class SampleEvidence:
     failure: str = ""
 
     def count(self, counters: dict[str, Any]) -> None:
-        """Add the counts of ``torch.<device>.counters()``."""
+        """Add the calls in ``counters``, those of ``torch.<device>.counters()``, to the evidence: native operators, and
+        fallbacks with reasons.
+        """
         for name, calls in counters.items():
             if calls["native"]:
                 self.native.add(name)
@@ -49,7 +51,7 @@ class SampleEvidence:
 
 
 def case_name(device: str, op: Any, dtype: torch.dtype) -> str:
-    """Return the name of the method that tests ``op`` (an OpInfo) in ``dtype``."""
+    """Return the name of the test method that compares ``op`` (an OpInfo) in ``dtype`` on the device."""
     return f"test_compare_cpu_{op.formatted_name}_{device}_{str(dtype).removeprefix('torch.')}"
 
 
@@ -70,6 +72,9 @@ def instantiate(
     infos = [op for name, op in sorted(aten_operators.op_infos().items()) if names is None or name in names]
 
     def test_compare_cpu(self: Any, device: str, dtype: torch.dtype, op: Any) -> None:
+        """Compare an operator in a dtype on the device with the CPU, and raise the first error. Skip the test if the
+        CPU accepts no sample.
+        """
         # The sweep reads the evidence from the test case afterwards.
         self.evidence = evidence = SampleEvidence()
         with warnings.catch_warnings():
@@ -84,7 +89,8 @@ def instantiate(
 
 
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
-    """Run up to ``most`` samples that the CPU accepts and return the first error, or None.
+    """Compare the operator on up to ``most`` samples that the CPU accepts, add to ``evidence``, and return the first
+    error, or None.
 
     A wrong value is returned before a refusal.
     """
@@ -105,6 +111,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
             refusal = refusal or e
             break
         try:
+            # A sample that the CPU refuses says nothing about the device.
             want = _call_operator(op, theirs)
         except Exception:
             continue
@@ -127,9 +134,10 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """Return ``arguments`` on the CPU: tensors keep their strides and offset, and their whole storage is copied."""
+    """Return ``arguments`` on the CPU: tensors keep their strides and offset, with a copy of their whole storage."""
 
     def twin(value: Any) -> Any:
+        """Return the CPU's copy of a tensor, ``cpu`` for the device, and another value unchanged."""
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
         if not isinstance(value, torch.Tensor):
@@ -145,7 +153,9 @@ def _on_cpu(arguments: Any, device: str) -> Any:
 
 
 def _call_operator(op: Any, arguments: Any) -> Any:
-    """Call the operator and return its results."""
+    """Return the results of the operator on ``(input, args, kwargs)``, with torch seeded so that random numbers
+    agree.
+    """
     input, args, kwargs = arguments
     # Operators that draw numbers must draw the same ones on both devices.
     torch.manual_seed(0)
@@ -153,10 +163,15 @@ def _call_operator(op: Any, arguments: Any) -> Any:
 
 
 def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None]:
-    """Return the gradient of the results, times fixed random numbers, with respect to each float tensor."""
+    """Return the gradient of the results, weighted with fixed random numbers, with respect to each floating tensor
+    argument, None for one without a gradient.
+    """
     tracked: list[torch.Tensor] = []
 
     def track(value: Any) -> Any:
+        """Return a floating tensor as a new leaf that requires a gradient, which is recorded, and another value
+        unchanged.
+        """
         if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
             return value
         tracked.append(value.detach().clone().requires_grad_())
@@ -166,13 +181,15 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
     results = [r for r in leaves(made) if isinstance(r, torch.Tensor) and r.requires_grad]
     if not results or not tracked:
         return []
+    # The same weights for the CPU and the device.
     numbers = torch.Generator().manual_seed(1)
     by = [torch.randn(r.shape, generator=numbers, dtype=torch.double).to(r.dtype).to(r.device) for r in results]
     return list(torch.autograd.grad(results, tracked, by, allow_unused=True))
 
 
 def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
-    """Compare the gradients with the CPU's, and return whether there are any. Raises AssertionError for a difference.
+    """Compare the gradients on the device with the CPU's, and return whether there are any. Raises AssertionError for a
+    difference.
 
     ``kept`` has the arguments before the call, on the CPU, and ``places`` the device of each that is a tensor: some
     operators want indices on the CPU.
@@ -185,6 +202,7 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
     where = iter(places)
 
     def placed(value: Any) -> Any:
+        """Return a tensor on the device of the argument at its place, and other values as they were."""
         place = next(where)
         return value.to(place) if isinstance(value, torch.Tensor) else place
 
@@ -204,7 +222,9 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
 
 
 def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, dtype: torch.dtype) -> bool:
-    """Return whether gradient ``index`` of the device is about as near to the float64 gradient as the CPU's."""
+    """Return whether gradient ``index`` of the device is about as near to the float64 gradient as the CPU's is.
+    ``pair`` has both.
+    """
     exact = _gradients(op, sample, _widened(kept, dtype))[index]
     if exact is None or not pair[1].numel():
         return False
@@ -214,12 +234,12 @@ def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, d
 
 
 def _widened(arguments: Any, dtype: torch.dtype) -> Any:
-    """Return ``arguments`` with tensors of ``dtype`` in float64."""
+    """Return nested ``arguments`` with tensors of ``dtype`` in float64."""
     return map_leaves(lambda v: v.double() if isinstance(v, torch.Tensor) and v.dtype == dtype else v, arguments)
 
 
 def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
-    """Compare results and arguments with the CPU's. Raises AssertionError with the first difference.
+    """Compare results and arguments on the device with the CPU's. Raises AssertionError with the first difference.
 
     Arguments are compared because some operators write to them. ``got`` and ``want`` are ``(results, arguments)``, and
     ``kept`` has the arguments before the call.
@@ -243,12 +263,15 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
                     g.cpu(), w, rtol=max(loose, 1.3e-6), atol=max(loose, 1e-5), equal_nan=True, check_stride=False
                 )
     except AssertionError:
+        # Values may differ where both are about equally far from those in a wider dtype.
         if not _as_exact(op, kept, ours, theirs, dtype):
             raise
 
 
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
-    """Return whether the device is about as near to the float64 result as the CPU, whose rounding is free."""
+    """Return whether the device's values are about as near to those of float64 as the CPU's are, whose rounding is not
+    prescribed.
+    """
     if not dtype.is_floating_point or dtype is torch.float64:
         return False
     wide = _widened(arguments, dtype)

@@ -40,21 +40,26 @@ class Project:
 
     @property
     def package(self) -> Path:
+        """The folder of the device's Python package in the project."""
         return self.root / f"torch_{self.device}"
 
     @property
     def generated(self) -> Path:
+        """The folder of the generated C++ files."""
         return self.root / "generated"
 
     @property
     def bodies(self) -> Path:
+        """The folder of the hand-written bodies."""
         return self.root / "csrc"
 
     @property
     def lock(self) -> Path:
+        """The path of the file that locks the schemas."""
         return self.root / "schema.lock"
 
     def metadata(self) -> Metadata:
+        """Return the metadata of the project, read from its ``ops.yaml``. Raises SL901 for a mistake in it."""
         return load_metadata(self.root / "ops.yaml", self.runtime)
 
 
@@ -105,23 +110,26 @@ def create_project(device: str, runtime_name: str, root: Path, *, units: int = 1
 
 
 def _is_name(device: str) -> bool:
+    """Return whether the text can be the name of a device: a lower-case identifier that is no keyword."""
     return bool(re.fullmatch(r"[a-z][a-z0-9_]*", device)) and not iskeyword(device)
 
 
 def _is_taken(device: str) -> bool:
-    """Return whether torch has a device or attribute of this name that no generated package registered."""
+    """Return whether torch has a device or attribute of this name that no generated package has registered."""
     here = torch.device("privateuseone").type  # the name that it has by now
+    # A package of this name has registered the device in this process.
     if device == here and here != "privateuseone":
         return False
     try:
         torch.device(device)
     except RuntimeError:
+        # The device gets a module ``torch.<name>``, in the place of such an attribute.
         return hasattr(torch, device)
     return True
 
 
 def _make_directory(root: Path) -> None:
-    """Make an empty directory. Raises an error where it cannot be made or is not empty."""
+    """Make the directory ``root``. Raises SL905 where it cannot be made or is not empty."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         got = "a directory that is not empty" if any(root.iterdir()) else ""
@@ -132,7 +140,9 @@ def _make_directory(root: Path) -> None:
 
 
 def open_project(root: Path) -> Project:
-    """Return the project in ``root``. Raises SL905 with file and line for a missing or invalid ``backend.toml``."""
+    """Return the project in the directory ``root``. Raises SL905 with file and line for a missing or invalid
+    ``backend.toml``.
+    """
     path = root / "backend.toml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -150,7 +160,7 @@ def open_project(root: Path) -> Project:
         raise _settings_error(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
 
     def at(key: str) -> str:
-        """Return file and line of ``key``."""
+        """Return ``file:line`` of ``key`` in the settings."""
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
         return f"{path}:{lines[0] if lines else 1}"
 
@@ -166,7 +176,7 @@ def open_project(root: Path) -> Project:
 
 
 def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the invalid keys of ``backend.toml``, each with the reason."""
+    """Yield (key, problem) of each invalid or missing key of ``backend.toml``."""
     fields = {"device": str, "runtime": str, "units": int}
     for key in data:
         if key not in fields:
@@ -184,7 +194,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
-    """Return SL905 for settings that are not valid."""
+    """Return the error SL905 for invalid settings at ``where``."""
     return error(
         "SL905",
         where=where,
@@ -198,7 +208,7 @@ def _settings_error(where: str, got: str) -> ShiplapError:
 
 
 def require_built(project: Project) -> None:
-    """Raise SL905 if the project has no library yet."""
+    """Raise SL905 if the project has no compiled library with its manifest yet."""
     if not (project.package / "_C.so").is_file() or not (project.package / "_manifest.json").is_file():
         raise error(
             "SL905",
@@ -210,7 +220,7 @@ def require_built(project: Project) -> None:
 
 
 def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[GeneratedWrappers, list[str]]:
-    """Generate into ``project`` and return the result and the names of changed files.
+    """Generate the C++ and Python files of ``project``, and return the wrappers and the names of changed files.
 
     Nothing is written before the metadata (SL901 to SL903), the schemas (SL904) and the hand-written bodies (SL908)
     have been checked.
@@ -240,12 +250,15 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
 
 def _compares_tensors(d: AtenDeclaration) -> bool:
-    """Return whether torch compares the devices of several tensors for the kernels of an accelerator."""
+    """Return whether torch checks that several tensors of the overload are on one device, as it does for an
+    accelerator's kernels.
+    """
     return d.compares_devices and sum(a.tensor for a in d.inputs) > 1
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest: the schemas and versions for which the wrappers were generated.
+    """Return the manifest as JSON text: device, versions, and a digest of the schema of each overload for which
+    wrappers were generated.
 
     ``build`` writes it next to the library.
     """
@@ -261,7 +274,9 @@ def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
 
 
 def _device_modules() -> Mapping[str, str]:
-    """Return the Python files of the device. They are copied next to the library, which then does not need shiplap."""
+    """Return the texts of the Python files of the device by name. They are copied next to the library, which then does
+    not need shiplap.
+    """
     modules = {p.name: p.read_text(encoding="utf-8") for p in sorted((COMMON / "package").glob("*.py"))}
-    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in compat/
+    modules["_inductor.py"] = Path(host_device.__file__).read_text(encoding="utf-8")  # private torch stays in one room
     return modules

@@ -69,19 +69,19 @@ class Runtime:
 
     @property
     def registers(self) -> frozenset[str]:
-        """Return the overloads of the device core, which is the same for every target."""
+        """The names of the overloads that the device core registers, which is the same for every target."""
         return _core_overloads()
 
     @property
     def units(self) -> tuple[Path, ...]:
-        """Return the sources besides generated code: the device core and the vendor's own files."""
+        """The C and C++ sources besides generated code: the device core and the vendor's own files."""
         own = (p for suffix in ("*.cpp", "*.c") for p in sorted(self.directory.glob(suffix)))
         graph = sorted(EAGER.glob("*.cpp")) if self.graph == "eager" else []
         return (COMMON / "csrc" / "all.cpp", COMMON / "csrc" / "profiler.cpp", *graph, *own, *self.sources)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Return the options of the C++ compiler: the kind of memory, its layout, and the vendor's options."""
+        """The options of the C++ compiler: the kind of memory, its layout, and the vendor's own options."""
         return (
             f"-DSHIPLAP_DISCRETE={int(self.discrete)}",
             f"-DSHIPLAP_BLOCK_LAST={self.block}",
@@ -90,17 +90,20 @@ class Runtime:
 
     @property
     def include_dirs(self) -> list[Path]:
-        """Return the vendor's directory, then that of the graph, then that of the device core."""
+        """The include folders: the vendor's, then that of the eager graph if it is used, then that of the device
+        core.
+        """
         return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """Return the required files of the runtime: its metadata and its C++ entry header."""
+        """The files that the runtime must have: its C++ entry header and its metadata."""
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)
 
     def functions(self) -> Functions:
-        """Functions of sizes and attributes that every target has, the vendor's own, and the runtime's helpers.
+        """Return the vendor functions that expressions may call, by name: those of sizes and attributes that every
+        target has, the vendor's own, and the runtime's helpers.
 
         A helper takes the place of the vendor's operation of its name.
         """
@@ -124,7 +127,7 @@ class Runtime:
 
 @cache
 def _core_overloads() -> frozenset[str]:
-    """Return the overloads that the C++ of the device core registers."""
+    """Return the names of the overloads that the C++ source of the device core registers."""
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     # Read from the source, so that no second list has to be kept in step.
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]

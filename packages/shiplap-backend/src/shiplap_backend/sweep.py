@@ -23,14 +23,14 @@ from shiplap_backend.opinfo import DTYPES, SampleEvidence, case_name, instantiat
 
 
 def load_device(package: Path) -> str:
-    """Import the generated package, register its device, and return the device's name."""
+    """Import the generated package in the folder ``package``, register its device, and return the device's name."""
     sys.path.insert(0, str(package.parent))
     importlib.import_module(package.name).autoload()
     return package.name.removeprefix("torch_")
 
 
 def operator_results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
-    """Yield ``{"op", "dtype", ...}`` of each operator and dtype that torch tests.
+    """Yield a row ``{"op", "dtype", ...}`` with the result of each operator and dtype that torch tests on the device.
 
     A row ``{"start", "dtype"}`` comes before each, so that the parent knows which case crashed.
     """
@@ -48,7 +48,9 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 
 
 def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the same rows for models of ``shiplap_backend.models``, in float32."""
+    """Yield a row with the result of each model of ``shiplap_backend.models``, in float32, after a row
+    ``{"start", "dtype"}``.
+    """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model
 
@@ -71,7 +73,7 @@ def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _run_case(case: Any) -> dict[str, Any]:
-    """Run one case of torch's tests. Return its row."""
+    """Run one test case of torch and return its result as a row."""
     result = unittest.TestResult()
     case.run(result)
     seen: SampleEvidence = getattr(case, "evidence", SampleEvidence())  # none if torch's decorators skip the case
@@ -83,7 +85,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 
 
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
-    """Return the row of a case for JSON."""
+    """Return the result of a case as a row for JSON. ``skipped`` is the reason why it was skipped, or empty."""
     return {
         "samples": seen.samples,
         "gradients": seen.gradients,
@@ -96,8 +98,8 @@ def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the sweep: ``sweep PACKAGE --samples 8``, with ``[[op, dtype], ...]`` on stdin; ``--list`` prints the
-    operators.
+    """Run the sweep of the command line, ``sweep PACKAGE --samples 8``, on ``[[op, dtype], ...]`` from stdin, and print
+    a JSON row for each case. ``--list`` prints the operators.
 
     With ``--models`` the names are of ``shiplap_backend.models``, and the dtype is f32.
     """
@@ -115,6 +117,7 @@ def main() -> None:
         return
 
     def sweep() -> None:
+        """Run the cases on stdin and print a row for each."""
         cases = json.load(sys.stdin)
         rows = (
             model_results(options.package, [name for name, _ in cases])

@@ -36,12 +36,12 @@ _INPUTS = {"index": "i32 i64", "indices": "i32 i64", "mask": "bool", "condition"
 
 
 def shape_only(a: AtenArgument) -> bool:
-    """Return whether ``a`` is by its nature an argument of shapes or dtypes."""
+    """Return whether an argument by its nature concerns shapes or dtypes only, such as ``keepdim`` or ``dtype``."""
     return argument_kind(a) in ("dtype", "dtype?") or a.name in _SHAPES.get(argument_kind(a), ())
 
 
 def names_in(source: str) -> set[str]:
-    """Return the names in an expression. An invalid expression has none; the compiler reports it."""
+    """Return the names in an expression. An invalid expression has none, since the compiler reports it."""
     try:
         return {n.id for n in ast.walk(ast.parse(source.strip(), mode="eval")) if isinstance(n, ast.Name)}
     except (SyntaxError, RecursionError, MemoryError):
@@ -49,7 +49,9 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise SL901 for a name in the entry that the overload does not have, or has in another role."""
+    """Raise SL901 for a name in the entry that the overload does not have or has in another role, and for guards that
+    no call satisfies.
+    """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
     for what, names in stated.items():
@@ -101,7 +103,7 @@ def check_constants(where: str, name: str, constants: Sequence[float], dtypes: S
 
 
 def _limits(dtype: str) -> tuple[float, float, float]:
-    """Return the smallest number above zero of ``dtype`` (0 for integers), its least number and its largest."""
+    """Return the smallest positive number of ``dtype`` (0 for integers), its least number and its largest."""
     wanted = in_aten()[dtype].torch
     if not wanted.is_floating_point:
         whole = torch.iinfo(wanted)
@@ -129,7 +131,7 @@ def check_dtype_guards(
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
-    """Raise SL901 if the overload is of another kind than the template.
+    """Raise SL901 if the overload is of another kind than the entry's template, such as a reduction under ``unary``.
 
     A template omits the parts that its kind of overload does not need.
     """
@@ -149,7 +151,7 @@ def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> Non
 
 
 def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise an error for outputs that the operator does not have."""
+    """Raise SL901 for outputs in the entry that the overload does not have, and for rules that do not fit its kind."""
     for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
         if name not in results:
             got = f"{d.name}: {name!r} is no output{suggest_nearest(name, results)}"
@@ -176,7 +178,7 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
 
 
 def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
-    """Raise SL901 for a binding that no result reads: it would hide the arguments in it."""
+    """Raise SL901 for a binding under ``let`` that hides another name or that no result reads."""
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
     # Later bindings may read earlier ones. In reverse order one pass finds every binding that is reached.
@@ -195,7 +197,8 @@ def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set
 def uses_of(
     where: str, d: AtenDeclaration, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]
 ) -> dict[str, str]:
-    """Return the use of each argument. Raises SL903 for arguments whose value could be lost.
+    """Return the use of each argument of the overload, by name. Raises SL903 for arguments whose value could be lost,
+    and SL901 for contradictions.
 
     Args:
         where: file and line of the entry.
@@ -227,7 +230,7 @@ def uses_of(
 
 
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
-    """Return the use of one argument."""
+    """Return the use of one argument, such as ``graph input`` or ``shape only``, empty if it has none."""
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
             return use
@@ -245,8 +248,8 @@ def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, 
 
 
 def pins_argument(condition: str, name: str) -> bool:
-    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``, ``name ==
-    2``.
+    """Return whether ``condition`` fixes ``name`` to one value: ``name``, ``not name``, ``name is None``,
+    ``name == 2``.
 
     >>> pins_argument("not transposed", "transposed"), pins_argument("alpha != 2", "alpha")
     (True, False)
@@ -259,7 +262,7 @@ def pins_argument(condition: str, name: str) -> bool:
 
 
 def _condition_pins(tree: ast.expr, name: str) -> bool:
-    """Whether a condition fixes the value of ``name``."""
+    """Return whether a parsed condition fixes ``name`` to one value."""
     match tree:
         case ast.BoolOp(op=ast.And()):
             return any(_condition_pins(part, name) for part in tree.values)
@@ -275,4 +278,5 @@ def _condition_pins(tree: ast.expr, name: str) -> bool:
 
 
 def _is_literal(tree: ast.expr) -> bool:
+    """Return whether an expression has no name in it."""
     return not any(isinstance(n, ast.Name) for n in ast.walk(tree))

@@ -38,14 +38,14 @@ def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
 
 
 def _raise_first(problems: Iterator[Problem], at: At) -> None:
-    """Raise the first problem as SL901."""
+    """Raise the first of the problems as SL901. ``at`` returns the place of its keys."""
     for keys, got, expected in problems:
         problem: ShiplapError = metadata_error(at(*keys), got, expected)
         raise problem
 
 
 def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
-    """Yield the problems of a target."""
+    """Yield (keys, mistake, what is expected) of each invalid field of a target."""
     for name, members in target.dtypes.items():
         keys = ("dtypes", name)
         if name in DTYPES:
@@ -69,7 +69,7 @@ def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
 
 
 def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield the problems of an entry."""
+    """Yield (keys, mistake, what is expected) of each invalid field of an entry."""
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
@@ -106,7 +106,9 @@ def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Pr
 
 
 def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield a problem if the dtype of the computation cannot hold the values of an accepted dtype."""
+    """Yield a problem for each stated dtype that the target lacks, and if the dtype of the computation cannot hold the
+    values of an accepted dtype.
+    """
     stated = [(("compute",), entry.compute), *((("inputs", name), dtype) for name, dtype in entry.inputs.items())]
     there = target_dtypes(target)
     for keys, dtype in stated:
@@ -134,7 +136,7 @@ def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterato
 
 
 def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
-    """Yield the problems of a rule for an output."""
+    """Yield the problems of the rule for the output ``name``: fields that its mode does not read or that it lacks."""
     for field, modes in _READ.items():
         if getattr(rule, field) and rule.mode not in modes:
             yield (
@@ -153,7 +155,7 @@ def _output_problems(name: str, rule: OutputRule) -> Iterator[Problem]:
 
 
 def _dtype_problems(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping[str, object]) -> Iterator[Problem]:
-    """Yield the problems of a list of dtypes."""
+    """Yield the problems of a list of dtypes at ``keys``: none at all, unknown ones and repeated ones."""
     what = ": ".join(keys)
     if not chosen:
         yield keys, f"{what}: no dtype at all", "at least one dtype, or no such field"
@@ -164,20 +166,20 @@ def _dtype_problems(keys: tuple[str, ...], chosen: Sequence[str], known: Mapping
 
 
 def _duplicate_problems(keys: tuple[str, ...], what: str, names: Sequence[str]) -> Iterator[Problem]:
-    """Yield a problem for each name that occurs twice."""
+    """Yield a problem for each of ``names`` that occurs a second time."""
     for i, name in enumerate(names):
         if name in names[:i]:
             yield keys, f"{what}: {name!r} twice", "each name once"
 
 
 def _reason_problems(keys: tuple[str, ...], what: str, why: str) -> Iterator[Problem]:
-    """Yield a problem for an empty reason."""
+    """Yield a problem if the reason ``why`` is empty."""
     if not why.strip():
         yield keys, f"{what}: no reason", "a text that says why"
 
 
 def _version_problems(keys: tuple[str, ...], what: str, versions: str) -> Iterator[Problem]:
-    """Yield a problem for an invalid version range."""
+    """Yield a problem for an invalid or an empty version range."""
     if not is_range(versions):
         yield keys, f"{what}: {versions!r}", "a version range such as '>=2.11,<2.14'"
     elif empty_range(versions):

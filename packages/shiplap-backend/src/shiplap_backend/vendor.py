@@ -84,11 +84,12 @@ class VendorFunction:
     unusable: str = ""  # why no expression can call it
 
     def __str__(self) -> str:
+        """Return the function with the names of its parameters, such as ``f(a, b = ...)``."""
         parameters = ", ".join(p.name + (" = ..." if p.optional else "") for p in self.parameters)
         return f"{self.name}({parameters})"
 
     def length(self, call: ast.Call) -> int:
-        """Return the number of outputs of this call, or 0 if only the run decides it."""
+        """Return the number of outputs that this call of the function has, or 0 if only the run decides it."""
         if isinstance(self.outputs, int):
             return self.outputs
         given = dict(zip((p.name for p in self.parameters if p.kind != "graph"), call.args, strict=False))
@@ -105,9 +106,10 @@ Functions = Mapping[str, tuple[VendorFunction, ...]]
 
 
 def strip_comments(text: str, *, quoted: bool = True) -> str:
-    """Return ``text`` without comments and, unless ``quoted``, without quoted text. Lines keep their numbers."""
+    """Return C++ ``text`` without comments and, unless ``quoted``, without quoted text. Lines keep their numbers."""
 
     def left(m: re.Match[str]) -> str:
+        """Return the text that stays of a comment or quotation: the quotation itself, or its line breaks."""
         # A quoted text may contain "//", so quotes are matched before comments. Line breaks stay for line numbers.
         return m[0] if quoted and m[0].startswith('"') else "\n" * m[0].count("\n")
 
@@ -115,7 +117,7 @@ def strip_comments(text: str, *, quoted: bool = True) -> str:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Return the parts of ``text`` between its outermost commas."""
+    """Return the parts of C++ ``text`` between its outermost commas, without surrounding spaces."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         # Angle brackets count as well: template arguments contain commas.
@@ -127,7 +129,9 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def find_closing_bracket(text: str, at: int, pair: str) -> int:
-    """Return the index just behind the bracket that closes the one at ``at``."""
+    """Return the index just behind the bracket that closes the one at index ``at``; ``pair`` has both brackets. Raises
+    ValueError for an unbalanced one.
+    """
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] == pair[0]) - (text[i] == pair[1])
@@ -137,7 +141,9 @@ def find_closing_bracket(text: str, at: int, pair: str) -> int:
 
 
 def _parse_parameter(text: str) -> VendorParameter | None:
-    """Return one parameter of a C++ declaration, or None where it has no known kind."""
+    """Return one parameter of a C++ declaration with its kind, or None where no expression of metadata can give its
+    type.
+    """
     declared, default, _ = text.partition("=")
     m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)
     if m is None:
@@ -155,6 +161,7 @@ def _parse_parameter(text: str) -> VendorParameter | None:
 
 
 def _parse_parameters(text: str) -> tuple[VendorParameter, ...] | None:
+    """Return the parameters of a C++ declaration, or None if one of them cannot be given by an expression."""
     parsed = [_parse_parameter(p) for p in split_at_commas(text)]
     return None if None in parsed else tuple(p for p in parsed if p is not None)
 
@@ -167,7 +174,8 @@ def node_classes(
     every: str = "makes",
     outputs: Mapping[str, int | str] | None = None,
 ) -> Functions:
-    """Return the constructors of the classes that ``table`` lists as ``_OPENVINO_OP_REG(Add, ov::op::v1)``.
+    """Return the constructors of the operation classes that the header ``table`` lists
+    (``_OPENVINO_OP_REG(Add, ov::op::v1)``), as functions by class name.
 
     ``outputs`` has the classes with several outputs: the number, the parameter that gives it, or 0 if it varies.
     """
@@ -192,7 +200,7 @@ def node_classes(
 
 
 def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, namespace and body of the classes in a header."""
+    """Yield (name, innermost namespace, body) of each exported class in the text of a C++ header."""
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
@@ -202,13 +210,13 @@ def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Return the names of the namespaces and classes around ``text[at]``, outermost first."""
+    """Return the names of the namespaces and classes that are open at index ``at`` of a C++ text, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if find_closing_bracket(text, m.end() - 1, "{}") > at]
 
 
 def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, ...]]:
-    """Yield the parameters of a class's constructors."""
+    """Yield the parameters of each constructor in the body of the class ``name`` that metadata can call."""
     for m in re.finditer(rf"(?:^|\s){name}\(", body):
         parameters = _parse_parameters(body[m.end() : find_closing_bracket(body, m.end() - 1, "()") - 1])
         if parameters:
@@ -243,7 +251,8 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
 
 
 def check_function_names(header: Path, core: Functions) -> None:
-    """Raise SL910 for two functions of ``header``, or one of them and one of ``core``, that the same call may mean.
+    """Raise SL910 for two functions of ``header``, or one of ``header`` and one of ``core``, that the same call may
+    mean.
 
     A call of metadata takes the first function that fits, and numbers fit in the place of nodes.
     """
@@ -269,27 +278,30 @@ def check_function_names(header: Path, core: Functions) -> None:
 
 
 def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
-    """Return the kind of each parameter of an expression, and whether it may be left out."""
+    """Return (kind, whether it may be left out) of each parameter that an expression gives."""
     return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
 
 
 def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]) -> bool:
-    """Return whether there are arguments that both lists of parameters take."""
+    """Return whether there are arguments that fit both lists of parameters."""
     numbers = {"int", "float", "scalar"}
     for (a, _), (b, _) in zip(one, other, strict=False):
         if not (a == b or {a, b} <= {"node", "tensor"} or {a, b} <= {*numbers, "node"}):
             return False
+    # A parameter that one has alone tells both apart, unless it may be left out.
     shared = min(len(one), len(other))
     return all(optional for _, optional in (*one[shared:], *other[shared:]))
 
 
 def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) -> bool:
-    """Return whether the type of ``parameter`` looks like an enum that the runtime does not have."""
+    """Return whether the type of ``parameter`` looks like an enum that is not among ``enums``; False if these are
+    None.
+    """
     return enums is not None and parameter.kind.startswith("enum ") and parameter.kind[5:] not in enums
 
 
 def _function_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the names of functions, each with the comment above it."""
+    """Yield (function name, text of the comment above it) of each commented function in a C++ header."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 
@@ -307,11 +319,14 @@ def find_enums(headers: Path) -> dict[str, dict[str, str]]:
 
 
 def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) -> Mapping[str, str]:
-    """Return the values of the enum ``kind`` inside the class that ``call`` makes: the closest of that name."""
+    """Return the values, by name, of the enum ``kind`` whose scope is nearest to the class that ``call`` makes, empty
+    if there is no such enum.
+    """
     name = kind.split()[1].rpartition("::")[2]
     around = call.partition("<")[2].rstrip(">")
 
     def shared(scope: str) -> int:
+        """Return the number of leading namespaces that ``scope`` shares with the class."""
         # Enums of one name exist in several classes. The longest common scope is the class's own.
         pairs = zip(scope.split("::"), around.split("::"), strict=False)
         return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))

@@ -9,14 +9,18 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 
 def _release_number(version: str) -> tuple[int, ...]:
-    """Return the release numbers only: a local or development suffix does not change schemas."""
+    """Return the release numbers of a version, ``(2, 13, 0)`` of ``2.13.0+cpu``. Other suffixes do not change
+    schemas.
+    """
     release = re.match(r"\d+(?:\.\d+)*", version)
     assert release is not None, version
     return tuple(int(n) for n in release[0].split("."))
 
 
 def range_allows(range_: str, version: str) -> bool:
-    """Return whether ``version`` lies in ``range_``, to the precision of the range. An empty range allows all."""
+    """Return whether ``version`` lies in ``range_``, such as ``>=2.11,<2.14``, to the precision of the range. An empty
+    range allows all.
+    """
     for part in filter(None, range_.split(",")):
         bound = re.match(r"(>=|<=|==|>|<)(.*)", part.strip())
         assert bound is not None, range_
@@ -28,13 +32,13 @@ def range_allows(range_: str, version: str) -> bool:
 
 
 def is_range(text: str) -> bool:
-    """Return whether ``text`` is a version range."""
+    """Return whether ``text`` is a version range, such as ``>=2.11,<2.14``."""
     bound = r"(?:>=|<=|==|>|<)\d+(?:\.\d+)*"
     return re.fullmatch(rf"{bound}(?:,{bound})*", text) is not None
 
 
 def empty_range(range_: str) -> bool:
-    """Return whether no version lies in ``range_``: no bound, nor a version just above or below one."""
+    """Return whether no version lies in ``range_``, tested at each bound and just above and below it."""
     bounds = [_release_number(re.sub(r"[<>=]", "", part)) for part in range_.split(",")]
     # Bounds split the versions into intervals, of which these points hit every one.
     near = [(0,)] + [n for b in bounds for n in (b, (*b, 1), (*b[:-1], b[-1] - 1, 999))]

@@ -63,33 +63,37 @@ class Wrapper:
 
     @property
     def id(self) -> str:
+        """The name of the overload as a C++ identifier."""
         return self.declaration.identifier
 
     @property
     def parameters(self) -> str:
+        """The C++ parameters of the overload, types and names."""
         return ", ".join(f"{a.cpp} {a.name}" for a in self.declaration.arguments)
 
     @property
     def names(self) -> str:
+        """The names of the overload's arguments, separated by commas."""
         return ", ".join(a.name for a in self.declaration.arguments)
 
     @property
     def tensors(self) -> list[str]:
+        """The names of the overload's tensor arguments that are no outputs."""
         return [a.name for a in self.declaration.inputs if a.tensor]
 
     @property
     def sometimes(self) -> list[bool]:
-        """Return for each output whether it is made only under a condition."""
+        """For each output, whether it is made only under a condition."""
         return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 
     @property
     def placed(self) -> str:
-        """Return the tensor whose device the call runs on."""
+        """The name of the tensor argument on whose device the call runs, empty without one."""
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property
     def uniform(self) -> str:
-        """Return the tensor whose dtype the other operands must have, or "".
+        """The name of the tensor whose dtype the other operands must have, or an empty text if they may differ.
 
         Kernels of the CPU refuse most products, convolutions and the like of two dtypes. Elementwise overloads promote,
         and so do those whose output says so.
@@ -105,17 +109,22 @@ class Wrapper:
 
     @property
     def stated(self) -> list[str]:
-        """Return the expressions of the entry, one a line, for a comment above the generated C++."""
+        """The expressions of the entry, one a line, for a comment above the generated C++."""
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 
     @property
     def empty(self) -> str:
+        """How a call with an input without elements is served, by the entry or else its family: ``"fallback"`` to the
+        CPU, or ``"run"`` as any other.
+        """
         return self.entry.empty or self.family.empty
 
 
 def argument_kind(argument: AtenArgument) -> str:
-    """Return the kind of value of ``argument`` in an expression, or ``""`` if it cannot be in one."""
+    """Return the kind of value that ``argument`` is in an expression, such as ``tensor`` or ``ints?``, or an empty text
+    if it cannot be in one.
+    """
     base, bracket, rest = argument.type.partition("[")
     if bracket and base in ("int", "SymInt"):
         return "ints?" if rest.endswith("?") else "ints"

@@ -17,7 +17,9 @@ LANES = 8  # of the narrower vectors
 
 
 def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return whether there are only floating operands, or the reason for a refusal."""
+    """Return True if a CPU template can run a call with these operands, that is with float32, bfloat16 or int8 and no
+    empty size, otherwise the reason why not.
+    """
     # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
         return f"{odd[0]} is neither float32 nor bfloat16"
@@ -27,15 +29,19 @@ def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], confi
 
 
 def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
+    """Return True if a call has at most ``FEW`` rows and operands that the micro-kernels know, otherwise the reason why
+    not.
+    """
     return f"more than {FEW} rows" if sizes["m"] > FEW else _accepts_float_dtypes(sizes, dtypes, config)
 
 
 def _rows_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    """Return the only config of the template for few rows: all rows in one block."""
     return ({"BM": min(FEW, max(1, sizes["m"])), "BN": 64, "KC": 1024},)
 
 
 def _even_blocks(rows: int, limit: int) -> int:
-    """Return the height of equal blocks of rows, a multiple of 12.
+    """Return the height of equal blocks into which ``rows`` are cut, a multiple of 12 and at most about ``limit``.
 
     Equal blocks give all threads the same number of them.
     """
@@ -45,7 +51,8 @@ def _even_blocks(rows: int, limit: int) -> int:
 
 
 def _panel_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return blocks of rows as tall as the call, up to 384.
+    """Return the configs of the int8 product to measure: blocks of rows as tall as the call, up to 384, and smaller
+    ones.
 
     Each block widens the int8 weights again, so fewer blocks do less of that work.
     """
@@ -61,16 +68,20 @@ ops.int8_mm.template(
 
 
 def _product_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    """Return the configs of the matrix product to measure: two shapes of blocks of columns and of the inner dim."""
     rows = _even_blocks(sizes["m"], 192)
     return {"BM": rows, "BN": 128, "KC": 256}, {"BM": rows, "BN": 64, "KC": 512}
 
 
 def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
+    """Return the configs of the convolution to measure: tall and low blocks of output pixels."""
     return {"BM": 96, "BN": 128 if sizes["co"] > 64 else 64, "KC": 256}, {"BM": 48, "BN": 64, "KC": 512}
 
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return whether a tap's channels are adjacent in memory, since taps are gathered as runs of channels."""
+    """Return True if a filter tap has at least ``LANES`` input channels, which are gathered as runs, and operands that
+    the micro-kernels know, otherwise the reason.
+    """
     return (
         f"fewer than {LANES} channels lie side by side"
         if sizes["ci"] < LANES

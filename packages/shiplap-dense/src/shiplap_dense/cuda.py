@@ -20,6 +20,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+    """Return the config of a Triton template with tiles of ``m`` x ``n`` x ``k``, this number of warps and pipeline
+    stages, and further values ``more``.
+    """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "GROUP_M": 8, **more}
 
 
@@ -79,7 +82,9 @@ FLAT_BULK = (
 
 
 def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Refuse empty sizes, and dtypes whose products are not accumulated in float32."""
+    """Return True if no size is empty and all products are accumulated in float32, otherwise the reason for the refusal
+    of the call.
+    """
     if empty := [k for k, v in sizes.items() if type(v) is int and v == 0 and len(k) <= 5 and k != "padding"]:
         return f"{empty[0]} = 0"
     other = [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]
@@ -87,7 +92,9 @@ def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> boo
 
 
 def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
-    """Accept tiles that are not much larger than the matrix, since smaller tiles exist."""
+    """Return True if the tiles of a config fit the result's ``rows`` and ``cols`` (names of sizes), otherwise the
+    reason why smaller or larger ones are better.
+    """
     if (fits := _accepts_float_operands(sizes, dtypes, config)) is not True:
         return fits
     if config["BLOCK_M"] > 64 and config["BLOCK_M"] >= 2 * sizes[rows]:
@@ -102,17 +109,19 @@ def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", c
 
 
 def _product_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the default config first; then the flat tiles for few rows, or else the others."""
+    """Return the configs of the matrix product to measure, the default first: flat tiles for few rows, or else the
+    others.
+    """
     return [TILES[0], *(FLAT if sizes["m"] <= 32 else TILES[1:])]
 
 
 def _processor_count() -> int:
-    """Return the number of multiprocessors; 4 without a GPU, for tests in the interpreter."""
+    """Return the number of multiprocessors of the GPU; 4 without a GPU, for tests in the interpreter."""
     return torch.cuda.get_device_properties().multi_processor_count if torch.cuda.is_available() else 4
 
 
 def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of kernels with bulk loads, flat tiles where rows are few."""
+    """Return the configs to measure for the matrix product with bulk loads, flat tiles where rows are few."""
     processors = _processor_count()
     # Flat tiles keep many programs busy where rows are few.
     listed = FLAT_BULK if sizes["m"] <= 256 else BULK
@@ -126,7 +135,9 @@ def _bulk_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return whether the bulk copy engine can run: Hopper, rows of 16-byte multiples, an axis with stride 1."""
+    """Return True if the bulk copy engine of a Hopper GPU can load the operands, 16-bit rows of multiples of 16 bytes,
+    otherwise the reason why not.
+    """
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
         return "needs the bulk copy engine of compute capability 9.0"
     if dtypes["a"].itemsize != 2:
@@ -137,10 +148,12 @@ def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | s
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    """Return the launch grid with one program for each tile of the result."""
     return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
 
 
 def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
+    """Return the launch grid of the config's persistent programs, or else with one program for each tile."""
     # Persistent programs walk over the tiles, and start the loads of the next tile early.
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
@@ -153,16 +166,17 @@ def _tap_offsets(sizes: Sizes) -> torch.Tensor:
 
 
 def _group_slots(sizes: Sizes) -> int:
-    """Return the size of the table of groups: a power of two above the number of groups."""
+    """Return the number of slots in the kernel's table of group ends: a power of two above the number of groups."""
     return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
 
 
 def _grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
+    """Return the configs of the grouped product to measure, each with the size of its table of groups."""
     return [{**tile, "GROUPS": _group_slots(sizes)} for tile in TILES[:9] if tile["BLOCK_M"] <= 128]
 
 
 def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the grouped product with bulk copies."""
+    """Return the configs to measure for the grouped product with bulk copies and persistent programs."""
     tiles = (
         (128, 256, 64, 8, 4, 1),
         (128, 256, 64, 8, 3, 1),
@@ -180,7 +194,7 @@ def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return whether torch's kernels take the call.
+    """Return True if torch's own grouped kernels take the call, otherwise the reason why not.
 
     For other calls torch runs a loop that waits for the device.
     """
@@ -194,7 +208,8 @@ def _torch_experts(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Run torch's grouped product and clear the rows past the last end.
+    """Return torch's grouped product: rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``, with zeros in the rows past
+    the last end.
 
     Torch reads wherever an end points, and leaves those rows unwritten.
     """
@@ -204,7 +219,9 @@ def torch_grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 
 
 def attach_templates(device: str) -> None:
-    """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
+    """Bind the Triton templates of all dense ops for the device type ``device`` (``"cuda"``; tests bind them for the
+    interpreter's ``"cpu"``).
+    """
     ops.mm.template(device, "mm.triton.jinja", configs=_product_tile_configs, grid=_product_grid, supports=_fits_tiles)
     ops.mm.template(
         device, "mm_tma.triton.jinja", configs=_bulk_tile_configs, supports=_accepts_bulk_copy, grid=_walking_grid
@@ -236,7 +253,9 @@ def attach_templates(device: str) -> None:
 
 
 def _attach_grouped(device: str) -> None:
-    """Bind the two templates of the grouped product."""
+    """Bind the two Triton templates of the grouped product for the device type ``device``: with plain loads and with
+    bulk copies.
+    """
     ops.grouped_mm.template(
         device,
         "grouped_mm.triton.jinja",
@@ -259,7 +278,9 @@ def _attach_grouped(device: str) -> None:
 
 
 def _fits_pixel_tiles(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Accept tiles over the output pixels of a convolution."""
+    """Return True if the tiles of a config fit the output pixels and channels of a convolution, otherwise the reason
+    why not.
+    """
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
     return _fits_tiles({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")
 

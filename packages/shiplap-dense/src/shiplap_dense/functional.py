@@ -43,7 +43,9 @@ def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``: a mixture of experts."""
+    """Return ``[m, n]`` with rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``, as in a
+    mixture of experts. Rows past the last end are zeros.
+    """
     return ops.grouped_mm(a, b, ends)
 
 
@@ -55,7 +57,8 @@ def conv2d(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """Return ``torch.nn.functional.conv2d`` without groups; ``torch.channels_last`` tensors are not copied.
+    """Return ``torch.nn.functional.conv2d`` without groups, computed channels last; ``torch.channels_last`` tensors are
+    not copied.
 
     Args:
         x: ``[batch, ci, h, w]``.

@@ -18,7 +18,7 @@ WIDEST_BLOCK = 8192  # columns that a program holds in registers
 
 @triton.jit
 def _load_logits(row, column, there, softcap, CAPPED: tl.constexpr):
-    """Return logits in float32, capped, -inf where there are none."""
+    """Return the logits of a row at ``column`` in float32, with the cap applied, and -inf where ``there`` is false."""
     x = tl.load(row + column, mask=there, other=float("-inf")).to(tl.float32)
     if CAPPED:
         x = softcap * (2 * tl.sigmoid(2 * x / softcap) - 1)  # softcap * tanh(x / softcap)
@@ -28,7 +28,7 @@ def _load_logits(row, column, there, softcap, CAPPED: tl.constexpr):
 
 @triton.jit
 def _largest_finite(x):
-    """Return ``x``, or 0 for minus infinity, from which nothing can be subtracted."""
+    """Return ``x``, or 0 for minus infinity, so that the result can be subtracted from logits."""
     return tl.where(x == float("-inf"), 0.0, x)
 
 
@@ -52,7 +52,9 @@ def _rows_kernel(
     GRADIENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the loss of each row, and its scaled gradient over its logits; report invalid targets."""
+    """Write the loss of one row to ``losses``, and with GRADIENT the gradient of the row, times its scale, over the
+    row's logits. Write a code to ``status`` for an invalid target.
+    """
     at = tl.program_id(0).to(tl.int64)
     row, inside = logits + at * row_stride, tl.arange(0, BLOCK)
     wanted = tl.load(target + at)
@@ -67,6 +69,7 @@ def _rows_kernel(
         # Read before the row is overwritten. The sums below are barriers between this read and the first write.
         picked = tl.load(row + wanted, mask=valid, other=float("nan")).to(tl.float32)
         if CAPPED:
+            # By the sigmoid, since ``tl`` has no tanh.
             picked = softcap * (2 * tl.sigmoid(2 * picked / softcap) - 1)
         word = status.to(tl.int64).to(tl.pointer_type(tl.int64))
         tl.store(word, (code.to(tl.int64) << ROW_BITS) | at, mask=valid == 0)
@@ -108,7 +111,9 @@ def pass_over_rows(
     lse_square_scale: float,
     softcap: float,
 ) -> None:
-    """Write the loss of each row, and with ``scales`` the gradients of the logits over the logits."""
+    """Launch the kernel that writes the cross entropy of each row of ``logits`` to ``losses``, and with ``scales`` the
+    scaled gradients of the logits over the logits.
+    """
     code = ERRORS.code("dense::linear_cross_entropy", "the target of row {row} of a chunk is no class")
     block = min(WIDEST_BLOCK, triton.next_power_of_2(logits.shape[1]))
     with torch.cuda.device_of(logits):
@@ -136,7 +141,7 @@ def pass_over_rows(
 
 @triton.jit
 def _scale_kernel(values, factor, count, BLOCK: tl.constexpr):
-    """Multiply ``values`` in place by ``factor``, unless that is 1."""
+    """Multiply ``values`` in place by the number ``factor`` on the device, and write nothing if that is 1."""
     by = tl.load(factor).to(tl.float32)
     if by != 1:
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -146,7 +151,9 @@ def _scale_kernel(values, factor, count, BLOCK: tl.constexpr):
 
 
 def scale_unless_one(values: Tensor, factor: Tensor) -> None:
-    """Multiply contiguous ``values`` in place by a ``factor`` on the same device, which the host does not wait for."""
+    """Multiply contiguous ``values`` in place by ``factor``, one number on the same device, without a wait of the host
+    for it.
+    """
     if values.numel():
         with torch.cuda.device_of(values):
             _scale_kernel[(triton.cdiv(values.numel(), 8192),)](values, factor, values.numel(), BLOCK=8192, num_warps=8)

@@ -63,7 +63,9 @@ class LossOptions:
 def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, their logits after the cap, and the slope of the cap."""
+    """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap, computed by plain
+    PyTorch.
+    """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     slope = torch.ones_like(logits)
@@ -87,10 +89,13 @@ def _written_gradients(
     options: LossOptions,
     flags: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses and the gradients of ``sum(scales * losses)``, by the formula."""
+    """Return the losses, and the gradients of ``sum(scales * losses)`` by hidden states, weight and bias, by the
+    formula; a gradient whose flag is 0 is empty.
+    """
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
     of_sum = 1 + 2 * options.lse_square_scale * logits.logsumexp(1, keepdim=True)
+    # An ignored target is usually no class, which ``one_hot`` would refuse.
     hot = F.one_hot(target.masked_fill(~counted, 0), weight.shape[0])
     smooth = options.label_smoothing
     found = (logits.softmax(1) * of_sum - (1 - smooth) * hot - smooth / weight.shape[0]) * slope
@@ -141,7 +146,9 @@ def linear_cross_entropy_gradients(
     of_weight: int = 1,
     of_bias: int = 0,
 ) -> tuple[Float32[Tensor, "n"], HiddenGradient, WeightGradient, BiasGradient]:
-    """Return the losses of the rows, and the gradients of ``sum(scales * losses)``."""
+    """Return the losses of the rows, and the gradients of ``sum(scales * losses)`` by hidden states, weight and bias; a
+    gradient whose flag is 0 is empty.
+    """
     options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
     flags = (of_hidden, of_weight, of_bias)
     losses, *made = _written_gradients(scales, hidden, weight, target, bias, options, flags)
@@ -171,7 +178,8 @@ def linear_cross_entropy_with_gradients(
     of_bias: int = 1,
     wide: int = 0,
 ) -> tuple[Float32[Tensor, ""], RangedHiddenGradient, RangedWeightGradient, RangedBiasGradient]:
-    """Return the mean or the sum of the losses, and its gradients. ``wide`` sums those of 16 bits in float32.
+    """Return the mean or the sum of the losses, and its gradients by hidden states, weight and bias. With ``wide``,
+    gradients of 16 bits are summed in float32.
 
     The gradients that are returned belong to the backward: it may multiply them by the gradient of the loss in place.
     """
@@ -183,7 +191,9 @@ def linear_cross_entropy_with_gradients(
 
 
 def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
-    """Return the factor of the sum of the losses, a float32 number: infinite for a mean of no rows, which is NaN."""
+    """Return the factor of the sum of the losses, a float32 number on the device: 1 for a sum, one over the counted
+    rows for a mean, infinite if there are none.
+    """
     if reduction == "sum":
         return torch.ones((), dtype=torch.float32, device=target.device)
     return (target != ignore_index).sum().to(torch.float32).reciprocal()
@@ -194,7 +204,7 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients that are asked for, computed from the inputs in another pass."""
+    """Return the needed gradients of the losses of rows, computed from the inputs in another pass over the logits."""
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
         saved.hidden,
@@ -215,7 +225,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the saved gradients times that of the loss, scaled in place in the last backward."""
+    """Return the needed gradients that the forward saved, times the gradient of the loss, scaled in place if this is
+    the last backward.
+    """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
     scale = _scale_in_place if is_last_backward() else torch.mul
@@ -230,7 +242,9 @@ def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Multiply ``gradient`` by ``factor`` in place and return it. A factor of 1 costs no pass over the memory."""
+    """Multiply ``gradient`` by the number ``factor`` in place and return it. A factor of 1 costs no pass over the
+    memory.
+    """
     if gradient.is_cuda:
         from shiplap_dense import loss_rows
 
@@ -247,20 +261,23 @@ replaced by their gradients."""
 
 
 def chunk_rows(rows: int, classes: int, width: int) -> int:
-    """Return the number of rows of a chunk: its logits are as large as the hidden states and 1/32 of the weights."""
+    """Return the number of rows whose logits are computed at once, so that these logits are as large as the hidden
+    states and 1/32 of the weights.
+    """
     # Fewer rows read the weights more often, and add to their gradient more often.
     fitting = rows * width // classes + width // 32
     return max(1, min(rows, max(128, fitting - fitting % 128)))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, first: bool) -> None:
-    """Add ``a @ b`` to ``total``, or write it for the first time."""
+    """Add ``a @ b`` to ``total`` in place, or with ``first`` write it there, in the dtype of ``total``."""
     if total.dtype == a.dtype:
         if first:
             torch.mm(a, b, out=total)
         else:
             torch.addmm(total, a, b, out=total)
     elif total.is_cuda:
+        # On CUDA alone torch adds products of 16 bits to a float32 matrix.
         torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=total.dtype, out=total)
     elif first:
         total.copy_(a @ b)
@@ -279,13 +296,17 @@ def _in_chunks(
     flags: Sequence[int] = (0, 0, 0),
     wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses and the gradients of ``sum(scales * losses)``. Gradients that are not asked for are empty."""
+    """Return the losses and the gradients of ``sum(scales * losses)``, computed for a chunk of rows at a time by
+    ``row_pass``. A gradient whose flag is 0 is empty.
+    """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)
     losses = hidden.new_empty(n, dtype=torch.float32)
     buffer = hidden.new_empty(min(rows, n), v)
     of_hidden = hidden.new_empty(n * flags[0], h)
+    # One chunk is one product, to which nothing is added in a narrow dtype.
     sums = torch.float32 if wide and n > rows else weight.dtype
+    # The first chunk overwrites it, and without rows there is none.
     of_weight = (weight.new_empty if n else weight.new_zeros)(v * flags[1], h, dtype=sums)
     of_bias = weight.new_zeros(v * flags[2], dtype=torch.float32)
     for start in range(0, n, rows):
@@ -297,6 +318,7 @@ def _in_chunks(
             torch.addmm(bias, x, weight.t(), out=logits)
         row_pass(logits, target[at], losses[at], None if scales is None else scales[at], options)
         if flags[0]:
+            # With scales, the pass has replaced the logits by their gradients.
             torch.mm(logits, weight, out=of_hidden[at])
         if flags[1]:
             _add_product(of_weight, logits.t(), x, start == 0)
@@ -306,7 +328,9 @@ def _in_chunks(
 
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
-    """Go over the logits of a chunk with operators of torch."""
+    """Write the losses of a chunk, and with ``scales`` the gradients over its logits, by operators of torch. Raises
+    SL211 for an invalid target.
+    """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):
         row = int((counted & ((target < 0) | (target >= logits.shape[1]))).nonzero()[0])
@@ -316,6 +340,7 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if options.softcap:
         capped = torch.tanh(wide / options.softcap)
         wide = capped * options.softcap
+    # An ignored target is usually no class, which ``gather`` would refuse.
     lse, index = wide.logsumexp(1), target.where(counted, 0)[:, None]
     loss = lse - (1 - smooth) * wide.gather(1, index)[:, 0]
     if smooth:
@@ -334,7 +359,9 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
     if capped is not None:
         found *= 1 - capped * capped
     found *= scales[:, None]
+    # Filled and not multiplied, since NaN times 0 is NaN.
     found.masked_fill_(~counted[:, None], 0)
+    # Float32 logits without a cap were changed in place.
     if found is not logits:
         logits.copy_(found)
 
@@ -342,7 +369,7 @@ def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tenso
 def _pass_by_triton(
     logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions
 ) -> None:
-    """Go over the logits of a chunk with one Triton kernel."""
+    """Write the losses of a chunk, and with ``scales`` the gradients over its logits, by one Triton kernel."""
     from shiplap_dense import loss_rows
 
     loss_rows.pass_over_rows(
@@ -358,7 +385,9 @@ def _pass_by_triton(
 
 
 def attach_kernels(device: str, row_pass: RowPass) -> None:
-    """Bind the kernels for ``device`` (tests bind the Triton pass for the interpreter's ``"cpu"``)."""
+    """Bind the kernels of the three loss ops for ``device``, which go over the logits by ``row_pass`` (tests bind the
+    Triton pass for the interpreter's ``"cpu"``).
+    """
 
     @linear_cross_entropy.kernel(device, name="chunks")
     def _(
@@ -371,6 +400,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         lse_square_scale: float,
         softcap: float,
     ) -> Tensor:
+        """Return the loss of each row, computed in chunks of rows."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         return _in_chunks(row_pass, hidden, weight, target, bias, options)[0]
 
@@ -389,6 +419,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         of_weight: int,
         of_bias: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the loss of each row and the gradients of their scaled sum, computed in chunks of rows."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         flags = (of_hidden, of_weight, of_bias)
         return _in_chunks(row_pass, hidden, weight, target, bias, options, scales, flags)
@@ -409,6 +440,7 @@ def attach_kernels(device: str, row_pass: RowPass) -> None:
         of_bias: int,
         wide: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the mean or sum of the losses and its gradients, computed in chunks of rows."""
         options = LossOptions(ignore_index, label_smoothing, lse_square_scale, softcap)
         scale, flags = _loss_scale(target, reduction, ignore_index), (of_hidden, of_weight, of_bias)
         scales = scale.expand(target.shape[0])
@@ -421,18 +453,22 @@ NUMBERS = ("ignore_index", "label_smoothing", "lse_square_scale", "softcap")
 
 @linear_cross_entropy.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    """Return drawn hidden states, weight, targets and bias, and the options of the loss from ``sizes``."""
     return *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in NUMBERS)
 
 
 @linear_cross_entropy_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    """Return drawn scales of the losses, then tensors, options and flags as for the loss."""
     scales = torch.rand(sizes["n"], generator=rng).to(device)
     return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
 
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return drawn tensors and the options of the loss, with every gradient asked for."""
+    """Return drawn hidden states, weight, targets and bias, and the options of the loss, with every gradient
+    requested.
+    """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.
     return *_draw_tensors(rng, sizes, dtype, device), *options, 1, 1, 1, sizes["wide"]
@@ -441,7 +477,9 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 def _draw_tensors(
     rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return hidden states, weights, targets of which some are ignored, and a bias."""
+    """Return random hidden states ``[n, h]``, a weight ``[v, h]``, targets of which some are ignored, and a bias
+    ``[v]``.
+    """
     n, v, h = sizes["n"], sizes["v"], sizes["h"]
     hidden, weight = torch.randn(n, h, generator=rng), torch.randn(v, h, generator=rng) / max(h, 1) ** 0.5
     target = torch.randint(0, v, (n,), generator=rng)

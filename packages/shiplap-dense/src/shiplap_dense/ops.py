@@ -19,7 +19,7 @@ TUNED = ("cpu", "cuda")  # where torch calls a vendor's library
 def mm(
     a: Float[Tensor, "m k"], b: Float[Tensor, "k n"], bias: Float[Tensor, "n"] | None = None
 ) -> Float[Tensor, "m n"]:
-    """``a @ b + bias``, rounded once; strides are free, so every transpose is a view."""
+    """Return ``a @ b + bias``, rounded once. Strides are free, so every transpose is a view."""
     return a @ b if bias is None else torch.addmm(bias, a, b)
 
 
@@ -28,7 +28,7 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of ``a``, ``b`` and the bias of a matrix product."""
+    """Return the needed gradients of ``a``, ``b`` and the bias of a matrix product."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())
@@ -41,7 +41,7 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @sl.op("dense::bmm", reference_is_fast_on=TUNED)
 def bmm(a: Float[Tensor, "batch m k"], b: Float[Tensor, "batch k n"]) -> Float[Tensor, "batch m n"]:
-    """A product per batch entry; strides are free."""
+    """Return the matrix product of ``a`` and ``b`` for each entry of the batch. Strides are free."""
     return torch.bmm(a, b)
 
 
@@ -50,7 +50,7 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of both operands of a batched matrix product."""
+    """Return the needed gradients of both operands of a batched matrix product."""
     gradients = {}
     if needs.a:
         gradients["a"] = bmm(grad, saved.b.mT)
@@ -66,7 +66,7 @@ def int8_mm(
     scale: Float[Tensor, "n"],
     bias: Float[Tensor, "n"] | None = None,
 ) -> Float[Tensor, "m n"]:
-    """``a @ (weight * scale[:, None]).T + bias`` for weights of 8 bits with one scale per output channel."""
+    """Return ``a @ (weight * scale[:, None]).T + bias`` for 8-bit weights with one scale per output channel."""
     out = (a @ weight.to(a.dtype).t()) * scale
     return out if bias is None else out + bias
 
@@ -76,7 +76,9 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the gradients of the activations, the scales and the bias; the 8-bit weights have none."""
+    """Return the needed gradients of the activations, the scales and the bias of the int8 product; the 8-bit weights
+    have none.
+    """
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad * saved.scale, saved.weight.to(grad.dtype))
@@ -89,7 +91,9 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @int8_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Return activations, 8-bit weights, a scale for each output feature, and a bias."""
+    """Return random activations, 8-bit weights, a scale for each output feature, and a bias, as samples of the int8
+    product.
+    """
     m, n, k = sizes["m"], sizes["n"], sizes["k"]
     a, bias = torch.randn(m, k, generator=rng), torch.randn(n, generator=rng)
     weight = torch.randint(-127, 128, (n, k), generator=rng, dtype=torch.int8)
@@ -99,7 +103,8 @@ def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: t
 
 @sl.op("dense::grouped_mm")
 def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[Tensor, "g"]) -> Float[Tensor, "m n"]:
-    """Rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``: tokens sorted by expert. Rows past ``ends[-1]`` give zero.
+    """Return rows ``ends[i-1]:ends[i]`` of ``a`` times ``b[i]``, as for tokens sorted by expert. Rows past ``ends[-1]``
+    give zero.
 
     ``ends`` does not fall; where it runs past ``m``, ``m`` is meant.
     """
@@ -112,7 +117,9 @@ def grouped_mm(a: Float[Tensor, "m k"], b: Float[Tensor, "g k n"], ends: Int32[T
 
 @grouped_mm.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
-    """Return rows, a matrix for each group, and the ends of the groups among the rows."""
+    """Return random rows, a matrix for each group, and ascending ends of the groups among the rows, as samples of the
+    grouped product.
+    """
     m, k, n, g = sizes["m"], sizes["k"], sizes["n"], sizes["g"]
     a, b = torch.randn(m, k, generator=rng), torch.randn(g, k, n, generator=rng)
     ends = torch.randint(0, m + 1, (g,), generator=rng).sort().values.to(torch.int32)
@@ -148,6 +155,6 @@ def conv2d(
     padding: list[int] = [0, 0],  # noqa: B006
     dilation: list[int] = [1, 1],  # noqa: B006
 ) -> Float[Tensor, "batch ho wo co"]:
-    """2-D convolution, channels last: pixels and filter taps hold their channels side by side."""
+    """Return the 2-D convolution of channels-last tensors, without groups, in channels-last layout."""
     out = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, stride, padding, dilation)
     return out.permute(0, 2, 3, 1).contiguous()

@@ -37,11 +37,14 @@ FEW_ROWS = 256
 
 
 def _on_gpu(x: Tensor, **others: Any) -> bool | str:
+    """Return True for a tensor on a GPU, where the rewrite is faster, otherwise the reason against it."""
     return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
 
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``gelu(linear(x, weight, bias))`` and the like: the activation goes into the epilogue."""
+    """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations, whose replacement computes the
+    activation in the product's epilogue. On GPUs, unless ``always``.
+    """
     pays = None if always else _on_gpu
     return tuple(
         sl.rewrite(*_activation_rewrite(act), name=f"linear_{name}", pays=pays) for name, act in ACTIVATIONS.items()
@@ -49,19 +52,22 @@ def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return pattern and replacement of a linear layer and an activation."""
+    """Return the pattern and the replacement of a linear layer followed by the activation ``act``."""
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
+        """Return ``act`` of a linear layer as models compute it."""
         return act(F.linear(x, weight, bias))
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``act`` of the declared matrix product, which fuses ``act``."""
         return act(matmul(x, weight.t(), bias))
 
     return pattern, replacement
 
 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also as halves of one layer.
+    """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also with gate and up as halves
+    of one layer.
 
     Our product for the gate, with the activation and the multiplication in its epilogue. On GPUs.
     """
@@ -78,12 +84,14 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return pattern and replacement of a gate and a second linear layer."""
+    """Return the pattern and the replacement of a gate with the activation ``act`` times a second linear layer."""
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
+        """Return the gated product of two linear layers as models compute it."""
         return act(F.linear(x, gate)) * F.linear(x, up)
 
     def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the gated product with the declared matrix product for the gate."""
         return act(matmul(x, gate.t())) * F.linear(x, up)
 
     return pattern, replacement
@@ -92,13 +100,19 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
 def _split_gate_rewrite(
     act: Callable[[Tensor], Tensor], last: bool
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return pattern and replacement for one linear layer whose first or last half is the gate."""
+    """Return the pattern and the replacement for one linear layer whose first half, or with ``last`` its last half, is
+    the gate.
+    """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
+        """Return the gated product of the halves of one layer as models compute it."""
         halves = F.linear(x, weight, bias).chunk(2, -1)
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the gated product with two products by halves of the weight, the gate's by the declared matrix
+        product.
+        """
         # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
         biases = (None, None) if bias is None else bias.chunk(2)
@@ -108,7 +122,9 @@ def _split_gate_rewrite(
 
 
 def norm_linear(*, always: bool = False) -> Rewrites:
-    """Return rewrites of a layer norm or RMS norm before a linear layer: the norm goes into the prologue. On GPUs."""
+    """Return rewrites of a layer norm or RMS norm before a linear layer, whose replacement computes the norm in the
+    product's prologue. On GPUs, unless ``always``.
+    """
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
     rms = (sl.rewrite(*_rms_norm_rewrite(kind, dtype), name=name, pays=pays) for name, kind, dtype in spelled)
@@ -123,29 +139,34 @@ def _layer_norm(
     bias: Float[Tensor, "n"] | None,
     eps: float,
 ) -> Tensor:
-    """Return a layer norm over the last dim, followed by a linear layer."""
+    """Return a layer norm over the last dim, followed by a linear layer: the pattern of a rewrite."""
     return F.linear(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight, bias)
 
 
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dim, followed by the declared matrix product."""
+    """Return a layer norm over the last dim, followed by the declared matrix product: the replacement of a rewrite."""
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
 def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return pattern and replacement of RMS norm as transformers writes it: in float32, scaled in the model's dtype."""
+    """Return the pattern and the replacement of an RMS norm before a linear layer, for tensors of ``dtype``, as
+    transformers writes it: in float32, scaled in the model's dtype.
+    """
 
     def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """Return the RMS norm of ``x`` with the weight ``gain``."""
         wide = x if dtype == torch.float32 else x.to(torch.float32)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
 
     def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return the RMS norm followed by a linear layer as models compute it."""
         return F.linear(normed(x, gain, eps), weight, bias)
 
     def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Return the RMS norm followed by the declared matrix product."""
         return matmul(normed(x, gain, eps), weight.t(), bias)
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
@@ -156,7 +177,8 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
 
 
 def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, which are never unpacked.
+    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never unpacks
+    the weights.
 
     On GPUs up to ``FEW_ROWS``.
     """
@@ -169,19 +191,25 @@ def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _few_rows(x: Tensor, **others: Any) -> bool | str:
-    """Whether the rows are few enough for the template to pay, or the reason against it."""
+    """Return True if the rows of ``x`` are few enough for the int8 template to be faster, otherwise the reason against
+    it.
+    """
     # On the CPU the template is used for any number of rows.
     few = x.device.type != "cuda" or x.numel() <= FEW_ROWS * x.shape[-1]
     return few or f"more than {FEW_ROWS} rows: unpacking the weights costs less than the template loses to the library"
 
 
 def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return pattern and replacement of a linear layer over dequantised weights."""
+    """Return the pattern and the replacement of a linear layer over dequantised 8-bit weights, for tensors of
+    ``dtype``.
+    """
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear layer over dequantised weights as models compute it."""
         return F.linear(x, weight.to(dtype) * scale, bias)
 
     def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear layer by the declared int8 product."""
         return matmul_int8(x, weight, scale.view(-1), bias)
 
     pattern.__annotations__ |= {
@@ -194,7 +222,8 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
 
 
 def linear_loss(*, always: bool = False) -> Rewrites:
-    """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)`` whose logits nothing else reads.
+    """Return the rewrite of ``cross_entropy(linear(hidden, weight), target)``, where nothing else reads the logits, to
+    ``linear_cross_entropy``.
 
     ``linear_cross_entropy`` takes the place of both, so that neither the logits of all rows nor their gradients exist.
     """
@@ -204,7 +233,9 @@ def linear_loss(*, always: bool = False) -> Rewrites:
 def _call_conv2d(
     input: Tensor, weight: Tensor, bias: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Tensor:
-    """Return the convolution with folded weights. Raises NotImplementedError for groups, which the op does not have."""
+    """Return the convolution of ``input`` with weights into which a norm was folded, by the declared op. Raises
+    NotImplementedError for groups, which the op does not have.
+    """
     if groups != 1:
         raise NotImplementedError("dense.conv2d has no groups")
     pair = [v if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation)]
@@ -212,7 +243,9 @@ def _call_conv2d(
 
 
 def _channels_last_examples() -> Iterator[Program]:
-    """Yield the examples of convolution and norm without groups, in ``torch.channels_last``."""
+    """Yield the example programs of a convolution followed by a norm, without groups, with inputs in
+    ``torch.channels_last``.
+    """
     for program in conv_norm.examples():
         x, *others = program.args
         if "groups=1" in program.label:
@@ -221,7 +254,9 @@ def _channels_last_examples() -> Iterator[Program]:
 
 
 def _of_one_pixel(named: dict[str, Any]) -> bool | str:
-    """Return whether the kernel is 1x1 on a GPU, where the template pays, or the reason why not."""
+    """Return True for a 1x1 convolution on a GPU, where the template is faster than the library, otherwise the reason
+    against it.
+    """
     if named["weight"].device.type == "cpu":
         return "on the CPU, Inductor folds constants into the library's convolution, and the template is no faster"
     if set(named["weight"].shape[2:]) != {1}:

@@ -6,10 +6,12 @@ __all__ = ["cmake_dir", "include_dir"]
 
 
 def include_dir() -> Path:
-    """The folder to pass to a compiler with ``-I``; it holds ``shiplap/abi.h`` and the headers beside it."""
+    """Return the folder to pass to a compiler with ``-I``, which holds ``shiplap/abi.h`` and the headers beside it."""
     return Path(__file__).parent / "include"
 
 
 def cmake_dir() -> Path:
-    """The folder for ``CMAKE_MODULE_PATH``; it holds ``ShiplapKernels.cmake`` and ``ShiplapModels.cmake``."""
+    """Return the folder for CMake's ``CMAKE_MODULE_PATH``, which holds ``ShiplapKernels.cmake`` and
+    ``ShiplapModels.cmake``.
+    """
     return Path(__file__).parent / "cmake"

@@ -38,14 +38,18 @@ class AccuracyDrift:
 
 
 def window_of(model: nn.Module) -> int:
-    """Return the tokens of one forward pass, which is limited by the positions of a transformers model."""
+    """Return the number of tokens for one forward pass of ``model``, limited by the positions of a transformers
+    model.
+    """
     # Models that are not of transformers need not have this attribute.
     places = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return min(WINDOW, places) if isinstance(places, int) and places > 1 else WINDOW
 
 
 def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> list[Tensor]:
-    """Return float32 ``[t, vocabulary]`` on the CPU for each ``window`` of ``tokens`` that has two tokens or more."""
+    """Return the logits of ``model``, float32 ``[t, vocabulary]`` on the CPU, for each window of ``tokens`` that has
+    two tokens or more. Raises SL613 for tokens that the model does not have.
+    """
     if len(tokens) < 2:
         raise error(
             "SL613",
@@ -69,7 +73,9 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
 
 
 def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the logits of one window. Raises SL613 if the model does not return logits of its tokens."""
+    """Return the float32 logits ``[t, vocabulary]`` of one window of tokens ``[1, t]``, on the CPU. Raises SL613 if the
+    model does not return logits of its tokens.
+    """
     cause = None
     try:
         out: Any = model(tokens)
@@ -92,7 +98,9 @@ def _window_logits(model: nn.Module, tokens: Tensor) -> Tensor:
 def measure_drift(
     before: Sequence[Tensor], after: Sequence[Tensor], tokens: Sequence[int], window: int = WINDOW
 ) -> AccuracyDrift:
-    """Compare two results of :func:`logits_of`."""
+    """Return how far the logits ``after`` a conversion are from those ``before``, both of :func:`logits_of`:
+    perplexities, divergence, agreement and largest difference.
+    """
     count, nll, nll_after, divergence, same, largest = 0, 0.0, 0.0, 0.0, 0, 0.0
     for part, old, new in zip(_token_windows(tokens, window), before, after, strict=True):
         # Each place predicts the next token, so the first one is not predicted.
@@ -115,12 +123,15 @@ def measure_drift(
 
 
 def _token_windows(tokens: Sequence[int], window: int) -> list[list[int]]:
-    """Return tokens in windows of at least two."""
+    """Return ``tokens`` cut into lists of ``window`` tokens, without a single token at the end, which predicts
+    nothing.
+    """
     parts = [list(tokens[i : i + window]) for i in range(0, len(tokens), window)]
     # A single token at the end predicts nothing.
     return [part for part in parts if len(part) > 1]
 
 
 def _exp_or_infinity(value: float) -> float:
+    """Return the exponential of ``value``, infinity where it overflows."""
     # ``math.exp`` raises an OverflowError from about 709 on.
     return math.exp(value) if value < 700 else math.inf

@@ -58,11 +58,14 @@ class Conversion:
 
     @property
     def large(self) -> tuple[ConvertedLayer, ...]:
-        """Return the layers whose outputs are off by more than 8 bits explain, the worst first."""
+        """The layers whose outputs are off by more than 8 bits explain, the worst first."""
         found = [c for c in self.converted if c.output_error > LARGE_ERROR]
         return tuple(sorted(found, key=lambda c: -c.output_error))
 
     def __str__(self) -> str:
+        """Return a summary of the conversion in lines: layers and errors, layers with large errors, and layers that
+        were kept.
+        """
         worst, weights = max(self.converted, key=lambda c: c.output_error), max(c.error for c in self.converted)
         lines = [
             f"{len(self.converted)} layers, {self.share:.0%} of the parameters → {self.pattern} {self.dtype}, outputs "
@@ -126,7 +129,7 @@ def convert(
 
 
 def _warn_of_large_errors(conversion: Conversion) -> None:
-    """Give a notice of the layer whose output error is largest, where one is large."""
+    """Issue a notice about the layer whose output error is largest, if any is large."""
     if not (large := conversion.large):
         return
     worst, count = large[0], f"{len(large)} of {len(conversion.converted)} layers"
@@ -139,12 +142,12 @@ def _warn_of_large_errors(conversion: Conversion) -> None:
 
 
 def skip_patterns(skip: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of layers to keep. A single text is one name, not a sequence of letters."""
+    """Return the names of layers to keep as a tuple. A single text is one name, not a sequence of letters."""
     return (skip,) if isinstance(skip, str) else tuple(skip)
 
 
 def layers_of(model: nn.Module) -> dict[str, Linear]:
-    """Return the converted layers, by name."""
+    """Return the converted layers (``Linear``) of a model, by module name."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
 
 
@@ -154,7 +157,7 @@ def matches_name(name: str, wanted: str) -> bool:
 
 
 def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Replace ``old`` by ``new`` everywhere: a module may be used under several names."""
+    """Replace the module ``old`` of a model by ``new`` under each name where it is used."""
     for parent in model.modules():
         for name, child in list(parent._modules.items()):  # named_children() leaves out a second name
             if child is old:
@@ -174,11 +177,16 @@ def require_form(pattern: Pattern, dtype: str) -> None:
 
 
 def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
-    """Return some rows of the activations that each layer gets when the model is called with ``example``."""
+    """Return some rows of the activations that each layer gets when the model is called with ``example``, by layer
+    name.
+    """
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
+        """Return a hook that keeps the input of the layer ``name``."""
+
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:  # what it returned would replace the input
+            """Store some rows of the layer's first input. Nothing is returned, since that would replace the input."""
             if args and name not in inputs and args[0].numel():
                 inputs[name] = args[0].detach().reshape(-1, args[0].shape[-1])[:_ROWS].clone()
 
@@ -198,7 +206,9 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
 
 
 def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of two dims or more, with the reason why one that is in no linear layer is kept."""
+    """Yield (name, reason why it is kept) of each parameter with two dims or more that belongs to no converted
+    layer.
+    """
     for home, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1 and not isinstance(module, Linear):
@@ -212,7 +222,9 @@ def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _choose_experts(
     model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
 ) -> dict[str, nn.Module]:
-    """Return the modules of experts to convert, and put the weights of the others into ``skipped``."""
+    """Return the modules of experts to convert by name, and add the weights of the others with the reason to
+    ``skipped``.
+    """
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
         parts = [f"{name}.{part}" for part in expert_weights(module)]
@@ -225,7 +237,7 @@ def _choose_experts(
 
 
 def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Return the layers to convert, and the others with the reason why each is kept."""
+    """Return the linear layers to convert by name, and the other ones by name with the reason why each is kept."""
     holders = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     encoders = (m for m in model.modules() if isinstance(m, nn.TransformerEncoderLayer))  # for its fused inference
     read = {id(part) for encoder in encoders for part in (encoder.linear1, encoder.linear2)}
@@ -255,7 +267,9 @@ def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[d
 
 
 def _state_that_blocks(module: nn.Linear) -> str:
-    """Return the state besides weight and bias that a conversion would lose, or ""."""
+    """Return a text that names the state of a layer, besides weight and bias, which a conversion would lose, or an
+    empty text.
+    """
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"
     if "forward" in vars(module) and not hasattr(module, "_hf_hook"):  # accelerate's aligns devices, as its block does
@@ -265,10 +279,11 @@ def _state_that_blocks(module: nn.Linear) -> str:
 
 
 def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear, list[str]]]:
-    """Yield each linear layer once, with all its names."""
+    """Yield (first name, layer, all names) of each linear layer of a model that is not converted."""
     layers: dict[int, tuple[nn.Linear, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Linear) and not isinstance(module, Linear):
+            # A layer that modules share has several names.
             layers.setdefault(id(module), (module, []))[1].append(name)
     for module, names in layers.values():
         yield names[0], module, names
@@ -318,7 +333,9 @@ def _check_layers(
 
 
 def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) -> ConvertedLayer:
-    """Return the record of a replaced layer: its weight and its output ``x @ weight.T``, before and after."""
+    """Return the record of a converted layer with the relative errors of its weight and of its output on the rows
+    ``x``, random ones if None.
+    """
     before = weight.detach().to(torch.float32)
     if x is None:
         drawn = torch.randn(_ROWS, made.in_features, generator=torch.Generator().manual_seed(0))
@@ -333,6 +350,6 @@ def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) 
 
 
 def _relative_error(before: Tensor, after: Tensor) -> float:
-    """Return the Frobenius norm of the change over that of ``before``, or 0 for zeros."""
+    """Return the Frobenius norm of ``before - after`` over that of ``before``, or 0 for zeros."""
     norm = before.norm()
     return float((before - after).norm() / norm) if norm else 0.0

@@ -22,11 +22,16 @@ _FLOAT_LAYER = f"4 * (m * ({_DEPTH} + k + 16) + threads * 16 * {_DEPTH}) + 256"
 
 
 def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...] = ()) -> None:
+    """Bind the C function ``slidesparse_<name>`` of the library as the CPU kernel of an op. ``workspace`` is the
+    expression of its scratch bytes.
+    """
     op.kernel("cpu", sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}"), workspace=workspace, dtypes=dtypes)
 
 
 def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
-    """Bind two kernels of one C function. Each prefers one form of the weight and falls back to the other."""
+    """Bind one C function as two CPU kernels of a layer op, ``slide`` and ``dense``, named after the form of the weight
+    that each prefers.
+    """
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")
         op.kernel("cpu", kernel, name=name, workspace=workspace, dtypes=dtypes, configs=[{"SLIDE": slide}])

@@ -45,17 +45,21 @@ class ConvertedExperts(nn.Module):
         return weighted.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return how to pickle the module: by the class that it was converted from, since its own class is made at run
+        time.
+        """
         # The class is made at run time, so that a pickle cannot name it.
         return _unpickled, (type(self).__mro__[2],), self.__dict__
 
     def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Multiply rows with the weights of their experts, bias included."""
+        """Return each row times the weight ``name`` of its expert, with the expert's bias if there is one."""
         own: Any = self
         layer: Linear = getattr(own, layer_name(name))
         out = experts_matmul(rows, chosen, layer, own.num_experts)
         if not own.has_bias:
             return out
         bias: Tensor = getattr(own, f"{name}_bias")
+        # The number of a row without an expert is no index.
         return out + bias[chosen.clamp(0, own.num_experts - 1)]
 
 
@@ -80,18 +84,21 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int, mode: str) -> Tensor:
+        """Return the product of each row with the 8-bit weight of its expert."""
         out: Tensor = PRODUCTS[mode](x, chosen, scale, weight, experts)
         return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors for the gradient, apart from ``forward`` as ``torch.func`` requires."""
+        """Save chosen experts, scale and weight for the backward, apart from ``forward`` as ``torch.func`` requires."""
         ctx.save_for_backward(*inputs[1:4])
         ctx.experts = inputs[4]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the rows. Rounding counts as the identity."""
+        """Return the gradient of the rows, as if the rounding of the activations were the identity, and None for the
+        other inputs.
+        """
         chosen, scale, weight = ctx.saved_tensors
         total = grad.new_zeros(len(grad), weight.shape[1])
         for number, (part, scales) in enumerate(zip(weight.chunk(ctx.experts), scale.chunk(ctx.experts), strict=True)):
@@ -101,13 +108,15 @@ class _ExpertsStraightThrough(torch.autograd.Function):
 
 
 def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters ``[experts, n, k]`` of a module of experts, or none for another module."""
+    """Return the parameters ``[experts, n, k]`` of a module of experts by name, or an empty mapping for another
+    module.
+    """
     own = {name: p for name, p in module.named_parameters(recurse=False) if name in _PARTS and p.dim() == 3}
     return own if len(own) == 2 and all(hasattr(module, fact) for fact in _FACTS) else {}
 
 
 def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
-    """Return the reason why experts are not converted, or an empty text."""
+    """Return the reason why the experts of ``module`` are not converted to this form, or an empty text."""
     held: Any = module
     weights = list(expert_weights(module).values())
     depth = max(w.shape[1 if held.is_transposed else 2] for w in weights)
@@ -123,7 +132,9 @@ def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
 
 
 def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
-    """Convert ``module``, in place, and yield each projection's name, its weight ``[rows, k]`` before and its layer."""
+    """Convert the experts of ``module`` in place, and yield for each projection the layer's name, the weight
+    ``[rows, k]`` before, and the layer.
+    """
     held: Any = module
     for name, weight in expert_weights(module).items():
         before = (weight.mT if held.is_transposed else weight).detach().flatten(0, 1)
@@ -133,12 +144,16 @@ def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor
 
 
 def layer_name(weight: str) -> str:
-    """Return the name of the layer that replaces a weight: transformers splits what has the name of the weight."""
+    """Return the name of the layer that replaces the weight ``weight``, another name since transformers splits tensors
+    with the weight's name.
+    """
     return weight.replace("proj", "layer")
 
 
 def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
-    """Put ``layer`` in the place of the weight ``name``, and give the module the forward pass that calls it."""
+    """Replace the weight ``name`` of a module of experts by ``layer``, and give the module the forward pass that calls
+    it.
+    """
     delattr(module, name)
     setattr(module, layer_name(name), layer.train(module.training))
     if not isinstance(module, ConvertedExperts):
@@ -146,7 +161,9 @@ def replace_experts(module: nn.Module, name: str, layer: Linear) -> None:
 
 
 def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give converted experts the class and the weights ``[experts, n, k]`` that they had, with 8-bit values."""
+    """Give converted experts their original class and weights ``[experts, n, k]`` of ``dtype`` again, with the values
+    that 8 bits have left.
+    """
     if not isinstance(module, ConvertedExperts):
         return
     held: Any = module
@@ -165,12 +182,13 @@ def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
 
 
 def _unpickled(kind: type[nn.Module]) -> nn.Module:
+    """Return an empty module of converted experts of the class ``kind``, for unpickling."""
     made = _converted_class(kind)
     return made.__new__(made)
 
 
 def _converted_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of converted experts of a kind, made once."""
+    """Return the class of converted experts that derives from ``kind``, made once."""
     if kind not in _classes:
         _classes[kind] = type(f"Converted{kind.__name__}", (ConvertedExperts, kind), {})
     return _classes[kind]

@@ -44,6 +44,8 @@ class Pattern:
     pairs: int
 
     def __post_init__(self) -> None:
+        """Raise SL211 unless the number of pairs is that of a pattern, or 0 for dense."""
+        # ``type``, since a bool is an int.
         if type(self.pairs) is not int or self.pairs not in (0, *range(2, MAX_PAIRS + 1)):
             raise error(
                 "SL211",
@@ -55,7 +57,9 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str | Pattern) -> Pattern:
-        """Parse ``"6:8"`` to ``Pattern(4)``, ``"dense"`` to ``Pattern(0)``. Raises SL211 for any other text."""
+        """Return the pattern of a text, such as ``Pattern(4)`` for ``"6:8"`` and ``Pattern(0)`` for ``"dense"``. Raises
+        SL211 for any other text.
+        """
         if isinstance(text, Pattern) or text == "dense":
             return text if isinstance(text, Pattern) else cls(0)
         match = re.fullmatch(r"(\d{1,2}):(\d{1,2})", text) if isinstance(text, str) else None
@@ -71,51 +75,64 @@ class Pattern:
         return cls(size // 2)
 
     def __str__(self) -> str:
+        """Return the pattern as text, such as ``6:8`` or ``dense``."""
         return f"{self.kept}:{self.size}" if self.sparse else "dense"
 
     @property
     def sparse(self) -> bool:
+        """Whether the pattern prunes weights, that is, is not dense."""
         return self.pairs > 0
 
     @property
     def size(self) -> int:
-        """Return the weights of a group: a weight may be cut between groups."""
+        """The number of neighbouring weights of a group, 1 for a dense weight. A weight may be cut between groups."""
         return 2 * self.pairs or 1
 
     @property
     def kept(self) -> int:
+        """The number of weights of a group that may be nonzero."""
         return 2 * self.pairs - 2
 
     @property
     def expansion(self) -> float:
-        """Return the lifted depth over the depth, ``2 - 2/N``."""
+        """The factor by which lifting lengthens a row of activations, ``2 - 2/N``; 1 for a dense weight. Lifting writes
+        overlapping windows of four elements side by side.
+        """
         return 2 - 2 / self.pairs if self.sparse else 1.0
 
     @property
     def ceiling(self) -> float:
-        """Return the largest speed-up that sparse tensor cores can give, ``N / (N - 1)``."""
+        """The largest speed-up that sparse tensor cores can give for the pattern, ``N / (N - 1)``; 1 for a dense
+        weight.
+        """
         return self.pairs / (self.pairs - 1) if self.sparse else 1.0
 
 
 def dense_depth(k: int) -> int:
-    """Return ``k`` rounded up to the multiple that 8-bit products need."""
+    """Return ``k`` rounded up to the multiple of 32 that 8-bit products need."""
     return -(-k // DEPTH) * DEPTH
 
 
 def lifted_depth(k: int, pairs: int) -> int:
-    """Return k' of a depth ``k``: whole groups of ``4 (N - 1)`` lanes, in all a multiple of 32."""
+    """Return the length k' of a row of ``k`` elements whose overlapping windows of four elements are written side by
+    side (lifted): a group has ``N-1`` windows, and the sum is rounded up to a multiple of 32.
+    """
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 ``[k']``: the element that lane ``j`` reads. The value ``k`` stands for a zero."""
+    """Return int64 ``[k']``: for each place in a lifted row, that is in windows of four elements written side by side,
+    the index of the element that it takes. The index ``k`` stands for a zero.
+    """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
     return (group * 2 * pairs + 2 * (rest // 4) + rest % 4).clamp_max(k)
 
 
 def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
-    """Return ``x`` with zeros below and to the right."""
+    """Return ``x`` as a matrix of ``rows`` x ``columns``, with zeros below and to the right; ``x`` itself if it has
+    this size.
+    """
     if x.shape == (rows, columns):
         return x
     padded = x.new_zeros(rows, columns)
@@ -124,7 +141,11 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
-    """Lift ``x`` ``[m, k]`` to ``[ceil16(m), k']``: the four lanes of each window side by side, zeros elsewhere."""
+    """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``: the four elements of each overlapping window side by side,
+    zeros elsewhere.
+
+    A 2:4 weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
+    """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
 
@@ -168,7 +189,7 @@ def check_matrix(weight: Any, where: str) -> Tensor:
 
 
 def _refuse_nan(where: str, weight: Tensor) -> None:
-    """Raise SL211 for a weight with NaN."""
+    """Raise SL211 with the first row of a weight that holds NaN."""
     if (bad := torch.isnan(weight).any(-1)).any():
         row = int(bad.nonzero()[0, 0])
         raise error(
@@ -181,7 +202,8 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
 
 
 def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """Rearrange ``weight`` ``[n, k]`` of the pattern to 2:4 ``[n, k']`` with ``slide(w) @ x[source] == w @ x``.
+    """Return ``weight`` ``[n, k]`` of the pattern rearranged to a 2:4 weight ``[n, k']``, whose product with lifted
+    activations is that of ``weight`` with plain ones.
 
     -0.0 becomes 0.0. Raises SL211 with the first group that has more than ``2N - 2`` non-zeros.
     """
@@ -212,7 +234,8 @@ def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which non-zeros of a pair go into the window before it, and which into the window that begins with it.
+    """Return two masks of the non-zeros of each pair of neighbours: those that are stored in the window that ends with
+    the pair, and those stored in the window that begins with it.
 
     Windows are filled greedily from the left. Window ``k - 1`` leaves ``max(0, C_k - 2k)`` non-zeros of pair ``k``,
     where ``C_k`` counts the non-zeros up to and including pair ``k``. Nothing of the last pair is left if the group has
@@ -227,7 +250,7 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Invert ``slide_weight``: ``[n, k']`` to ``[n, k]``."""
+    """Return the weight ``[n, k]`` of a rearranged 2:4 weight ``[n, k']``, the inverse of ``slide_weight``."""
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
@@ -240,12 +263,15 @@ def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
-    """Return the bytes of the portable form of ``[n, depth]``: half of the elements, and two bits for each."""
+    """Return the number of bytes of the portable packed form of a 2:4 weight ``[n, depth]``: half of the elements, and
+    two bits for each of these.
+    """
     return n * depth * itemsize // 2 + n * depth // 8
 
 
 def compress_two_of_four(slid: Tensor) -> Tensor:
-    """Compress 2:4 ``[n, k']`` to the portable form, uint8: values ``[n, k' / 2]``, then metadata ``[n, k' / 8]``.
+    """Return a 2:4 weight ``[n, k']`` in the portable packed form, uint8: values ``[n, k' / 2]``, then metadata
+    ``[n, k' / 8]``.
 
     Of each four neighbours two are kept, in the order of their lanes. A lane takes two bits, the first one in the lower
     bits. Two groups share a byte, the first one in the lower half. Where fewer are non-zero, the first zeros fill up.
@@ -274,13 +300,15 @@ def compress_two_of_four(slid: Tensor) -> Tensor:
 
 
 def _kept_lanes(device: torch.device) -> Tensor:
-    """Return uint8 ``[16, 2]``: the two lanes to keep for each mask of non-zero lanes."""
+    """Return a uint8 table ``[16, 2]`` with the two lanes to keep for each mask of the non-zero lanes of four."""
     masks = torch.arange(16, device=device)[:, None] >> torch.arange(4, device=device) & 1
     return (1 - masks).argsort(dim=-1, stable=True)[:, :2].sort(-1).values.to(torch.uint8)
 
 
 def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtype) -> Tensor:
-    """Expand the portable form to 2:4 ``[n, depth]`` of ``dtype``. Raises SL211 for a wrong number of bytes."""
+    """Return the 2:4 weight ``[n, depth]`` of ``dtype`` that is packed in the portable form. Raises SL211 for a wrong
+    number of bytes.
+    """
     wanted = compressed_bytes(n, depth, dtype.itemsize)
     if packed.numel() != wanted:
         raise error(

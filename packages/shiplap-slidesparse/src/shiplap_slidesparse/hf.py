@@ -52,6 +52,9 @@ class SlidesparseConfig(QuantizationConfigMixin):
         converted: Iterable[str] | None = None,
         quant_method: str = METHOD,
     ) -> None:
+        """Take the settings of a conversion, as ``config.json`` has them. ``converted`` lists the converted layers of a
+        checkpoint. Raises SL211 for an unknown dtype or method.
+        """
         if dtype not in MODES or quant_method != METHOD:
             raise error(
                 "SL211",
@@ -72,7 +75,9 @@ class SlidesparseQuantizer(HfQuantizer):
     quantization_config: SlidesparseConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        """Replace the layers that the checkpoint has converted. Raises an error without their list."""
+        """Replace the layers that the checkpoint has converted by empty ones, into which transformers loads. Raises
+        SL211 without their list.
+        """
         config = self.quantization_config
         if not self.pre_quantized:
             return
@@ -85,6 +90,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 expected="a model that was saved after conversion",
                 fix="convert the model, then save the converted model",
             )
+        # A list, since the loop replaces modules.
         for name, module in list(model.named_modules()):
             for part, weight in expert_weights(module).items():
                 if _checkpoint_names(model, f"{name}.{layer_name(part)}") & set(config.converted):
@@ -102,7 +108,7 @@ class SlidesparseQuantizer(HfQuantizer):
                 replace_module(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        """Pack the loaded layers, or convert a model that was loaded dense."""
+        """Pack the converted layers after loading, or convert a model that was loaded dense, and return the model."""
         config = self.quantization_config
         _refuse_shards(model)
         if self.pre_quantized:
@@ -115,7 +121,9 @@ class SlidesparseQuantizer(HfQuantizer):
         return model
 
     def _skipped(self, model: Any) -> list[str]:
-        """Return the user's names for :func:`convert` to check, and the default names that the model has."""
+        """Return the names of layers that :func:`convert` keeps: the user's, and those of the default names that the
+        model has.
+        """
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
         names = [name for name, _ in model.named_modules(remove_duplicate=False)]
@@ -123,6 +131,7 @@ class SlidesparseQuantizer(HfQuantizer):
         return sorted({*there, *(() if default else skip)})
 
     def is_serializable(self) -> bool:
+        """Return True: a converted model can be saved."""
         return True
 
     @property
@@ -132,14 +141,18 @@ class SlidesparseQuantizer(HfQuantizer):
 
     @property
     def is_compileable(self) -> bool:
+        """Return True: a converted model can be compiled."""
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        """Replace converted layers by dense ones with the remaining weights."""
+        """Replace the converted layers of a model by dense layers of ``dtype`` with the values of the pruned weights,
+        and return the model.
+        """
         for module in model.modules():
             restore_experts(module, dtype or torch.float32)
         for layer in layers_of(model).values():
             weight = layer.as_packed().dequantised(dtype or torch.float32)
+            # On meta, so that no weight is drawn only to be replaced.
             dense = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
             dense.weight = nn.Parameter(weight)
             if layer.bias is not None:
@@ -149,7 +162,7 @@ class SlidesparseQuantizer(HfQuantizer):
 
 
 def register() -> None:
-    """Register the method with transformers in this process. A second call does nothing."""
+    """Register this quantization method with transformers in this process. A second call does nothing."""
     if METHOD not in auto.AUTO_QUANTIZER_MAPPING:
         register_quantization_config(METHOD)(SlidesparseConfig)
         register_quantizer(METHOD)(SlidesparseQuantizer)
@@ -165,13 +178,15 @@ def attach(model: Any, conversion: Conversion) -> None:
 
 
 def _checkpoint_names(model: Any, name: str) -> set[str]:
-    """Return the names that a module may have in checkpoints: with the prefix of the base model, and without it."""
+    """Return the names that the module ``name`` may have in checkpoints: with the prefix of the base model, and without
+    it.
+    """
     home = f"{model.base_model_prefix}."
     return {name, home + name, name.removeprefix(home)}
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raise SL211 for weights that transformers has sharded.
+    """Raise SL211 if transformers has sharded the weights of a linear layer of the model.
 
     Its cuts go through groups of the pattern. ``shard`` cuts weights between groups, after loading.
     """
@@ -189,7 +204,7 @@ def _refuse_shards(model: nn.Module) -> None:
 
 
 def _pack_layer(name: str, layer: Linear) -> None:
-    """Pack a layer. Raises its error with the layer's name."""
+    """Pack the loaded weight of a layer. Raises the layer's error with its name."""
     try:
         layer.pack()
     except ShiplapError as e:

@@ -26,7 +26,9 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 def _dense_weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the weight ``[n, k]`` from the form that was passed. Raises SL211 if both are None."""
+    """Return the dense weight ``[n, k]`` from the form that was passed, ``dense`` or ``packed``. Raises SL211 if both
+    are None.
+    """
     if dense is not None:
         return dense
     if packed is None:
@@ -42,12 +44,14 @@ def _dense_weight(
 
 
 def _add_bias(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Add the bias and round to ``dtype``."""
+    """Return ``total`` plus the bias, rounded to ``dtype``."""
     return round_to_dtype(total if bias is None else total + bias.to(total.dtype), dtype)
 
 
 def _quantised_product(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the 8-bit product of quantised activations, with scales and bias applied."""
+    """Return ``x``, quantised per row to the dtype of the weight, times the 8-bit ``weight``, with both scales and the
+    bias applied, in the dtype of ``x``.
+    """
     q, scale_q = quantise_rows(x, torch.int8 if weight.dtype == torch.int8 else torch.float8_e4m3fn)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     return _add_bias(product_of_transposed(q, weight).to(wide) * scale_q[:, None] * scale, bias, x.dtype)
@@ -79,7 +83,7 @@ def linear_fp8(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float[Tensor, "m n"]:
-    """As ``linear_int8``, in float8_e4m3fn."""
+    """``x`` quantised per row, times a float8_e4m3fn weight with a ``scale`` per output channel, plus ``bias``."""
     weight = _dense_weight(dense, packed, len(scale), x.shape[1], pairs, layout, torch.float8_e4m3fn)
     return _quantised_product(x, weight, scale, bias)
 
@@ -109,13 +113,15 @@ def linear_fp16(
     pairs: int = 4,
     layout: int = 0,
 ) -> Float16[Tensor, "m n"]:
-    """As ``linear_bf16``, in float16."""
+    """``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32."""
     weight = _dense_weight(dense, packed, n, x.shape[1], pairs, layout, torch.float16)
     return _add_bias(product_of_transposed(x, weight), bias, torch.float16)
 
 
 def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
-    """Return the product of each row with the weight of its expert, and zeros for the rows of none."""
+    """Return the quantised product of each row of ``x`` with the weight of its expert, and zeros for the rows of
+    none.
+    """
     total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
     for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):
         total = torch.where((chosen == number)[:, None], _quantised_product(x, part, scales, None), total)
@@ -150,7 +156,7 @@ def experts_fp8(
     weight: Float8e4m3fn[Tensor, "rows k"],
     experts: int,
 ) -> Float[Tensor, "m n"]:
-    """As ``experts_int8``, in float8_e4m3fn."""
+    """``linear_fp8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none."""
     return _experts_product(x, chosen, scale, weight, experts)
 
 

@@ -29,16 +29,16 @@ class PlacedPart(Protocol):
 
     @property
     def mesh(self) -> Any:
-        """Return the mesh of the ranks that hold the parts."""
+        """The device mesh of the ranks that hold the parts of the layer."""
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of a parameter."""
+        """Return this rank's part of the parameter ``held``."""
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Compute the layer as one of several ranks."""
+        """Return the result of the layer on ``x``, computed by several ranks together."""
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise SL211: a part is packed for the device on which it was cut."""
+        """Raise SL211 for a move of the layer, since a part is packed for the device on which it was cut."""
 
 
 class Linear(nn.Linear):
@@ -75,6 +75,9 @@ class Linear(nn.Linear):
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Make a layer with zero weights of the pattern and the mode (such as ``int8``), into which a checkpoint is
+        loaded. It is not packed.
+        """
         nn.Module.__init__(self)  # nn.Linear's would draw a weight
         self.in_features, self.out_features, self.pattern = in_features, out_features, Pattern.parse(pattern)
         self.mode, self.layout = known_mode(mode, "slidesparse.Linear"), ops.PORTABLE
@@ -127,7 +130,9 @@ class Linear(nn.Linear):
 
     @property
     def fresh(self) -> bool:
-        """Return whether ``packed`` matches ``weight``. A write to the weight or another tensor makes it stale."""
+        """Whether the packed form matches ``weight``. A write to the weight or another tensor in its place makes the
+        packed form stale.
+        """
         if self.packed is None or self._packed_from is None:
             return False
         now = self._weight_state(self.weight)
@@ -141,7 +146,8 @@ class Linear(nn.Linear):
         super().__setattr__(name, value)
 
     def _weight_state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
-        """Return numbers that change when the parameter ``held`` changes; ``weight`` is this rank's part of it.
+        """Return numbers that change when the parameter ``held`` is written to or replaced, by which a stale packed
+        form is found; ``weight`` is this rank's part of it.
 
         For a gathered weight these are the state of its shard and of the gathered tensor, without its address: torch
         takes the same object each time, and gathering does not count as a write to it.
@@ -152,14 +158,14 @@ class Linear(nn.Linear):
         return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """Return ``weight`` and ``weight_scale``, or this rank's parts of them."""
+        """Return ``weight`` and ``weight_scale``, or this rank's parts of them if the layer is cut."""
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
             return weight, scale
         return self.placed.local(weight), None if scale is None else self.placed.local(scale)
 
     def checked_weight(self) -> tuple[Tensor, Tensor | None]:
-        """Return :meth:`local`. Raises SL211 if a cast has changed the dtypes."""
+        """Return the weight and its scale as :meth:`local` does. Raises SL211 if a cast has changed their dtypes."""
         weight, scale = self.local()
         if weight.dtype != MODES[self.mode] or (scale is not None and scale.dtype != torch.float32):
             self._refuse_cast(weight, scale)
@@ -167,7 +173,8 @@ class Linear(nn.Linear):
 
     @built_outside_modes
     def pack(self) -> Linear:
-        """Verify the pattern and pack ``weight`` for its device. Call it again after a change of the weight.
+        """Check that ``weight`` has the pattern, pack it for its device, and return the layer. Call this again after a
+        change of the weight.
 
         If the new packed weight fits the existing tensor, it is written into that tensor, so that captured or compiled
         graphs stay right. Raises SL211 for a weight that is not of the pattern, and SL608 in a trace, a capture or an
@@ -204,7 +211,8 @@ class Linear(nn.Linear):
         return self
 
     def _still_matches(self, weight: Tensor, packed: Tensor) -> bool:
-        """Return whether a ``weight`` that was written to still equals the packed one, as after the broadcast of DDP.
+        """Return whether a ``weight`` that was written to still equals the ``packed`` one, as after the broadcast of
+        DDP.
 
         The comparison takes longer than a product, so it is made at most ``LOOKS`` times: a program may write to the
         weight in every step. FSDP2 writes a gathered weight next to its shard, which is compared once.
@@ -217,7 +225,9 @@ class Linear(nn.Linear):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """Return the weight, or this rank's part of it, as the value that ``matmul`` takes."""
+        """Return the weight, or this rank's part of it, as the value that ``matmul`` takes, with its packed form unless
+        that is stale.
+        """
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
         held = weight, packed, _flatten_scale(scale), self.layout
@@ -230,7 +240,9 @@ class Linear(nn.Linear):
         return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute :meth:`forward` with a bias that is stored elsewhere."""
+        """Return the result of the layer on ``x`` with ``bias`` in place of its own. A stale packed weight gives a
+        notice and the dense form is used.
+        """
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight, scale = self.checked_weight()
         if (
@@ -258,7 +270,7 @@ class Linear(nn.Linear):
         return out if out.dtype == x.dtype else out.to(x.dtype)
 
     def _refuse_cast(self, weight: Tensor, scale: Tensor | None) -> None:
-        """Raise SL211 for a converted weight that was cast."""
+        """Raise SL211 for a converted weight, or its scale, that was cast to another dtype."""
         raise error(
             "SL211",
             where=f"slidesparse.Linear of mode {self.mode}",
@@ -269,7 +281,9 @@ class Linear(nn.Linear):
         )
 
     def reset_parameters(self) -> None:
-        """Set the weight to zeros, as in a new layer: a loaded checkpoint gives its values."""
+        """Set the weight and bias to zeros and the scales to ones, as in a new layer. A loaded checkpoint gives the
+        values.
+        """
         with torch.no_grad():
             for parameter in self.parameters(recurse=False):
                 parameter.fill_(1 if parameter is self.weight_scale else 0)
@@ -286,7 +300,9 @@ class Linear(nn.Linear):
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Move the layer, and pack its weight anew where the device changed."""
+        """Apply ``fn``, such as a move, to all tensors of the layer except for casts of the weight, pack the weight
+        anew where the device changed, and return the layer.
+        """
         if self.placed is not None:
             return self.placed.refuse_move(self)
         held = {id(t) for t in (self.weight, self.weight_scale) if t is not None}
@@ -295,6 +311,7 @@ class Linear(nn.Linear):
         self.packed = None
 
         def moved(t: Tensor) -> Tensor:
+            """Return ``fn(t)``, for the weight and its scale with their dtype and values kept."""
             if id(t) not in held:
                 return fn(t)
             # A cast to another floating dtype leaves integers alone, so the weight keeps its dtype and its values.
@@ -315,10 +332,12 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state to copy or pickle, in which only a flag says whether the packed form is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the state, with the packed form valid if it was valid before."""
         super().__setstate__(state)
         self._packed_from = self._weight_state(self.weight) if state["_packed_from"] else None
 
@@ -332,7 +351,9 @@ class Linear(nn.Linear):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Load the weight and its scale in the layer's dtype, and pack the weight where torch loaded it."""
+        """Load the weight and its scale in the layer's dtypes from a state dict, then pack the weight. Errors are added
+        to ``error_msgs``.
+        """
         # Collected apart: a weight that torch did not load must not be packed.
         errors: list[str] = []
         given, scale = state_dict.get(f"{prefix}weight"), state_dict.get(f"{prefix}weight_scale")
@@ -351,6 +372,7 @@ class Linear(nn.Linear):
             try:
                 self.pack()
             except ShiplapError as e:
+                # torch collects the errors of all modules and raises them together.
                 errors.append(f"{prefix}weight: {e}")
         error_msgs.extend(errors)
 
@@ -365,7 +387,7 @@ def _layer_product(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return the product of one layer in its mode."""
+    """Return the product of ``x`` with a weight given by its fields, computed by the op of the mode."""
     return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
@@ -385,17 +407,19 @@ class _StraightThrough(torch.autograd.Function):
         pairs: int,
         layout: int,
     ) -> Tensor:
-        """Return the product of one layer in its mode."""
+        """Return the product of ``x`` with a weight given by its fields, computed by the op of the mode."""
         return _layer_product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors for the gradient, apart from ``forward`` as ``torch.func`` requires."""
+        """Save the dense weight and the scale for the backward, apart from ``forward`` as ``torch.func`` requires."""
         ctx.save_for_backward(inputs[1], inputs[3])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the input and the bias. Rounding counts as the identity."""
+        """Return the gradients of the input and the bias, as if the rounding of the input were the identity, and None
+        for the other arguments.
+        """
         dense, scale = ctx.saved_tensors
         # Rounding is treated as the identity, whose slope is one.
         scaled = grad if scale is None else grad * scale.to(grad.dtype)
@@ -406,28 +430,37 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
+    """Return a pruned weight, quantised to the mode, in its dense form only."""
     return pack(weight, pattern, mode, keep="dense")
 
 
 def _flatten_scale(scale: Tensor | None) -> Tensor | None:
+    """Return the scales ``[n, 1]`` as a view ``[n]``, or None."""
     return None if scale is None else scale.view(-1)
 
 
 def _frozen_parameter(tensor: Tensor) -> nn.Parameter:
+    """Return a parameter around ``tensor`` that requires no gradient."""
     return nn.Parameter(tensor, requires_grad=False)
 
 
 def _can_load(given: torch.dtype, wanted: torch.dtype) -> bool:
-    """Return whether a copy into ``wanted`` keeps the weight, up to rounding. 8-bit weights need the same dtype."""
+    """Return whether a weight of dtype ``given`` can be loaded into one of dtype ``wanted`` up to rounding. 8-bit
+    weights need the same dtype.
+    """
     return given == wanted or (wanted.itemsize == 2 and given.is_floating_point and given.itemsize > 1)
 
 
 def _per_channel(scale: Tensor, n: int) -> Tensor:
-    """Return scales ``[n]``, or one for the whole weight, as float32 ``[n, 1]``. Torch refuses other shapes."""
+    """Return float32 scales ``[n, 1]`` of ``n`` scales, or of one for the whole weight. Another number of scales stays,
+    and torch refuses it.
+    """
     wide = scale.detach().to(torch.float32)
     return wide.reshape(-1, 1).expand(n, 1).contiguous() if scale.numel() in (1, n) else wide
 
 
 def _cast_by_autocast(x: Tensor) -> bool:
-    """Return whether autocast would cast ``x`` before ``nn.Linear``."""
+    """Return whether autocast casts the input ``x`` of a ``nn.Linear``, that is, whether it is floating and not
+    float64.
+    """
     return x.is_floating_point() and x.dtype != torch.float64

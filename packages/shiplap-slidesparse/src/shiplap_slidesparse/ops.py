@@ -42,7 +42,9 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 
 
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return the rows quantised and lifted, and the scales of all rows."""
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
+    side), and the scales of all rows, those of added rows 1. ``pairs`` is the N of the pattern.
+    """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
     return lifted, torch.cat((scale, scale.new_ones(lifted.shape[0] - x.shape[0])))
@@ -52,8 +54,9 @@ def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tenso
 def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
     """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
 
-    With 2 pairs nothing is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros,
-    with the scale 1. A row that holds NaN or an infinity is all zeros with the scale NaN.
+    Lifting writes overlapping windows of four neighbours side by side. With 2 pairs nothing is duplicated: that is for
+    dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A row that holds NaN or an
+    infinity is all zeros with the scale NaN.
     """
     return _quantise_and_lift(x, torch.int8, pairs)
 
@@ -62,13 +65,20 @@ def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor,
 def quantise_fp8(
     x: Float[Tensor, "m k"], pairs: int = 2
 ) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """As ``quantise_int8``, to float8_e4m3fn."""
+    """Rows of ``x`` as float8_e4m3fn with a scale each, lifted for windows of ``pairs``, as ``quantise_int8`` does.
+
+    Lifting writes overlapping windows of four neighbours side by side.
+    """
     return _quantise_and_lift(x, torch.float8_e4m3fn, pairs)
 
 
 @sl.op("slidesparse::lift", dims=_LIFTED, requires=_PAIRS)
 def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
-    """Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added."""
+    """Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added.
+
+    Lifting writes overlapping windows of four neighbours side by side, ``pairs - 1`` of them for each group of
+    neighbours, so that a 2:4 weight multiplied with them can hold a pattern such as 6:8.
+    """
     return formats.lift_columns(x, pairs)
 
 
@@ -89,7 +99,9 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
-    """Return a packed weight as 2:4 ``[n, k]``."""
+    """Return a packed weight as the 2:4 matrix ``[n, k]``. Raises SL211 for cuSPARSELt's layout on another device than
+    a GPU.
+    """
     if layout == PORTABLE:
         return formats.decompress_two_of_four(packed, n, k, dtype)
     if packed.device.type != "cuda":

@@ -21,7 +21,9 @@ Keep = Literal["both", "dense", "packed"]
 
 
 def known_mode(mode: str, where: str, called: str = "mode") -> str:
-    """Return ``mode`` if it exists. Raises SL211 with the argument's name ``called``."""
+    """Return ``mode`` if it is a known mode such as ``int8``. Raises SL211 with the argument's name ``called``
+    otherwise.
+    """
     if mode not in MODES:
         raise error(
             "SL211",
@@ -70,7 +72,7 @@ class Packed:
             raise _unfit("a packed weight of other numbers", f"windows of {self.pattern} and depth {self.k}")
 
     def _check_sizes(self) -> None:
-        """Raise an error where the tensors do not have the sizes that n, k and the pattern imply."""
+        """Raise SL211 where the tensors do not have the sizes and dtypes that n, k, mode and pattern imply."""
         known_mode(self.mode, "slidesparse.Packed")
         dtype, bytes_ = MODES[self.mode], None
         if self.pattern.sparse:
@@ -94,7 +96,10 @@ class Packed:
 
     @classmethod
     def unchecked(cls, *fields: Any) -> Packed:
-        """Return the weight of ``fields`` that this package has made, in the order of the attributes."""
+        """Return a packed weight with ``fields``, in the order of the attributes, that this package has made itself,
+        without checking them.
+        """
+        # Past ``__init__`` and its checks.
         made = object.__new__(cls)
         named = dict(
             zip(cls.__dataclass_fields__, (*fields, ops.PORTABLE)[: len(cls.__dataclass_fields__)], strict=True)
@@ -104,15 +109,16 @@ class Packed:
 
     @property
     def pattern(self) -> Pattern:
+        """The sparsity pattern of the weight."""
         return Pattern(self.pairs)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all forms that are kept."""
+        """The number of bytes of all tensors of the weight."""
         return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
-        """Return the pruned weight ``[n, k]`` in the mode's dtype, from the form that is kept."""
+        """Return the pruned weight ``[n, k]`` in the mode's dtype, without scales, from the form that is kept."""
         if self.dense is not None:
             return self.dense
         assert self.packed is not None
@@ -121,18 +127,20 @@ class Packed:
         return formats.unslide_weight(slid, self.k, self.pattern)[: self.n]
 
     def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the weight as numbers of ``dtype``, with scales applied."""
+        """Return the weight ``[n, k]`` as numbers of ``dtype``, with the scales applied."""
         weight = self.weight().to(dtype)
         return weight if self.scale is None else weight * self.scale[:, None].to(dtype)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Its tensors, those that there are."""
+        """The tensors of the weight that are not None: dense form, packed form and scale."""
         return [t for t in (self.dense, self.packed, self.scale) if t is not None]
 
     @built_outside_modes
     def to(self, device: torch.device | str) -> Packed:
-        """Return the same weight, packed anew for ``device``."""
+        """Return the same weight on ``device``, packed anew for it, with the same forms kept; the weight itself if it
+        is there.
+        """
         target = torch.device(device)
         here = self.dense if self.dense is not None else self.packed
         if here is not None and here.device == target:
@@ -147,7 +155,9 @@ class Packed:
 
     @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Return the weight with one form only, to save memory: ``"dense"`` or ``"packed"``."""
+        """Return the weight with the form ``keep`` only, ``"dense"`` or ``"packed"``, to save memory. Raises SL211 for
+        an unknown form.
+        """
         _known_keep(keep, "Packed.keeping")
         if keep == "dense":
             return replace(self, dense=self.weight(), packed=None)
@@ -155,6 +165,7 @@ class Packed:
 
 
 def _unfit(got: str, expected: str) -> Exception:
+    """Return the error SL211 for fields of a packed weight that do not fit together."""
     fix = "call pack() on the weight, and change no field of its result"
     return error("SL211", where="slidesparse.Packed", got=got, expected=expected, fix=fix)
 
@@ -209,6 +220,7 @@ def pack(
         weight, scale = quantise_weight(weight, dtype)
     else:
         weight = weight.to(dtype)
+        # After the cast, which may overflow.
         _refuse_infinite(torch.isfinite(weight), dtype)
     return _assemble_packed(weight.contiguous(), scale, mode, shape, keep)
 
@@ -226,7 +238,7 @@ def _known_keep(keep: str, where: str) -> None:
 
 
 def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
-    """Raise SL211 for a weight that is not finite, or beyond the range of ``dtype``."""
+    """Raise SL211 with the first row of a weight that is not all ``finite``, given as a mask, in ``dtype``."""
     if (bad := ~finite.all(1)).any():
         raise error(
             "SL211",
@@ -238,7 +250,7 @@ def _refuse_infinite(finite: Tensor, dtype: torch.dtype) -> None:
 
 
 def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
-    """Raise SL211 where a weight and its scale do not fit the mode."""
+    """Raise SL211 where a quantised weight and its scale do not fit the mode, or are not finite."""
     if weight.dtype != MODES[mode] or MODES[mode].itemsize != 1:
         raise error(
             "SL211",
@@ -259,7 +271,9 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
-    """Return the packed weight: compressed where the pattern is sparse, dense where ``keep`` says so."""
+    """Return the packed weight of a weight in the mode's dtype: compressed where the pattern is sparse, dense where
+    ``keep`` says so.
+    """
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
     if pattern.sparse:
         # Before the test of ``keep``, since it refuses weights that are not of the pattern.
@@ -271,7 +285,9 @@ def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: P
 
 
 def _compress_for_device(slid: Tensor) -> tuple[Tensor | None, int]:
-    """Compress for the device, or return None if the device has no use for the packed form."""
+    """Return a 2:4 weight packed for its device and the layout, or None and a notice if the device has no use for a
+    packed form.
+    """
     if slid.device.type != "cuda":
         return formats.compress_two_of_four(slid), ops.PORTABLE
     available = lt.available(slid.device, slid.dtype)
@@ -311,7 +327,9 @@ def multiply_fields(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Compute :func:`matmul` from the fields of a weight, which a module holds as parameters and buffers."""
+    """Return the result of :func:`matmul` with a weight given by its fields, which a module holds as parameters and
+    buffers.
+    """
     # Two dims, the usual case, need no view, whose making costs time on the host.
     rows = x if x.dim() == 2 else x.flatten(0, -2) if x.dim() > 1 else x[None]
     # Without pairs nothing is packed, and the op reads the dense weight whatever their number.

@@ -31,11 +31,16 @@ class LayerCut:
 
     @property
     def size(self) -> int:
+        """The size of the side of the layer that is cut: output features for ``colwise``, input features for
+        ``rowwise``.
+        """
         return self.layer.out_features if self.style == "colwise" else self.layer.in_features
 
     @property
     def unit(self) -> int:
-        """Return the smallest unit of the cut: along the depth of a converted layer, a group."""
+        """The smallest number of features that is not cut: along the depth of a converted layer, a group of its
+        pattern.
+        """
         return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
 
 
@@ -73,7 +78,9 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
 
 
 def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[LayerCut]:
-    """Return the cuts of ``plan`` after checking that all of them are possible."""
+    """Return the cuts of the linear layers that ``plan`` names, for ``world`` ranks. Raises SL211 if one of them is not
+    possible.
+    """
     plans = []
     for name, module in model.named_modules():
         # Plans of transformers name layers from any level, so a name may begin in the middle.
@@ -111,11 +118,12 @@ def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Lay
 
 
 def _cut_sides(each: LayerCut) -> str:
+    """Return the word for the features that a cut divides."""
     return "features of the output" if each.style == "colwise" else "columns"
 
 
 def _world_group() -> dist.ProcessGroup:
-    """Return the group of all ranks, which exists because the number of ranks was read before."""
+    """Return torch's process group of all ranks, which exists because the number of ranks was read before."""
     world = dist.group.WORLD
     assert world is not None
     return world

@@ -20,9 +20,12 @@ MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to 
 
 
 def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise ``x`` ``[m, k]`` to ``dtype`` (int8, float8_e4m3fn). Returns values and scales, float32 ``[m]``."""
+    """Return ``x`` ``[m, k]`` quantised to ``dtype`` (int8 or float8_e4m3fn) with one scale for each row, and the
+    scales, float32 ``[m]``. A row that is not finite has the scale NaN.
+    """
     limit = LIMITS[dtype]
     wide = x.detach().to(torch.float32)
+    # ``amax`` refuses rows without elements.
     largest = wide.abs().amax(1) if x.shape[1] else wide.new_zeros(x.shape[0])
     finite = torch.isfinite(largest)
     limits = torch.full_like(largest, limit)  # by a Python number CUDA multiplies with its inverse: other bits
@@ -34,7 +37,9 @@ def quantise_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def quantise_weight(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantise ``[n, k]`` per output channel, with -0.0 as 0.0. Raises SL211 for weights that are not finite."""
+    """Return a weight ``[n, k]`` quantised per output channel, with -0.0 as 0.0, and its scales. Raises SL211 for
+    weights that are not finite.
+    """
     q, scale = quantise_rows(weight, dtype)
     if (bad := torch.isnan(scale)).any():
         raise error(

@@ -36,7 +36,7 @@ class LayerBucket:
 
     @property
     def winner(self) -> str:
-        """Return the fastest form by measured or else predicted time, or "" if neither is known.
+        """The fastest form of the layer by measured or else predicted time, empty if neither is known.
 
         Of forms that are about equal the simpler one wins: the layer as before, then dense.
         """
@@ -46,12 +46,13 @@ class LayerBucket:
 
     @property
     def gain(self) -> float:
-        """Return the time of the best other form over the winner's. A little less than 1 if they are about equal."""
+        """The time of the best other form over the winner's. A little less than 1 if they are about equal."""
         times = self.measured or self.predicted
         others = [time for form, time in times.items() if form != self.winner]
         return min(others) / times[self.winner] if others else 1.0
 
     def as_json(self) -> dict[str, Any]:
+        """Return all fields, the winner and the gain as plain data for JSON."""
         return {**asdict(self), "winner": self.winner, "gain": self.gain}
 
 
@@ -85,11 +86,14 @@ class SparsityReport:
 
     @property
     def pays(self) -> bool:
-        """Return whether the form that was asked for wins anywhere: slide, or dense where nothing was pruned."""
+        """Whether the requested form is fastest at any size and number of rows: slide, or dense where nothing was
+        pruned.
+        """
         wanted = "dense" if self.pattern == "dense" else "slide"
         return any(b.winner == wanted for size in self.sizes for b in size.buckets)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the report as plain data for JSON."""
         sizes = [{**asdict(s), "buckets": [b.as_json() for b in s.buckets]} for s in self.sizes]
         return {**asdict(self), "sizes": sizes, "pays": self.pays}
 
@@ -112,7 +116,8 @@ def survey_model(
     seconds: float = 2.0,
     progress: bool | None = None,
 ) -> SparsityReport:
-    """Convert ``model``, in place, and report on it. Raises SL613 for a model that is already converted.
+    """Convert ``model`` in place, measure its layers and its accuracy, and return the report. Raises SL613 for a model
+    that is already converted.
 
     Args:
         tokens: to predict, before and after; none: no drift.
@@ -151,7 +156,9 @@ def _survey_sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
-    """Return each size of a layer once, measured for ``seconds`` at each number of rows (0: predicted only)."""
+    """Return the record of each size of a converted layer, each with its times at each number of rows, measured for
+    ``seconds`` (0: predicted only).
+    """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
     sizes: list[LayerSize] = []
@@ -169,12 +176,16 @@ def _survey_sizes(
 
 
 def _float_of(model: nn.Module) -> torch.dtype:
-    """Return the dtype of the linear layers' weights, which is that of the activations."""
+    """Return the dtype of the weights of the model's linear layers, which is that of the activations; float32 without
+    such a layer.
+    """
     return next((m.weight.dtype for m in model.modules() if isinstance(m, nn.Linear)), torch.float32)
 
 
 def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
-    """Return the predictions and measurements of a layer at ``m`` rows."""
+    """Return the predicted and the measured times of each form of a layer at ``m`` rows, and the largest possible
+    gain.
+    """
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
     forms = roofline.FORMS if layer.pattern.sparse else roofline.FORMS[:2]
@@ -192,7 +203,9 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median of runs in turn. The base weight is random, since its values do not change the time."""
+    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns. The weight of the base form
+    is random.
+    """
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)
     x = torch.randn(m, layer.in_features, device=device, dtype=kind)

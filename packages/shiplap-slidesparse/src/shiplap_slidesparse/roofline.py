@@ -46,7 +46,8 @@ class LayerWork:
 def layer_work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
 ) -> LayerWork:
-    """Return the work of ``m`` rows in one of ``FORMS``; ``width`` is the bytes of an element of the model.
+    """Return the multiply-adds and the bytes of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``; ``width`` is the
+    bytes of an element of the model.
 
     Sparse units skip half of the lifted elements; without them all are multiplied.
     """
@@ -64,7 +65,7 @@ def layer_work(
 
 
 def peaks_of(device: torch.device) -> DevicePeaks | None:
-    """Return the peaks of a listed GPU, or None."""
+    """Return the peak arithmetic and bandwidth of a GPU that is listed here, or None for another device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -72,6 +73,6 @@ def peaks_of(device: torch.device) -> DevicePeaks | None:
 
 
 def roofline_seconds(form: str, mode: str, done: LayerWork, peaks: DevicePeaks) -> float:
-    """Return the roofline time of ``done``: the longer of pure arithmetic and pure memory traffic."""
+    """Return the shortest possible time of the work ``done``: the longer of pure arithmetic and pure memory traffic."""
     rate = peaks.wide if form == "base" or MODES[mode].itemsize == 2 else peaks.narrow
     return max(done.macs / rate, done.bytes / peaks.bandwidth)

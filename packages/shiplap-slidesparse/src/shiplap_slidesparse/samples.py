@@ -14,7 +14,9 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
-    """Return a 2:4 weight packed for its device, and the layout: cuSPARSELt's on a GPU that has it."""
+    """Return a 2:4 weight packed for its device, and the layout, cuSPARSELt's on a GPU that has it. Raises ValueError
+    for another requested layout.
+    """
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
         return lt.compress_weight(slid), ops.CUSPARSELT
     if layout != ops.PORTABLE:
@@ -23,36 +25,41 @@ def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
 
 
 def _draw_matrix(rng: Generator, rows: int, columns: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return random values: for 8 bits all values that quantisation gives, else normal ones."""
+    """Return a random matrix on ``device``: all values that quantisation gives for int8, else normal numbers."""
     if dtype == torch.int8:
         return torch.randint(-127, 128, (rows, columns), generator=rng).to(device, dtype)
     return torch.randn(rows, columns, generator=rng).to(device, dtype)
 
 
 def _draw_scale(rng: Generator, rows: int, device: Any) -> Tensor:
+    """Return random positive float32 scales ``[rows]`` on ``device``."""
     return (torch.rand(rows, generator=rng) + 0.5).to(device) / 64
 
 
 def _two_of_four(rng: Generator, n: int, k: int, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return a random weight of 2:4, pruned on ``device``: large weights take seconds on a CPU."""
+    """Return a random 2:4 weight ``[n, k]``, pruned on ``device``, since pruning large weights takes seconds on a
+    CPU.
+    """
     return formats.prune(_draw_matrix(rng, n, k, dtype, device).float(), "2:4").to(dtype)
 
 
 def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
-    """Declare how inputs of a sparse product are drawn."""
+    """Declare how samples of the inputs of the sparse product ``op`` are drawn."""
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+        """Return a random operand, a packed 2:4 weight, its number of rows and its layout."""
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
         return _draw_matrix(rng, m, k, dtype, device), packed, n, layout
 
 
 def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
-    """Declare how inputs of a dense product are drawn."""
+    """Declare how samples of the inputs of the dense product ``op`` are drawn."""
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
+        """Return two random operands, with scales for the scaled product."""
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         operands = _draw_matrix(rng, m, k, dtype, device), _draw_matrix(rng, n, k, dtype, device)
         scales = (_draw_scale(rng, m, device), _draw_scale(rng, n, device)) if op is ops.mm_fp8 else ()
@@ -60,10 +67,13 @@ def _sample_dense_op(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
-    """Declare how inputs of a layer are drawn."""
+    """Declare how samples of the inputs of the layer ``op`` are drawn, with weights stored in the dtype ``stored``."""
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+        """Return random activations, a pruned weight in both forms, its scale or number of rows, a bias, and the
+        pattern.
+        """
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
         if {"dense", "packed"} <= set(sizes["absent"]):
             raise ValueError("a layer without a weight")
@@ -78,10 +88,15 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
 
 
 def _sample_experts_op(op: sl.Op, stored: torch.dtype) -> None:
-    """Declare how inputs of a layer of experts are drawn."""
+    """Declare how samples of the inputs of the layer of experts ``op`` are drawn, with weights stored in the dtype
+    ``stored``.
+    """
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+        """Return random activations, the expert of each row (some have none), scales and weight, and the number of
+        experts.
+        """
         m, k, rows, experts = sizes["m"], sizes["k"], sizes["rows"], sizes["experts"]
         weight, scale = quantise_weight(torch.randn(rows, k, generator=rng).to(device), stored)
         chosen = torch.randint(0, experts + 1, (m,), generator=rng).to(device)  # some have no expert

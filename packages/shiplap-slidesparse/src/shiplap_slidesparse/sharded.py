@@ -16,13 +16,16 @@ __all__ = ["gather_whole", "is_dtensor", "state_of", "state_of_shard"]
 
 
 def is_dtensor(value: Any) -> bool:
-    """Return whether ``value`` is a DTensor, without importing DTensors: if nothing imported them, there are none."""
+    """Return whether ``value`` is a DTensor, without importing DTensor: if the program has not imported it, there are
+    none.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """Return numbers that change with the parameter ``held`` or its ``.data``; ``weight`` is this rank's part.
+    """Return numbers that change when the parameter ``held`` is replaced, written to, or gets another ``.data``;
+    ``weight`` is this rank's part of it.
 
     Tensors made in inference mode do not count writes.
     """
@@ -42,7 +45,8 @@ def state_of_shard(shard: Any) -> tuple[int, ...]:
 
 
 def gather_whole(held: Any) -> Tensor:
-    """Return ``held``, gathered from all ranks if it is a DTensor. Then every rank has to call this.
+    """Return the whole tensor of ``held``, gathered from all ranks if it is a DTensor. Then every rank has to call
+    this.
 
     The result is on the device of the ranks, even if ``fully_shard`` keeps shards on the CPU.
     """

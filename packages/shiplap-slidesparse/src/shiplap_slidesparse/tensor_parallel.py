@@ -39,10 +39,13 @@ class LayerPart:
 
     @property
     def rank(self) -> int:
+        """The number of this rank in the mesh."""
         return int(self.mesh.get_local_rank())
 
     def local(self, held: Tensor) -> Tensor:
-        """Return this rank's part of a parameter, gathered first if ``fully_shard`` has sharded it as well."""
+        """Return this rank's part of the parameter ``held``, gathered first if ``fully_shard`` has sharded it as
+        well.
+        """
         with torch.no_grad():
             # ``fully_shard`` cut the part once more, over a mesh of its own.
             if isinstance(held, DTensor) and held.device_mesh != self.mesh:
@@ -52,7 +55,8 @@ class LayerPart:
         return part
 
     def forward(self, layer: Linear, x: Tensor) -> Tensor:
-        """Compute the layer: colwise from the whole input to a part of the features, rowwise the other way.
+        """Return the result of the cut layer on ``x``: for colwise this rank's part of the features, for rowwise the
+        sum of all ranks' products.
 
         A frozen bias is part of the first rank's product. A bias that learns is added to the sum, on each rank.
         """
@@ -65,7 +69,7 @@ class LayerPart:
         return out + part.to(out.dtype) if part is not None and learns else out
 
     def refuse_move(self, layer: Linear) -> Linear:
-        """Raise SL211: a part is packed for the device on which it was cut."""
+        """Raise SL211 for a move of the layer, since a part is packed for the device on which it was cut."""
         raise error(
             "SL211",
             where=f"{type(layer).__name__}, a part of a layer",
@@ -80,14 +84,14 @@ class _SharedInput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        """Return a view of the input, and keep the group whose gradients are summed."""
+        """Return a view of the input, and save the group over whose ranks its gradients are summed."""
         ctx.group = group
         # A new tensor object: autograd attaches the node to it.
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of the gradients over the group."""
+        """Return the sum of the gradients over the ranks of the group."""
         # A clone, because ``all_reduce`` writes in place and autograd may share the gradient.
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
@@ -99,23 +103,28 @@ class _SummedOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        """Return the sum of the parts over the group."""
+        """Return the sum of the ranks' parts over the group."""
+        # A copy, since all_reduce works in place and ``part`` is the caller's.
         summed = part.contiguous().clone()
         dist.all_reduce(summed, group=group)
         return summed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient unchanged, since each rank's part has the derivative 1."""
         return grad, None
 
 
 def cut_unit(layer: nn.Module, style: str) -> int:
-    """Return the smallest unit of a cut: along the depth of a converted layer, a group."""
+    """Return the smallest number of features that is not cut: along the depth of a converted layer, a group of its
+    pattern.
+    """
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 
 
 def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return copies of ``(weight, weight_scale, bias)`` for ``rank`` of ``world``, so that the whole can be freed.
+    """Return copies of ``(weight, weight_scale, bias)`` of ``layer`` for ``rank`` of ``world`` ranks, so that the whole
+    layer can be freed.
 
     Raises:
         ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
@@ -135,15 +144,19 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     scale, bias = layer.weight_scale, layer.bias
 
     def part(held: Tensor | None, *where: slice) -> Tensor | None:
+        """Return a copy of the slice ``where`` of a tensor, or None."""
         return None if held is None else held.detach()[where].clone()
 
     weight = part(layer.weight, mine) if style == "colwise" else part(layer.weight, slice(None), mine)
     assert weight is not None
+    # A rowwise cut leaves all rows, and with them all scales.
     return (weight, part(scale, mine), part(bias, mine)) if style == "colwise" else (weight, part(scale), part(bias))
 
 
 def place_layer(layer: Linear, style: Style, mesh: DeviceMesh) -> Linear:
-    """Cut ``layer``, in place, for this rank of a one-dimensional ``mesh``, and pack the part. Raises SL211."""
+    """Cut ``layer`` in place for this rank of a one-dimensional ``mesh``, pack the part, and return the layer. Raises
+    SL211.
+    """
     if layer.placed is not None:
         raise error(
             "SL211",
@@ -173,7 +186,7 @@ class _CutStyle(ParallelStyle):
     plain: Callable[[], ParallelStyle]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        """Cut a converted layer over the mesh; other modules are cut as torch does."""
+        """Cut a converted layer over the mesh, any other module as torch's own style does, and return the module."""
         if isinstance(module, Linear):
             return place_layer(module, self.style, device_mesh)
         done: nn.Module = self.plain()._apply(module, device_mesh)

@@ -29,7 +29,8 @@ def tune(
     dtype: torch.dtype = torch.bfloat16,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Choose for each size of a converted layer and each number of ``rows``; the choices come into force, and are kept.
+    """Tune the form and the algorithm for each size of a converted layer and each number of ``rows``, store the choices
+    and use them in this process. Returns the choices.
 
     Slide and dense are verified and timed, on a GPU after their algorithms. Layers of one size share a choice. Layers
     of the pattern ``dense`` have one form, and on a CPU nothing to choose.
@@ -53,14 +54,16 @@ def tune(
 
 
 def prepare(model: nn.Module, rows: Iterable[int], dtype: torch.dtype = torch.bfloat16) -> None:
-    """Run every converted layer on each number of ``rows``, so that captures find their plans and modules."""
+    """Run a converted layer of each size on each number of ``rows``, so that CUDA graph captures find their plans and
+    modules.
+    """
     rows = numbers_of(rows, "slidesparse.prepare")
     for layer in sizes_of(model).values():
         lt.prepare_captures(layer, rows, layer.in_features, dtype, layer.weight.device)
 
 
 def numbers_of(rows: Iterable[int], where: str) -> list[int]:
-    """Return each number once, ascending. Raises SL211 for invalid numbers and for none."""
+    """Return each of the numbers ``rows`` once, ascending. Raises SL211 for negative numbers and for none."""
     numbers = sorted(set(rows))
     if not numbers or numbers[0] < 0:
         raise error(
@@ -74,7 +77,9 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
-    """Return one converted layer of each mode, size, pattern and device. Raises SL211 if there is none."""
+    """Return one converted layer for each mode, size, pattern and device of the model's layers. Raises SL211 if there
+    is none.
+    """
     layers: dict[tuple[str, int, int, int, str], Linear] = {}
     for layer in layers_of(model).values():
         key = layer.mode, layer.out_features, layer.in_features, layer.pattern.pairs, str(layer.weight.device)

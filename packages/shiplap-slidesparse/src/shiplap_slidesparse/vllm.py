@@ -37,6 +37,9 @@ class SlidesparseVllmConfig(QuantizationConfig):
     def __init__(
         self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
     ) -> None:
+        """Take the settings of a checkpoint: pattern, dtype, and the layers that are converted or that are kept. Raises
+        SL211 for an unknown dtype.
+        """
         super().__init__()
         if dtype not in MODES:
             raise error(
@@ -50,26 +53,31 @@ class SlidesparseVllmConfig(QuantizationConfig):
         self.converted = None if converted is None else frozenset(converted)
 
     def __repr__(self) -> str:
+        """Return the settings as text."""
         layers = f"all but {list(self.skip)}" if self.converted is None else f"{len(self.converted)} layers"
         return f"SlidesparseVllmConfig(pattern={self.pattern}, dtype={self.dtype}, {layers})"
 
     def get_name(self) -> str:
+        """Return the name of the quantization method."""
         return METHOD
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """Return the dtypes of activations that the method takes: for 16-bit weights the weight's alone."""
         return {"bf16": [torch.bfloat16], "fp16": [torch.float16]}.get(self.dtype, [torch.bfloat16, torch.float16])
 
     @classmethod
     def get_min_capability(cls) -> int:
+        """Return the least compute capability of a GPU, as vLLM writes it."""
         return CAPABILITY
 
     @staticmethod
     def get_config_filenames() -> list[str]:
+        """Return an empty list: all settings are in config.json."""
         return []
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> SlidesparseVllmConfig:
-        """Return the settings in a checkpoint's configuration."""
+        """Return the settings in a checkpoint's configuration, our own or that of compressed-tensors."""
         if "slidesparse" not in config:
             converted = config.get("converted")
             return cls(
@@ -87,18 +95,22 @@ class SlidesparseVllmConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> str | None:
-        """Return our method also for compressed-tensors checkpoints with a pattern, and for its name in ``hf.py``."""
+        """Return our method's name for checkpoints of our quantizer and for compressed-tensors checkpoints with a
+        pattern, None for others.
+        """
         ours = bool(hf_quant_cfg) and str(hf_quant_cfg.get("quant_method", "")).startswith(f"{METHOD} (")
         return METHOD if ours or (hf_quant_cfg and "slidesparse" in hf_quant_cfg) else None
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        """Return the method of a layer, or None for layers that are not linear."""
+        """Return the quantization method of a layer, or None for a layer that is not linear."""
         if not isinstance(layer, LinearBase):
             return None
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
 
     def _keeps(self, prefix: str) -> bool:
-        """Return whether a layer is dense in the checkpoint. Layers that vLLM fuses must all be, or none."""
+        """Return whether the layer ``prefix`` is dense in the checkpoint. Raises SL211 if only some of the layers that
+        vLLM fuses into it are.
+        """
         home, _, name = prefix.rpartition(".")
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping
         parts = [f"{home}.{part}" if home else part for part in mapping.get(name, [name])]
@@ -122,6 +134,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
     """The linear method: the checkpoint's weight until it is loaded, then this rank's packed shard."""
 
     def __init__(self, config: SlidesparseVllmConfig) -> None:
+        """Use the settings of a checkpoint."""
         self.config = config
 
     def create_weights(
@@ -134,7 +147,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the parameters into which vLLM loads a layer."""
+        """Register the weight, and for 8 bits its scale, into which vLLM loads this rank's part of a layer."""
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)
         loader = extra_weight_attrs.get("weight_loader")
         weight = torch.zeros(n, input_size_per_partition, dtype=dtype)
@@ -152,7 +165,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         )
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the loaded weight of a layer."""
+        """Pack the loaded weight of a layer, or issue a notice if this rank's part cuts groups of the pattern."""
         weight, scale = layer.weight.data, layer.weight_scale.data[:, 0] if hasattr(layer, "weight_scale") else None
         n, k = weight.shape
         made = Linear.from_weight(
@@ -169,10 +182,11 @@ class SlidesparseLinearMethod(LinearMethodBase):
         layer.weight, layer.weight_scale, layer.slidesparse = made.weight, made.weight_scale, made
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the result of the layer on ``x``."""
         return layer.slidesparse.multiply(x, bias)
 
     def dequantize_weight(self, layer: Any) -> Tensor:
-        """Return the weight as numbers, so that vLLM can quantise it otherwise."""
+        """Return the weight as float32 numbers, so that vLLM can quantise it in another way."""
         return layer.slidesparse.as_packed().dequantised()
 
 
@@ -192,11 +206,13 @@ def _check_groups(groups: Mapping[str, Any]) -> None:
 
 
 def _is_ignored(wanted: str, name: str) -> bool:
-    """Return whether ``wanted`` matches ``name``, as compressed-tensors writes names (``re:`` for expressions)."""
+    """Return whether ``wanted`` matches the layer ``name``, as compressed-tensors writes names (``re:`` for regular
+    expressions).
+    """
     return bool(re.match(wanted[3:], name)) if wanted.startswith("re:") else matches_name(name, wanted)
 
 
 def register() -> None:
-    """Register the plugin. A second call does nothing."""
+    """Register the quantization method with vLLM. A second call does nothing."""
     if METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(SlidesparseVllmConfig)

@@ -44,16 +44,17 @@ _ALONG_CHANNELS = "softmax log_softmax softmin normalize glu cumsum cumprod"
 _OTHERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool, numbers.Number)
 
 
-def _functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
+def _named_functions(homes: Sequence[Any], names: str) -> frozenset[Any]:
+    """Return the functions of ``names`` (separated by blanks) that the modules or classes ``homes`` have, as a set."""
     return frozenset(getattr(home, name) for home in homes for name in names.split() if hasattr(home, name))
 
 
-_ALONG = _functions((torch, Tensor, functional), _ALONG_CHANNELS)
-_JOINS = _functions((torch,), "cat concat concatenate")
-_PRODUCTS = _functions((torch, Tensor), "matmul mm __matmul__")
+_ALONG = _named_functions((torch, Tensor, functional), _ALONG_CHANNELS)
+_JOINS = _named_functions((torch,), "cat concat concatenate")
+_PRODUCTS = _named_functions((torch, Tensor), "matmul mm __matmul__")
 _POINTWISE = (
-    _functions((torch, Tensor), f"{_UNARY} {_BINARY}")
-    | _functions((functional,), _OF_NN)
+    _named_functions((torch, Tensor), f"{_UNARY} {_BINARY}")
+    | _named_functions((functional,), _OF_NN)
     | frozenset(getattr(Tensor, f"__{name}__") for name in _OPERATORS.split() if hasattr(Tensor, f"__{name}__"))
 )
 
@@ -68,10 +69,15 @@ _WRITTEN_IN_PYTHON: dict[str, tuple[Callable[..., Any], bool]] = {
 
 
 def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> Any:
-    """A method of :class:`Arithmetic`: ``func`` of its features and of the other operand."""
+    """Return a method of :class:`Arithmetic` that applies ``func`` to its features and the other operand, in exchanged
+    order if ``swapped``. ``sign`` names the operation in errors.
+    """
 
     def method(self: Arithmetic, other: Any) -> Any:
-        return self._binary(func, other, sign, swapped=swapped)
+        """Return ``func`` of the features of ``self`` and of ``other`` as a sparse tensor on the same voxels, or
+        NotImplemented.
+        """
+        return self._apply_binary(func, other, sign, swapped=swapped)
 
     return method
 
@@ -84,22 +90,27 @@ class Arithmetic(SummableTensor):
     row_operators: ClassVar[frozenset[str]] = frozenset(_WRITTEN_IN_PYTHON)
 
     def replace(self, feats: Tensor) -> Any:
-        """Other features on the same voxels."""
+        """Return a tensor with the features ``feats [n, c]`` on the same voxels."""
         raise NotImplementedError
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise SL202 for a tensor on other voxels: rows of the two mean different places."""
+        """Raise SL202 if ``other`` is on other voxels, since rows of the two mean different places. ``where`` names the
+        operation.
+        """
         raise NotImplementedError
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """``func`` of the features; torch calls it for arguments of which one is a sparse tensor at least."""
+        """Return ``func`` (a function of torch that works on rows) of the features, as a sparse tensor on the same
+        voxels. torch calls this when at least one argument is a sparse tensor. Raises SL202 for operands on other
+        voxels.
+        """
         name = getattr(func, "__name__", "function")
         if func in _JOINS:
             args = [*args[0], *args[1:]] if args else [*kwargs["tensors"]]
         first: Arithmetic = next(value for value in [*args, *kwargs.values()] if isinstance(value, Arithmetic))
         if func in _ALONG or func in _JOINS or func in _PRODUCTS:
-            return first._of_channels(func, name, args, kwargs)
+            return first._apply_along_channels(func, name, args, kwargs)
         rows = [_rows_of(value, first, name) for value in args]
         named = {key: _rows_of(value, first, name) for key, value in kwargs.items()}
         if torch.compiler.is_compiling() and name in _WRITTEN_IN_PYTHON and len(args) == 2 and not kwargs:
@@ -115,10 +126,12 @@ class Arithmetic(SummableTensor):
         if func is functional.group_norm and torch.compiler.is_compiling():
             named |= {"input": rows[0]} if rows else {}
             return first.replace(row_norms.functional_group_norm(named.pop("input"), *rows[1:], **named))
-        return first._of_rows(func, rows, named, name)
+        return first._apply_to_rows(func, rows, named, name)
 
-    def _of_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A function that takes the channels of each row together: SL209 where it would mix rows."""
+    def _apply_along_channels(self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return ``func`` of the features along the channels (a softmax, a concatenation, ``x @ weight``) as a sparse
+        tensor. Raises SL209 where the function would mix rows. ``name`` is the function's name for the message.
+        """
         if func in _PRODUCTS:
             if torch.compiler.is_compiling() and not isinstance(args[0], Arithmetic):
                 args = args[::-1]  # Dynamo (2.13) passes ``x @ weight`` as ``weight @ x``, which nothing else may be
@@ -139,14 +152,17 @@ class Arithmetic(SummableTensor):
         parts = [value for value in args if type(value) is not int]
         return self.replace(torch.cat([_rows_of(part, self, name) for part in parts], 1))
 
-    def _of_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
-        """``func`` of rows; SL202 for operands that do not broadcast against the features."""
+    def _apply_to_rows(self, func: Any, rows: Sequence[Any], named: Mapping[str, Any], name: str) -> Any:
+        """Return ``func(*rows, **named)`` as a sparse tensor on the same voxels. Raises SL202 for operands that do not
+        broadcast against the features. ``name`` is the function's name for the message.
+        """
         if torch.compiler.is_compiling():
             return self.replace(func(*rows, **named))
         try:
             out = func(*rows, **named)
         except RuntimeError as wrong:
             shapes = [tuple(value.shape) for value in (*rows, *named.values()) if isinstance(value, Tensor)]
+            # torch has no error class of its own for operands that do not broadcast.
             if "must match the size" not in str(wrong):
                 raise
             raise self._broadcast_error(name, shapes) from wrong
@@ -155,7 +171,9 @@ class Arithmetic(SummableTensor):
         return self.replace(out)
 
     def _broadcast_error(self, name: str, shapes: Sequence[tuple[int, ...]]) -> ShiplapError:
-        """Return SL202 for operands that do not broadcast against the features."""
+        """Return the error SL202 of the operation ``name`` for operands of ``shapes`` that do not broadcast against the
+        features.
+        """
         n, c = self.feats.shape
         return error(
             "SL202",
@@ -167,23 +185,25 @@ class Arithmetic(SummableTensor):
 
     @property
     def is_voxel(self) -> Tensor:
-        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
         raise NotImplementedError
 
     def check_statistics(self) -> None:
-        """Raise SL208 where a batch norm of torch would learn from rows that are no voxels."""
+        """Raise SL208 if a batch norm of torch would learn from rows that are no voxels."""
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
-        """``self + other``."""
-        return self._binary(torch.add, other, "+")
+        """Return ``self + other`` as a sparse tensor, or NotImplemented for an operand of another type."""
+        return self._apply_binary(torch.add, other, "+")
 
-    def _binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
-        """Return ``func`` of the features and an operand, NotImplemented for an operand of another type."""
+    def _apply_binary(self, func: Callable[..., Tensor], other: Any, sign: str, *, swapped: bool = False) -> Any:
+        """Return ``func`` of the features and the operand ``other``, in exchanged order if ``swapped``, as a sparse
+        tensor, or NotImplemented for an operand of another type. ``sign`` names the operation in errors.
+        """
         if not isinstance(other, (Arithmetic, Tensor, *_OTHERS)):
             return NotImplemented
         rows = _rows_of(other, self, sign)
-        return self._of_rows(func, [rows, self.feats] if swapped else [self.feats, rows], {}, sign)
+        return self._apply_to_rows(func, [rows, self.feats] if swapped else [self.feats, rows], {}, sign)
 
     __add__ = __radd__ = plus
     __sub__, __rsub__ = _operator(operator.sub, "-"), _operator(operator.sub, "-", swapped=True)
@@ -197,15 +217,19 @@ class Arithmetic(SummableTensor):
     __xor__ = __rxor__ = _operator(operator.xor, "^")
 
     def __matmul__(self, weight: Tensor) -> Any:
+        """Return the features times ``weight [channels, k]`` on the same voxels."""
         return self.rows_under(torch.matmul, (self, weight), {})
 
     def __neg__(self) -> Any:
+        """Return the negated features on the same voxels."""
         return self.replace(-self.feats)
 
     def __abs__(self) -> Any:
+        """Return the absolute values of the features on the same voxels."""
         return self.replace(self.feats.abs())
 
     def __invert__(self) -> Any:
+        """Return the inverted features, booleans or integers, on the same voxels."""
         return self.replace(~self.feats)
 
     # As of a torch.Tensor: a comparison is one of features, and the hash is that of the object.
@@ -217,6 +241,7 @@ class Arithmetic(SummableTensor):
     __array_ufunc__ = None  # a number of NumPy as the first operand leaves the operation to us
 
     def __bool__(self) -> bool:
+        """Raise SL209: a sparse tensor has no single truth value."""
         raise error(
             "SL209",
             where=f"bool({type(self).__name__})",
@@ -227,7 +252,9 @@ class Arithmetic(SummableTensor):
 
 
 def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
-    """The features of a sparse tensor on the voxels of ``first``; any other value as it is."""
+    """Return the features of ``value`` if it is a sparse tensor, which must be on the voxels of ``first`` (SL202), and
+    any other value unchanged. ``sign`` names the operation.
+    """
     if not isinstance(value, Arithmetic):
         return value
     if value is not first:
@@ -236,15 +263,19 @@ def _rows_of(value: Any, first: Arithmetic, sign: str) -> Any:
 
 
 def _mixed_rows_error(name: str, got: str, expected: str) -> ShiplapError:
+    """Return the error SL209 of the function ``torch.name``, which would mix rows of a sparse tensor."""
     fix = f"write x.replace(torch.{name}(x.feats, ...)) if rows are to be mixed"
     return error("SL209", where=f"torch.{name} of a SparseTensor", got=got, expected=expected, fix=fix)
 
 
-def _method(name: str) -> Any:
-    """``torch.Tensor``'s method of that name for the features of a sparse tensor."""
+def _tensor_method(name: str) -> Any:
+    """Return a method that applies ``torch.Tensor``'s method ``name`` to the features of a sparse tensor, and returns a
+    sparse tensor on the same voxels.
+    """
     func = getattr(Tensor, name)
 
     def method(self: Arithmetic, *args: Any, **kwargs: Any) -> Any:
+        """Return ``torch.Tensor``'s method of the features as a sparse tensor on the same voxels."""
         return self.rows_under(func, (self, *args), kwargs)
 
     method.__name__, method.__doc__ = name, f"As ``torch.Tensor.{name}``, of the features."
@@ -253,4 +284,4 @@ def _method(name: str) -> Any:
 
 for _name in f"{_UNARY} {_BINARY} {_ALONG_CHANNELS} matmul".split():
     if hasattr(Tensor, _name) and not hasattr(Arithmetic, _name):
-        setattr(Arithmetic, _name, _method(_name))
+        setattr(Arithmetic, _name, _tensor_method(_name))

@@ -15,9 +15,10 @@ Triple = tuple[int, int, int]
 
 
 def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) -> tuple[int, ...]:
-    """``3`` or ``(3, 3, 1)`` → one int for each of ``ndim`` axes; NumPy's and torch's integers count.
+    """Return one int for each of ``ndim`` axes from one number for all axes or a sequence of numbers, such as ``3`` or
+    ``(3, 3, 1)``. Integers of NumPy and torch count.
 
-    Raises SL208 for another number of them and for one below ``least``, SL209 for what is no integer.
+    Raises SL208 for another number of them and for one below ``least``, and SL209 for anything but integers.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at
         value = _python_integers(value, name, ndim)
@@ -30,7 +31,9 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
 
 
 def _python_integers(value: Any, name: str, ndim: int) -> Axes:
-    """``value`` in Python's own integers."""
+    """Return ``value``, a number or a sequence of numbers, as Python's own integers. Raises SL209 for anything but
+    integers. ``name`` is the argument's name for the message.
+    """
     try:
         return tuple(operator.index(v) for v in value) if hasattr(value, "__len__") else operator.index(value)
     except TypeError as wrong:
@@ -41,9 +44,9 @@ _PER_AXIS = "an int, or one int for each of {} axes"
 
 
 def expand_axes(value: Axes, name: str, ndim: int = 3, fill: int = 1) -> Triple:
-    """Return :func:`per_axis` of all three axes; where ``ndim`` is less, the leading ones get ``fill``.
+    """Return :func:`per_axis` for three axes: where ``ndim`` is less, the leading axes get ``fill``.
 
-    Of four axes there are four, which convolutions by offsets take.
+    With ``ndim`` 4, four numbers are returned, as convolutions by offsets take them.
     """
     if ndim == 3 and not is_compiling():  # what layers give, each time
         if type(value) is int:
@@ -61,7 +64,7 @@ _THREE = [int, int, int]
 
 
 def same_number(a: int, b: int) -> bool:
-    """``a == b``, in a graph by their order.
+    """Return whether ``a`` equals ``b``, in a graph by a comparison of their order.
 
     Where two sizes are equal, torch writes one for the other, and a guard on their order does not say so. Inductor
     (torch 2.11 to 2.13) has no value for a size that objects hold and nothing else does: its code ends in a NameError.
@@ -70,7 +73,7 @@ def same_number(a: int, b: int) -> bool:
 
 
 def same_numbers(known: Sequence[int], given: Sequence[int]) -> bool:
-    """Whether ``given`` are the last of the numbers ``known``.
+    """Return whether ``given`` equals the last numbers of ``known``.
 
     Three are taken apart: Dynamo compares two sequences by a program of a hundred instructions, which it traces.
     """

@@ -47,7 +47,9 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
 
 
 def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
-    """Yield the batches for :func:`ahead`, which checks the depth at the call and not at the first batch."""
+    """Yield the batches of ``source`` with their tables, after the first one from another stream if the batches are on
+    a GPU. :func:`ahead` calls this after its check, so that the check is made at the call and not at the first batch.
+    """
     for first in source:
         device = next((t.device for t in _batch_tensors(first) if t.is_cuda), None)
         yield first
@@ -58,7 +60,9 @@ def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 
 def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
-    """Yield the batches after ``batch``, which has been used, with tables that another stream builds."""
+    """Yield the batches of ``source`` that follow ``batch``, which has been used, with tables that another CUDA stream
+    has built. The host stays at most ``depth`` batches ahead of the GPU.
+    """
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
     beside.wait_stream(torch.cuda.current_stream(device))  # in which there may be what batches are made of
@@ -85,9 +89,8 @@ def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, d
 
 
 def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
-    """Make ``user``, a stream, wait for tensors that another stream has ``made``.
-
-    The memory of the tensors is kept until ``user`` is done with them.
+    """Make the stream ``user`` wait until another stream has ``made`` the tensors (an event), and keep their memory
+    until ``user`` is done with them.
     """
     for tensor in tensors:
         if tensor.is_cuda:
@@ -96,12 +99,13 @@ def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cud
 
 
 def _batch_geometries(batch: Any) -> list[Geometry]:
+    """Return the geometries in a batch: those of its sparse tensors, and those that it holds directly."""
     sparse: list[Any] = [leaf for leaf in leaves(batch, _UNSPLIT) if isinstance(leaf, _UNSPLIT)]
     return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
 
 
 def _batch_tensors(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch and of its tables."""
+    """Return all tensors of a batch and of the tables of its geometries."""
     tables = [tensor for geometry in _batch_geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 

@@ -1,7 +1,7 @@
 """Ops of the capacity form: a size that depends on data, padded to one that does not, for graphs that are replayed.
 
-On a GPU ``out_coords`` is ``first_voxels`` and a read of their number, or ``reached_keys``, a look and
-``voxels_of_keys``.
+On a GPU ``out_coords`` runs ``first_voxels`` and reads the number of voxels, or it runs ``reached_keys``, reads the
+number and runs ``voxels_of_keys``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def out_coords_bounded(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int32[Tensor, "1"]]:
-    """Return ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind, and the number of voxels.
+    """Return the voxels of ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind them, and the
+    number of voxels, so that no size depends on data.
 
     Raises SL211 as ``out_coords`` does, and when there are more than ``capacity``.
     """
@@ -64,10 +65,10 @@ def reached_keys(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
-    """Return a key for each voxel of ``out_coords``, in any order, ``NO_KEY`` behind them, and their number.
+    """Return a key for each voxel of ``out_coords``, in any order with ``NO_KEY`` behind them, and the number of keys.
 
-    A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` says no more
-    than that there are so many at least, and the keys are some of them. Raises SL211 as ``out_coords`` does.
+    A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` is a lower
+    bound, and then the keys are some of all. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     keys = keys_of(reached, output_shape(spatial_shape, kernel, stride, padding, dilation))
@@ -91,11 +92,12 @@ def first_voxels(
     capacity: int,
     scenes: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int64[Tensor, "1"]]:
-    """Return the first voxels of ``out_coords``, padding (-1, -1, -1, -1) behind them, and their number.
+    """Return the first ``capacity`` voxels of ``out_coords``, with padding (-1, -1, -1, -1) behind them, and the number
+    of all.
 
-    ``scenes``: how many a bitmap of the output grid has room for; where a voxel's scene is that or beyond, there are -1
-    and no voxels. 0: no bitmap, which suits few voxels; then a count above ``capacity`` says no more than that there
-    are so many at least, and the voxels are some of them. Raises SL211 as ``out_coords`` does.
+    ``scenes`` is the number of scenes for which the bitmap of the output grid has room: if a voxel lies in a later
+    scene, the count is -1 and no voxels are returned. With 0 there is no bitmap, which suits few voxels; then a count
+    above ``capacity`` is a lower bound, and the voxels are some of all. Raises SL211 as ``out_coords`` does.
     """
     reached = ops.out_coords.reference(coords, spatial_shape, kernel, stride, padding, dilation)
     # The kernel's bitmap has no room for such a scene, so the caller has to take another way.
@@ -107,7 +109,9 @@ def first_voxels(
 
 @sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
 def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
-    """Return the voxels of ``reached_keys`` in ascending order. ``NO_KEY`` gives padding, which comes last."""
+    """Return the voxels of the keys of ``reached_keys`` in ascending order. ``NO_KEY`` becomes padding (-1), which
+    comes last. ``grid`` is the output grid.
+    """
     keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]
     plane, y = line // grid[1], line % grid[1]

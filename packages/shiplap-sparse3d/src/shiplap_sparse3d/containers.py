@@ -27,26 +27,36 @@ class _GridFacts:
     """The facts of a ``Geometry`` besides its coordinates. Two are equal if they have one grid, whatever the voxels."""
 
     def __init__(self, facts: tuple[Any, ...], source: Geometry | None = None) -> None:
+        """Keep ``facts``, the settings of a geometry besides its coordinates, and ``source``, the geometry that they
+        come from, if any.
+        """
         self.facts, self.source = facts, source
 
     def __eq__(self, other: object) -> bool:
+        """Return whether ``other`` has equal facts. The source does not matter."""
         return isinstance(other, _GridFacts) and self.facts == other.facts
 
     def __hash__(self) -> int:
+        """Return the hash of the facts."""
         return hash(self.facts)
 
     def __repr__(self) -> str:
+        """Return the facts as text."""
         return f"Grid{self.facts}"
 
 
 def _take_geometry(geometry: Geometry) -> tuple[Sequence[Any], Any]:
-    """Return the leaf of a geometry, its coordinates, and the rest."""
+    """Return the leaves of a geometry for torch's pytrees, which are its coordinates, and the facts from which it is
+    rebuilt.
+    """
     facts = geometry.spatial_shape, geometry.batch_size, geometry.padded, geometry.ndim
     return [geometry.coords], _GridFacts(facts, geometry)
 
 
 def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
-    """Return the geometry of the coordinates: the same object if they are unchanged."""
+    """Return the geometry of the coordinates ``children`` and the facts ``grid``: the same object as before if its
+    coordinates are unchanged. Raises SL219 if rows were removed.
+    """
     (coords,) = children
     # The tables stay valid, and layers on the same geometry find them.
     if grid.source is not None and coords is grid.source.coords:
@@ -60,7 +70,8 @@ def _make_geometry(children: Sequence[Any], grid: _GridFacts) -> Geometry:
 
 
 def _lost_rows(coords: Any, before: Any) -> bool:
-    """Return whether rows were removed, so that the rows of a scene may be in another part of the batch.
+    """Return whether ``coords`` has another number of rows than ``before``, so that the rows of a scene may be in
+    another part of the batch.
 
     Inside a graph the tensors have no values yet, so the answer is False there.
     """
@@ -69,12 +80,15 @@ def _lost_rows(coords: Any, before: Any) -> bool:
 
 
 def _load_grid(facts: Any) -> _GridFacts:
+    """Return the facts of a geometry (grid, scenes, padding and axes) from the serialised form that ``torch.export``
+    saves with a pytree.
+    """
     shape, *rest = facts
     return _GridFacts((tuple(shape), *rest))
 
 
 def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
-    """Return a sparse tensor of its leaves, without the checks of the constructor."""
+    """Return a sparse tensor of its leaves (features, geometry), without the checks of the constructor."""
     made = object.__new__(SparseTensor)
     made.feats, made.geometry = children
     made.checkpointed = False
@@ -82,12 +96,12 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of a plan and the rest."""
+    """Return the leaves of a plan for torch's pytrees, which are its tensors, and its settings."""
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
-    """Return a plan of its leaves."""
+    """Return the plan of the leaves ``children`` (its tables and their sorting) and the settings ``rest``."""
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)
 

@@ -39,13 +39,16 @@ NO_KEY = MAX_CELLS - 1  # the key of padding, which sorts after every voxel's
 
 
 def refuse_rows(op: str, bad: Tensor, message: str) -> None:
-    """Raise SL211 with ``message`` (its ``{row}`` filled in) if any element of ``bad`` is set."""
+    """Raise SL211 for ``op`` if any element of ``bad [n]`` is set. The text ``message`` gets the number of the first
+    such row in place of ``{row}``.
+    """
     if bool(bad.any()):
         raise error("SL211", where=f"sparse3d::{op}", got=message.format(row=int(bad.nonzero()[0, 0])))
 
 
 def check_rows(where: str, feats: Tensor, voxels: int) -> None:
-    """Raise SL202 if the numbers of features and voxels differ.
+    """Raise SL202 if ``feats`` has another number of rows than ``voxels``. ``where`` is the layer's or function's name
+    for the message.
 
     Inside a traced graph the check is skipped, since it would add a guard.
     """
@@ -57,10 +60,11 @@ def check_rows(where: str, feats: Tensor, voxels: int) -> None:
 
 
 def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``coords`` and ``feats``, in a graph with one number of rows if that depends on data.
+    """Return ``coords`` and ``feats`` unchanged, or in a graph, where either number of rows depends on data, with one
+    common number of rows.
 
-    Of scenes that are put together the number of rows is a sum that the data decides, and modules behind ask whether it
-    is 0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
+    When scenes are put together, the number of rows is a sum that depends on data, and later modules ask whether it is
+    0 or 1. The rows of the other tensor may be known. The graph asserts as it runs that both are equal.
     """
     if not torch.compiler.is_compiling():
         return coords, feats
@@ -88,14 +92,16 @@ def _is_exporting() -> bool:
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether a graph knows no more of ``rows`` than that the data decide it."""
+    """Return whether ``rows`` is a size of a graph of which nothing is known before the data decide it."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)
 
 
 def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_channels") -> ShiplapError:
-    """Return the error of a layer whose input has another number of channels."""
+    """Return the error SL202 of a layer whose input ``feats`` has other channels than ``wanted``, the layer's argument
+    ``name``.
+    """
     return error(
         "SL202",
         where=where,
@@ -106,24 +112,32 @@ def other_channels(where: str, feats: Tensor, wanted: int, name: str = "in_chann
 
 
 def tap_offsets(kernel: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield the offsets ``(kx, ky, kz)`` in tap order, ``v = (kx*Ky + ky)*Kz + kz``."""
+    """Yield the offsets ``(kx, ky, kz)`` of all taps (cells of a kernel ``[Kx, Ky, Kz]``) in the order of their numbers
+    ``v = (kx*Ky + ky)*Kz + kz``.
+    """
     yield from product(range(kernel[0]), range(kernel[1]), range(kernel[2]))
 
 
 def output_shape(
     shape: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` per axis, at least 0."""
+    """Return the output grid of a strided convolution: ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1`` cells on each axis, at
+    least 0.
+    """
     return tuple(map(_output_cells_along, shape, kernel, stride, padding, dilation))
 
 
 def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """Return :func:`output_shape` along one axis."""
+    """Return the number of output cells of a strided convolution along one axis:
+    ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1``, at least 0.
+    """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
 def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """Return an upper bound of the number of outputs of ``n`` inputs: ``ops.OUT_COORDS_BOUND``."""
+    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
+    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
+    """
     kernel, stride, _, dilation = window
     for k, s, d in zip(kernel, stride, dilation, strict=True):
         n *= -(-k // (s // math.gcd(s, d)))
@@ -131,13 +145,17 @@ def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
 
 
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return a mask of the rows ``[..., 4]`` that lie in the grid and in a batch."""
+    """Return a mask of the rows ``coords [..., 4]`` (scene, x, y, z) that lie in the grid of ``shape`` and have a scene
+    of 0 or above.
+    """
     limit = torch.tensor(shape, dtype=torch.int64, device=coords.device)  # a grid may be wider than its coordinates
     return ((coords[..., 1:] >= 0) & (coords[..., 1:] < limit)).all(-1) & (coords[..., 0] >= 0)
 
 
 def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return one int64 for each row ``[..., 1 + axes]``, ordered like (batch, x, y, z). Rows must be in the grid."""
+    """Return one int64 for each row of ``coords [..., 1 + axes]``, the number of its cell among all scenes, in the
+    order of (batch, x, y, z). Rows must lie in the grid of ``shape``.
+    """
     keys, *axes = coords.long().unbind(-1)
     for size, axis in zip(shape, axes, strict=True):
         keys = keys * size + axis
@@ -145,12 +163,15 @@ def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
-    """Raise SL211 for rows outside the grid, duplicates, and grids with too many cells for int64. Padding is valid."""
+    """Raise SL211 for rows of ``coords`` outside the grid of ``shape``, for duplicates, and for grids with too many
+    cells for int64. Padding (-1) is valid. ``op`` is the op's name for the message.
+    """
     # Nothing branches on the number of rows, so that a program without Python has these checks for every number.
     voxels, grid = coords[:, 0] != -1, str(tuple(shape))
     refuse_rows(op, voxels & ~inside_grid(coords, shape), "coords row {row} is outside spatial_shape " + grid)
     if bool((coords[:, 0].long() >= _max_scenes(shape)).any()):
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {grid} of 2^63 cells or more")
+    # Padding gets one key that no voxel has, and is left out of the comparison.
     keys, at = torch.where(voxels, keys_of(coords, shape), NO_KEY).sort(stable=True)
     repeated = (keys[1:] == keys[:-1]) & (keys[1:] != NO_KEY)
     twins = torch.zeros_like(voxels).scatter(0, at[1:], repeated)
@@ -158,19 +179,23 @@ def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
 
 
 def _max_scenes(shape: Sequence[int]) -> int:
-    """Return the number of scenes of a grid whose cells have int64 numbers below ``NO_KEY``."""
+    """Return the largest number of scenes with grids of ``shape`` whose cells have int64 numbers below ``NO_KEY``."""
     return NO_KEY // max(1, math.prod(shape))  # a step may lead to a grid without cells
 
 
 def check_scenes(op: str, coords: Tensor, batch_size: int) -> None:
-    """Raise SL211 for rows of scenes beyond the batch size. Padding is valid."""
+    """Raise SL211 for rows of ``coords`` whose scene is not below ``batch_size``. Padding (-1) is valid. ``op`` is the
+    op's name for the message.
+    """
     bad = (coords[:, 0] < -1) | (coords[:, 0] >= batch_size)
     refuse_rows(op, bad, "coords row {row} has a batch index outside " + f"[-1, {batch_size})")
 
 
 @built_outside_modes
 def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool:
-    """Whether the batch indices of ``coords`` are known and none is outside ``[-1, batch_size)``, or are not known."""
+    """Return False if a batch index of ``coords`` is known to be outside of ``[-1, batch_size)``. Values of traced
+    tensors, and those on a GPU unless ``on_gpu``, are not known, and then the result is True.
+    """
     here = type(coords) is Tensor and (on_gpu or coords.device.type == "cpu")
     if not here or coords.shape[0] == 0:
         return True
@@ -182,16 +207,19 @@ def has_scenes_of(coords: Tensor, batch_size: int, on_gpu: bool = False) -> bool
 
 
 def assert_scenes(coords: Tensor, batch_size: int) -> None:
-    """Let the graph that is traced raise where a row is of a scene that the batch has not, on the CPU."""
+    """Add an assertion to the graph that is being traced: the graph raises as it runs if a row of ``coords`` on the CPU
+    has a scene that the batch does not have.
+    """
     if _graph_checks and coords.device.type == "cpu":
         scene = coords[:, 0]
         assert_in_graph(((scene >= -1) & (scene < batch_size)).all(), _OTHER_SCENE)
 
 
 def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool = False) -> None:
-    """Raise SL211 for a row of a scene that the batch has not, on the CPU by a look at one column.
+    """Raise SL211 for a row of ``coords`` with a scene outside of ``[-1, batch_size)``. On the CPU one column is read.
 
-    A graph asserts it as it runs. The kernels of GPUs look themselves, unless ``on_gpu``, which waits for one.
+    A graph asserts this as it runs. The kernels of GPUs check it themselves, unless ``on_gpu``, which waits for the
+    GPU.
     """
     if torch.compiler.is_compiling():
         assert_scenes(coords, batch_size)
@@ -200,7 +228,9 @@ def require_scenes(where: str, coords: Tensor, batch_size: int, *, on_gpu: bool 
 
 
 def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
-    """Raise the error that ``refuse`` makes if ``holds`` is false. A graph of the CPU asserts it as it runs."""
+    """Raise the error that ``refuse`` returns if ``holds`` is false. In a graph on the CPU, add an assertion with
+    ``text``, which is checked as the graph runs.
+    """
     if not torch.compiler.is_compiling():
         if not bool(holds):
             raise refuse()
@@ -209,7 +239,9 @@ def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
-    """The same, and where a voxel is outside the grid."""
+    """Add assertions to the graph that is being traced: the graph raises as it runs if a row of ``coords`` on the CPU
+    has a scene that the batch does not have, or lies outside the grid of ``shape``.
+    """
     assert_scenes(coords, batch_size)
     if _graph_checks and coords.device.type == "cpu":
         cells = [(c >= 0) & (c < size) for c, size in zip(coords[:, 1:].unbind(1), shape, strict=True)]
@@ -225,9 +257,10 @@ _OUTSIDE = "SL211: a row of coords is outside spatial_shape; correct spatial_sha
 
 
 def set_graph_checks(on: bool) -> bool:
-    """Set whether later graphs and packages check the values of coordinates each time they run.
+    """Set whether graphs and packages that are made from now on check the values of coordinates each time they run, and
+    return the previous setting.
 
-    Eager calls always do. A check reads the coordinates once. Returns what was set before.
+    Eager calls always check them. A check reads the coordinates once.
     """
     global _graph_checks
     before, _graph_checks = _graph_checks, on
@@ -241,6 +274,9 @@ class GridLookup:
     """
 
     def __init__(self, coords: Tensor, shape: Sequence[int]) -> None:
+        """Sort the keys of the voxels ``coords [n, 4]`` in a grid of ``shape`` for binary search. Padding is
+        left out.
+        """
         self.shape = shape
         keys, rows = torch.where(coords[:, 0] != -1, keys_of(coords, shape), NO_KEY).sort(stable=True)
         # A key that no voxel has stands last, so that every search ends at a row.
@@ -248,7 +284,9 @@ class GridLookup:
         self.rows = torch.cat([rows.int(), rows.new_full((1,), -1, dtype=torch.int32)])
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [...]``: the row that equals each of the queries ``[..., 4]``, or -1 if there is none."""
+        """Return ``int32 [...]``: the number of the voxel that equals each of ``queries [..., 4]`` (scene, x, y, z), or
+        -1 if there is none.
+        """
         known = inside_grid(queries, self.shape) & (queries[..., 0] < _max_scenes(self.shape))
         wanted = torch.where(known, keys_of(queries, self.shape), NO_KEY)
         at = torch.searchsorted(self.keys, wanted)
@@ -263,6 +301,9 @@ class RowLookup:
     """
 
     def __init__(self, rows: Tensor) -> None:
+        """Sort the keys of ``rows [n, columns]`` for binary search. Rows that begin with -1 are padding and
+        left out.
+        """
         voxels = (rows[:, 0] != -1).nonzero()[:, 0]
         wide = rows[voxels].long()
         self._digits: list[tuple[int, int, Tensor | None]] = []
@@ -278,7 +319,9 @@ class RowLookup:
         self.rows = voxels[at]
 
     def __call__(self, queries: Tensor) -> Tensor:
-        """Return ``int32 [q]``: the row that equals each query, the first of equal ones, or -1 if there is none."""
+        """Return ``int32 [q]``: the number of the row that equals each of ``queries [q, columns]``, the first of equal
+        rows, or -1 if there is none.
+        """
         missing = torch.full((queries.shape[0],), -1, dtype=torch.int32, device=queries.device)
         if self.keys.numel() == 0:
             return missing
@@ -294,5 +337,5 @@ class RowLookup:
         return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
 
     def repeats(self) -> Tensor:
-        """Return the numbers of the rows that equal one before them."""
+        """Return the numbers of the rows that equal an earlier row, ``int64 [repeats]``."""
         return self.rows[1:][self.keys[1:] == self.keys[:-1]]

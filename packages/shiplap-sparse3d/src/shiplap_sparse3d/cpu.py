@@ -19,7 +19,10 @@ LIBRARY = Path(__file__).parent / "libshiplap_sparse3d.so"
 def bind_kernel(
     op: sl.Op, workspace: str | None = None, *, strided: tuple[str, ...] = (), dtypes: tuple[str, ...] = ()
 ) -> None:
-    """Bind the C function of the same name as the CPU kernel of ``op``."""
+    """Bind the C function ``sparse3d_NAME`` of this package's library as the CPU kernel of ``op``. ``workspace`` is the
+    expression of its scratch bytes, ``strided`` names inputs of any strides, and ``dtypes`` those whose dtype the
+    function gets.
+    """
     kernel = sl.cabi(LIBRARY, f"sparse3d_{op.spec.opname}", strided=strided)
     op.kernel("cpu", kernel, workspace=workspace, dtypes=dtypes)
 
@@ -63,13 +66,17 @@ TILE = 16384  # sums of a tile: with the weights of a tap they stay in the secon
 
 
 def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return tiles as wide as the channels, to look hits up once, and tall, to read weights rarely."""
+    """Return the one config of the CPU convolution: a tile as wide as the output channels (32 to 256), so that hits are
+    looked up once, and as tall as fits, so that weights are read rarely.
+    """
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)
 
 
 def _accepts_tiles(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Whether the tiles of the convolution accept a call, or the reason against them."""
+    """Return True if the tiled CPU convolution accepts a call with these sizes and dtypes, and otherwise the reason why
+    not.
+    """
     if "order" in dtypes:
         return "a sorted table: those are for GPUs"
     if sizes["groups"] != 1:

@@ -45,13 +45,20 @@ OF_SPCONV_1 = "conv", "functional", "identity", "modules", "pool", "tables"  # t
 
 
 class DropIn:
-    """Modules under the names of a peer. As a context manager it removes them at the end of the block."""
+    """Handle of the modules that were put under the names of spconv and flex_gemm. As a context manager it removes
+    them at the end of the block.
+    """
 
     def __init__(self, modules: dict[str, ModuleType], forget: Callable[[], None]) -> None:
+        """Keep the ``modules`` that were put into ``sys.modules``, by name, and ``forget``, which :meth:`undo`
+        calls.
+        """
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the modules, so that imports of the names find the real packages again."""
+        """Remove the facades' modules from ``sys.modules``, so that imports of their names find the real packages
+        again, and restore the settings.
+        """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
                 del sys.modules[name]
@@ -59,16 +66,19 @@ class DropIn:
         self._forget()
 
     def __enter__(self) -> DropIn:
+        """Return this drop-in, which the end of the block undoes."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Undo the drop-in."""
         self.undo()
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Make ``import spconv`` and ``import flex_gemm`` find shiplap's facades (default: both) from now on.
+    """Make ``import spconv`` and ``import flex_gemm`` (those of ``names``, by default both) find shiplap's facades from
+    now on, and return an object whose ``undo()``, or whose ``with`` block, ends that.
 
     ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
@@ -97,18 +107,21 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
         _torch_ops.append(placed["flex_gemm"].kernels.cuda.register_torch_ops())
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
-    def undone() -> None:
+    def restore_settings() -> None:
+        """Remove what the drop-in registered with torch, and restore the setting of duplicates."""
         forget()
         if "flex_gemm" in new:
             _torch_ops.clear()  # which removes torch.ops.flex_gemm
         if before is not None:
             expect_duplicates(before)
 
-    return DropIn(new, undone)
+    return DropIn(new, restore_settings)
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of a facade, by the names under which programs import them."""
+    """Return the modules of the facade ``name`` by the names under which programs import them, such as
+    ``spconv.pytorch``.
+    """
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
         package = importlib.import_module(source)
@@ -127,14 +140,18 @@ def _facade_modules(name: str) -> dict[str, ModuleType]:
 
 
 def _drop_in_error(got: str) -> int:
-    """Print SL613 for a command line without a program, and return the exit status 2."""
+    """Print the error SL613 for a command line without a program to stderr, and return the exit status 2. ``got`` says
+    what is missing.
+    """
     words = {"where": "python -m shiplap_sparse3d.drop_in", "got": got, "expected": "a program to run"}
     print(error("SL613", **words, fix="pass the path of a script, or -m and the name of a module"), file=sys.stderr)
     return 2
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``[--duplicates] script.py [argument ...]``, or ``-m module [argument ...]``, with both facades in place."""
+    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or
+    ``-m module [argument ...]``, with both facades in place. Exits with status 2 without a program.
+    """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments
     if not arguments or arguments[0] in ("-h", "--help"):

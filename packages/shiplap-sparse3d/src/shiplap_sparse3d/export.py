@@ -42,17 +42,19 @@ class Checkpoint:
 
 
 class _Unread:
-    """An object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
+    """Stand-in for an object of a checkpoint that is no tensor and no plain value. Code of its own class never runs."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Drop what the object was made of."""
+        """Accept any arguments and keep none: a stand-in for an object of a checkpoint that is not read."""
 
     def __setstate__(self, state: Any) -> None:
-        """Drop the state of the object."""
+        """Accept any state and keep none."""
 
 
 def _names_in(path: Path) -> set[str]:
-    """Return the names of the classes and functions that a checkpoint names, in torch's zip or in its old format."""
+    """Return the qualified names of the classes and functions that the pickles of a checkpoint refer to, in torch's zip
+    or in its old format. Nothing is unpickled.
+    """
     with path.open("rb") as file:
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
@@ -68,12 +70,15 @@ def _names_in(path: Path) -> set[str]:
 
 
 def _globals_of(content: Any) -> Iterator[str]:
-    """Yield the classes and functions that one pickle names."""
+    """Return an iterator over the qualified names of the classes and functions that the pickle ``content`` (bytes or a
+    file) refers to.
+    """
     return (str(name).replace(" ", ".") for code, name, _ in pickletools.genops(content) if code.name == "GLOBAL")
 
 
 def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
-    """Return the weights in a checkpoint of OpenPCDet, mmdet3d or Pointcept, or in a plain state dict.
+    """Return the weights in the file ``path``, a checkpoint of OpenPCDet, mmdet3d or Pointcept or a plain state dict,
+    with the ``project`` given or found by its keys.
 
     Only tensors and plain values are read; other objects, such as the log of a training run, are left out, and no code
     of theirs runs. Raises SL840 for a file without weights, and for one that torch cannot read in this way, such as one
@@ -101,12 +106,16 @@ def read_checkpoint(path: Path, project: str | None = None) -> Checkpoint:
     weights = {str(n).removeprefix("module.").replace("_orig_mod.", ""): v for n, v in named if isinstance(v, Tensor)}
     if not weights:
         got = f"keys {', '.join(map(str, list(held)[:6]))}" if isinstance(held, Mapping) else type(held).__name__
-        raise _refused(path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name")
+        raise _checkpoint_error(
+            path, got, "model_state (OpenPCDet), state_dict (mmdet3d, Pointcept), or tensors by name"
+        )
     return Checkpoint(path, project or _project_of(held), weights)
 
 
 def _project_of(held: Mapping[str, Any]) -> str:
-    """Return the project whose layout a checkpoint has."""
+    """Return the project (openpcdet, mmdet3d, pointcept or plain) whose layout the checkpoint ``held`` has, by its
+    keys.
+    """
     if "model_state" in held:
         return "openpcdet"
     if "state_dict" in held:
@@ -121,6 +130,7 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
     and for weights that are missing or have another shape.
     """
     wanted = network.state_dict()
+    # Checkpoints of old versions of torch lack this counter, and evaluation does not read it.
     names = [name for name in wanted if not name.endswith("num_batches_tracked")]
     first = names[0] if names else ""
     prefixes = [n[: -len(first)] for n in checkpoint.weights if n == first or n.endswith("." + first)]
@@ -132,24 +142,26 @@ def load_weights(network: nn.Module, checkpoint: Checkpoint, prefix: str | None 
                 if whole
                 else f"no place with all of {', '.join(names[:4])}, ..."
             )
-            raise _refused(checkpoint.path, got, "one place that has all weights of the network; see --prefix")
+            raise _checkpoint_error(checkpoint.path, got, "one place that has all weights of the network; see --prefix")
         prefix = whole[0]
     given = {name: checkpoint.weights[prefix + name] for name in wanted if prefix + name in checkpoint.weights}
     missing = [name for name in names if name not in given]
     if missing:
-        raise _refused(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
+        raise _checkpoint_error(checkpoint.path, f"no {prefix}{missing[0]}", f"{len(names)} weights under {prefix!r}")
     try:
+        # Not strict, since only those counters can be missing here.
         network.load_state_dict(given | _kernels_of_today(network, given), strict=False)
     except RuntimeError as e:
-        raise _refused(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
+        raise _checkpoint_error(checkpoint.path, str(e).splitlines()[-1].strip(), "weights of this network") from e
     return prefix
 
 
 def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the kernels of a checkpoint in the layout of spconv 2.x, ``[out, *window, in]``.
+    """Return the kernels of ``given`` (weights by name) that belong to convolution layers of ``network``, in the layout
+    of spconv 2.x, ``[out, *window, in]``, or nothing if no layout fits all layers.
 
-    Those of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
-    One kernel may fit several layouts: one checkpoint has one layout, that of all its kernels.
+    Kernels of spconv 1.x are ``[*window, in, out]``, and those of early releases of 2.x may be ``[*window, out, in]``.
+    One kernel may fit several layouts, but all kernels of a checkpoint have the same one.
     """
     named = network.named_modules(remove_duplicate=False)  # a state dict has each name of a layer that is shared
     layers = {f"{name}.weight" if name else "weight": m for name, m in named if _is_layer(m)}
@@ -166,7 +178,7 @@ def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[s
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is a layer of the facade with a kernel."""
+    """Return whether ``module`` is a convolution layer of the spconv facade."""
     return isinstance(module, spconv.conv.SparseConvolution)
 
 
@@ -180,56 +192,72 @@ class Deployed(nn.Module):
     """
 
     def __init__(self, network: nn.Module, project: str, batch_size: int) -> None:
+        """Keep the network, the project whose calling convention it has, and the number of scenes."""
         super().__init__()
         self.network, self.project, self.batch_size = network, project, batch_size
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors that the network makes; a sparse one as its features and coordinates."""
+        """Return the tensors in the network's result, a sparse one as its features and coordinates. While ``numbers``
+        is set, the network reads those numbers in place of values of its tensors.
+        """
         if self.numbers is None:
-            return self._call(features, coords)
+            return self._call_network(features, coords)
         with FixedNumbers(self.numbers):
-            return self._call(features, coords)
+            return self._call_network(features, coords)
 
-    def _call(self, features: Tensor, coords: Tensor) -> Any:
-        """Call the network as its project does, with features and coordinates."""
+    def _call_network(self, features: Tensor, coords: Tensor) -> Any:
+        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, passed as its project
+        passes them.
+        """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
             made = self.network(dict(given))
-            return _plain({k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made)
+            return _result_tensors(
+                {k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made
+            )
         if self.project == "pointcept":
             scene = coords[:, 0].long()
             ends = torch.stack([(scene <= number).sum() for number in range(self.batch_size)])
-            return _plain(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
-        return _plain(self.network(features, coords, self.batch_size))
+            return _result_tensors(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
+        return _result_tensors(self.network(features, coords, self.batch_size))
 
 
-def _plain(value: Any) -> Any:
-    """Return the tensors in the result of a network; numbers and settings in it are left out."""
+def _result_tensors(value: Any) -> Any:
+    """Return the tensors in a network's result ``value``, in the same nesting, sparse ones as (features, coordinates).
+    Numbers and settings are left out.
+    """
     if isinstance(value, spconv.SparseConvTensor):
         return value.features, value.indices
     if isinstance(value, SparseTensor):
         return value.feats, value.coords
     if isinstance(value, Mapping):
-        kept = {name: _plain(v) for name, v in value.items()}
+        kept = {name: _result_tensors(v) for name, v in value.items()}
         return {name: v for name, v in kept.items() if v is not None}
     if isinstance(value, (list, tuple)):
-        return [v for v in map(_plain, value) if v is not None]
+        return [v for v in map(_result_tensors, value) if v is not None]
     return value if isinstance(value, Tensor) else None
 
 
 class FixedNumbers(TorchFunctionMode):
-    """Numbers that the code of a network reads from tensors: taken down in one run, and the same in another.
+    """Mode of torch that records the numbers that a network's code reads from tensors in one run, and returns the same
+    numbers in another.
 
     The sizes of the grid that Pointcept's networks read are such numbers. Reads of shiplap and of torch are left alone.
     """
 
     def __init__(self, numbers: list[Any] | None = None) -> None:
+        """Record the numbers that are read while the mode is active or, with ``numbers``, return those in order
+        instead.
+        """
         super().__init__()
         self.numbers: list[Any] = []
         self._fixed = None if numbers is None else iter(numbers)
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Return ``func(*args, **kwargs)``, a function of torch. For a read of a number from a tensor by the network's
+        own code, return the fixed number, or record the one that is read.
+        """
         frame: Any = sys._getframe(1)
         while frame.f_code.co_name in ("tolist", "<listcomp>") and _package_of(frame) == "torch":
             frame = frame.f_back  # the list of a tensor that is traced is read number by number
@@ -247,6 +275,7 @@ class FixedNumbers(TorchFunctionMode):
 
 
 def _package_of(frame: Any) -> str:
+    """Return the name of the top-level package whose code runs in ``frame``."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
@@ -254,7 +283,8 @@ _READS = ("tolist", "item", "__int__", "__index__", "__float__")
 
 
 def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], batch_size: int, most: int) -> Any:
-    """Return the exported program of ``network`` for 2 to ``most`` voxels.
+    """Return the exported program of ``network`` for 2 to ``most`` voxels, traced with the ``example`` features and
+    coordinates.
 
     Numbers that the network reads from its tensors are those of the example in every call. Raises SL840 with the reason
     of the network or of torch, and where the program differs from the network for some of the example's voxels.
@@ -294,16 +324,21 @@ def trace_network(network: nn.Module, project: str, example: Sequence[Tensor], b
                 fix="see 'shiplap doctor' for lines of the network that read numbers from tensors",
             ) from e
         finally:
+            # The comparison below needs the numbers that the network itself reads.
             module.numbers = None
         _compare_program(program, module, example)
     return program
 
 
 def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) -> None:
-    """Raise SL840 where the program and the network differ: numbers that it reads then matter to its results."""
+    """Raise SL840 if ``program`` and ``module`` give different results for parts of the example: numbers that the
+    network reads from its tensors then matter to its results.
+    """
     features, coords = example
+    # Every voxel, every second and every third one: other numbers of them than in the example.
     for step in (1, 2, 3):
         scene = features[step - 1 :: step], coords[step - 1 :: step]
+        # A program is exported for two voxels at least.
         if len(scene[0]) < 2:
             continue
         got, want = (leaves(call(*scene)) for call in (program.module(), module))
@@ -320,7 +355,9 @@ def _compare_program(program: Any, module: Deployed, example: Sequence[Tensor]) 
 
 
 def write_network(program: Any, path: Path, *, opset: int | None = None, checks: bool = True) -> tuple[str, ...]:
-    """Write the program to ``path`` in the form that its suffix names, and return the names of the ops in it."""
+    """Write ``program`` to ``path`` as ONNX or as a torch package, by its suffix, and return the names of the ops in
+    it. ``checks``: whether the file checks the values of coordinates.
+    """
     from shiplap.plugin_api.exporting import export_onnx, package_model
 
     if path.suffix == ".onnx":
@@ -329,7 +366,9 @@ def write_network(program: Any, path: Path, *, opset: int | None = None, checks:
 
 
 def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, voxels: int = 64) -> tuple[Tensor, Tensor]:
-    """Return features and coordinates of 2 to ``voxels`` random voxels: as many channels as the first layer takes."""
+    """Return features ``[v, channels]`` and coordinates ``int32 [v, 4]`` of 2 to ``voxels`` random voxels in
+    ``batch_size`` scenes of ``grid``, with as many channels as the network's first layer takes.
+    """
     first = next((m for m in network.modules() if isinstance(m, spconv.conv.SparseConvolution)), None)
     channels = 4 if first is None else int(first.in_channels)
     cells = math.prod(grid)
@@ -340,5 +379,6 @@ def example_voxels(network: nn.Module, grid: Sequence[int], batch_size: int, vox
     return torch.randn(len(coords), channels), coords
 
 
-def _refused(path: Path, got: str, expected: str) -> Exception:
+def _checkpoint_error(path: Path, got: str, expected: str) -> Exception:
+    """Return the error SL840 for the checkpoint ``path``, whose weights do not fit the network."""
     return error("SL840", where=str(path), got=got, expected=expected)

@@ -41,25 +41,23 @@ _MOST_CELLS = 2**31 - 1  # along an axis without a bound
 
 @built_outside_modes
 def _with_leading_axes(coords: Tensor, lead: int) -> Tensor:
-    """``coords`` with ``lead`` axes of one cell before the others."""
+    """Return ``coords [n, 1 + d]`` with ``lead`` columns of zeros, axes of one cell each, between scene and cells."""
     return torch.cat([coords[:, :1], pad(coords[:, 1:], (lead, 0))], 1)
 
 
 def in_passing_graph() -> bool:
-    """Whether a graph is traced that may run in inference mode: one without gradients, as Dynamo tells no more."""
+    """Return whether Dynamo is tracing a graph without gradients, which may run in inference mode."""
     return is_compiling() and not torch.is_grad_enabled()
 
 
 def _is_captured(coords: Tensor) -> bool:
-    """Whether what is computed from ``coords`` now becomes part of a CUDA graph; False in a graph of Dynamo.
-
-    A walker of containers puts anything in the place of ``coords``.
-    """
+    """Return whether values computed from ``coords`` now become part of a CUDA graph; False in Dynamo's graphs."""
+    # A walker of containers may put anything in the place of ``coords``.
     return not is_compiling() and getattr(coords, "is_cuda", False) and torch.cuda.is_current_stream_capturing()
 
 
 def _number_of_scenes(batch_size: Any) -> int:
-    """``batch_size`` as an int. Raises SL209 for what is no integer and SL208 for a negative one."""
+    """Return ``batch_size`` as an int. Raises SL209 for anything but an integer, and SL208 for a negative one."""
     where = "Geometry, argument 'batch_size'"
     try:
         number = operator.index(batch_size)
@@ -88,19 +86,19 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """The plan of convolutions that made that step."""
+        """Return the plan of convolutions from the earlier voxels to these, with the tables of its way back."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """The plan of that step with tables that are not sorted, as pooling reads them."""
+        """Return the plan of that step with tables that are not sorted, as pooling reads them, and its way back."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
 
 
 class TableRecipe(NamedTuple):
-    """Which tables were asked of some voxels, and of those that lead on from them: not the tables themselves.
+    """List of the tables that were built on some voxels, and on those that lead on from them, without the tables.
 
     Attributes:
         subm: of submanifold convolutions: kernel, dilation, and whether the way back was wanted.
@@ -173,7 +171,7 @@ class Geometry:
 
     @classmethod
     def unchecked(cls, coords: Tensor, spatial_shape: Triple, batch_size: int, padded: bool, ndim: int) -> Geometry:
-        """A geometry of the attributes that another one had, without a look at any of them, and without tables."""
+        """Return a geometry with these attributes of another one, without a check of them and without tables."""
         made = cls.__new__(cls)
         made.ndim, made.coords, made.spatial_shape = ndim, coords, spatial_shape
         made.batch_size, made.padded, made.parent = batch_size, padded, None
@@ -181,12 +179,12 @@ class Geometry:
         return made
 
     @property
-    def _kept(self) -> Tables:
-        """Where tables that are built now are kept.
+    def _store(self) -> Tables:
+        """Return the store for tables that are built now: the common one, or one that is ignored outside of the mode.
 
-        Eager code builds them outside of torch's modes, so they serve everybody. Two modes cannot be left. A
-        graph that runs in inference mode makes inference tensors. Tables that a CUDA graph is captured with have values
-        once that graph has run. Such tables are kept apart and are not looked for once the mode has ended.
+        Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left: a graph
+        that runs in inference mode makes inference tensors, and tables that a CUDA graph is captured with have values
+        once that graph has run.
         """
         if is_compiling():
             return self._passing if in_passing_graph() else self._tables
@@ -195,8 +193,8 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Plan of a submanifold convolution, built at most once. ``back``: as in :meth:`step`."""
-        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._kept
+        """Return the plan (neighbour tables) of a submanifold convolution. It is kept. ``back``: see :meth:`step`."""
+        key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
         if neighbours is None and self._by_offsets:
@@ -222,7 +220,7 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """One strided convolution away: every voxel that an input reaches. ``back``: as in :meth:`step`.
+        """Return the step of a strided convolution: every voxel that an input reaches. ``back``: as in :meth:`step`.
 
         With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
         geometry it is the largest number there can be unless given.
@@ -232,7 +230,7 @@ class Geometry:
     def strided_within(
         self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
     ) -> Strided:
-        """One strided convolution away, onto what an input reaches in a grid that may be larger or smaller than usual.
+        """Return the step of a strided convolution onto the voxels reached in a grid of the given ``spatial_shape``.
 
         A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
         """
@@ -253,11 +251,11 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """The same voxels as :meth:`strided`, with a plan for pooling: its tables are never sorted."""
+        """Return the step of :meth:`strided` for pooling: the same voxels, and a plan of tables without a sort."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Every voxel that a submanifold kernel reaches from an input: the taps are those of :meth:`subm`.
+        """Return the step to every voxel that a submanifold kernel reaches from an input: taps as in :meth:`subm`.
 
         The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
         """
@@ -277,7 +275,7 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """One transposed convolution away, onto new voxels: every ``o = i*S - P + k*Dl`` inside the output grid.
+        """Return the step of a transposed convolution: every ``o = i*S - P + k*Dl`` inside the output grid.
 
         That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
         ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
@@ -287,11 +285,11 @@ class Geometry:
         )
 
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
-        """Return the voxels that ``window`` leads to, and the plan; coordinates and tables are built at most once.
+        """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are kept.
 
         ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
         """
-        back, kept = torch.is_grad_enabled() if back is None else back, self._kept
+        back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
         if there is None:
             self._check_scenes("Geometry.step")
@@ -307,7 +305,7 @@ class Geometry:
         return Strided(step, plan)
 
     def _reach(self, window: StepWindow) -> Geometry:
-        """Return every voxel that ``window`` leads to."""
+        """Return every voxel that ``window`` leads to. Raises SL208 if the output grid has no cells."""
         shape = window.shape(self.spatial_shape) if self.bounded else self.spatial_shape
         if any(isinstance(cells, int) and cells < 1 for cells in shape):
             raise vanished_grid_error(window, self.spatial_shape[-self.ndim :], shape[-self.ndim :])
@@ -324,7 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the plan of ``window`` onto the voxels of ``there``; ``grid`` holds the inputs."""
+        """Return the plan of ``window`` from these voxels, in ``grid``, onto ``there``. ``plain``: unsorted."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -344,7 +342,7 @@ class Geometry:
         plain: bool = False,
         back: bool | None = None,
     ) -> Strided:
-        """A convolution onto given voxels, by any taps: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
+        """Return the step onto given voxels by any taps: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
 
         Args:
             voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry; None: every voxel that an input reaches.
@@ -380,7 +378,7 @@ class Geometry:
         return Strided(there, self._finish_plan(plan, back, plain))
 
     def _read_voxels(self, voxels: Tensor | Geometry, shape: Axes | None) -> Geometry:
-        """Return given voxels as a geometry. Raises SL202 for other axes or scenes."""
+        """Return ``voxels`` as a geometry in a grid of ``shape``. Raises SL202 for other axes or another batch size."""
         if not isinstance(voxels, Geometry) and (voxels.dim() != 2 or voxels.shape[1] == self.ndim + 1):
             voxels = Geometry(voxels, shape, self.batch_size)
         there = voxels
@@ -392,7 +390,7 @@ class Geometry:
         return there
 
     def _grid_before(self, window: StepWindow) -> tuple[int, ...] | None:
-        """Return the grid of the outputs whose first tap lies in the padded grid, or None where there is no grid."""
+        """Return the grid of all outputs whose first tap lies in the padded grid, or None for voxels without a grid."""
         if not self.bounded:
             return None
         if window.output_padding is not None:
@@ -428,12 +426,13 @@ class Geometry:
 
     @built_outside_modes
     def _floor_cells(self, stride: Triple) -> Tensor:
+        """Return the distinct cells ``floor(coords / stride)`` of the voxels, ascending, with their scene."""
         steps = torch.tensor([1, *stride], dtype=self.coords.dtype, device=self.coords.device)
         cells = torch.div(self.coords, steps, rounding_mode="floor")
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """The multiples of ``stride`` below the voxels, in the same units, and the plan from the cells of a block."""
+        """Return the multiples of ``stride`` below the voxels, in the same units, and the plan from a block's cells."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -441,13 +440,13 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """The voxels where ``mask [n]`` is true, and the plan of one tap onto them. A GPU has to be waited for."""
+        """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
         rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """The voxels of all, ascending, and for each geometry the plan of one tap onto them."""
+        """Return the voxels of this and all ``others``, ascending, and the plan of one tap from each onto them."""
         every = (self, *others)
         for geometry in every:
             geometry._check_scenes("Geometry.union")
@@ -460,13 +459,13 @@ class Geometry:
 
     @property
     def _by_offsets(self) -> bool:
-        """Whether the kernels of grids of up to three axes do not serve these voxels."""
+        """Return whether tables are found by offsets, as without a grid and with four axes."""
         return not self.bounded or self.ndim > 3
 
     def _box(
         self, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
     ) -> Tensor:
-        """Return the offsets of the box of a window, of any stride, after a column for the scene."""
+        """Return the offsets of a window's box in tap order, ``int32 [k, 1 + axes]``, with 0 in the scene's column."""
         taps = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
         return pad(taps, (1, 0)).to(self.coords.device)
 
@@ -474,7 +473,7 @@ class Geometry:
     def _reach_by_offsets(
         self, taps: Tensor, columns: list[int], shape: Sequence[int] | None, transposed: bool
     ) -> Tensor:
-        """Return the voxels that an input reaches, inside ``shape`` if there is one."""
+        """Return the voxels that an input reaches by ``taps``, inside ``shape`` if there is one, ascending."""
         low, high = unbounded(len(columns) - 1)
         if shape is not None:
             low, high = [0] * len(columns), [high[0], *shape]
@@ -483,11 +482,8 @@ class Geometry:
 
     @property
     def recipe(self) -> TableRecipe:
-        """Which tables there are of these voxels, to :meth:`build` them for others.
-
-        Empty for padded voxels: their steps lead to fixed numbers of rows, which others need not have.
-        """
-        if self.padded:
+        """Return which tables were built on these voxels, for :meth:`build` on others; none for padded voxels."""
+        if self.padded:  # their steps lead to fixed numbers of rows, which others need not have
             return NOTHING
         made, passing = self._tables, self._passing
         subm = tuple((*key, plan.whole) for key, plan in {**passing.subm, **made.subm}.items())
@@ -496,7 +492,7 @@ class Geometry:
         return TableRecipe(subm, tuple((window, plans[window], to.recipe) for window, to in reached.items()))
 
     def build(self, recipe: TableRecipe) -> None:
-        """Build the tables of ``recipe`` that are not there yet: those for which a network would wait in its layers."""
+        """Build those tables of ``recipe`` that do not exist yet, so that a network need not wait in its layers."""
         if self.padded:
             return
         for kernel, dilation, back in recipe.subm:
@@ -509,7 +505,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Coordinates and tables of these voxels and of all that lead on from them, to record."""
+        """Return the coordinates and tables of these voxels and of all that lead on from them, to record."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -517,20 +513,20 @@ class Geometry:
         return found
 
     def to(self, device: torch.device | str) -> Geometry:
-        """The same voxels on another device, without tables."""
+        """Return the same voxels on another device, without tables."""
         return self._similar_geometry(self.coords.to(device), self.spatial_shape, padded=self.padded)
 
     def same(self, other: Geometry) -> bool:
-        """Whether the rows of both are known to be the same voxels; looks at none."""
+        """Return whether the rows of both are known to be the same voxels, without a comparison of values."""
         return self.coords is other.coords and same_numbers(self.spatial_shape, other.spatial_shape)
 
     @property
     def is_voxel(self) -> Tensor:
-        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
         return self.coords[:, :1] >= 0
 
     def _check_scenes(self, where: str, *, given: bool = False) -> None:
-        """SL211 for a row of a scene that there is not. Voxels that a step led to are in the scenes of those before.
+        """Raise SL211 for a row of a scene that does not exist. Voxels that a step led to need no check.
 
         The kernels of grids on a GPU look at inputs themselves. ``given`` voxels of outputs, and those of tables by
         offsets, are looked at once here.
@@ -542,26 +538,28 @@ class Geometry:
                 self._is_reached = True
 
     def _check_scene_of_last(self, reached: Tensor, window: StepWindow) -> None:
-        """SL211 for the last voxel of a step on a GPU, whose scene is the largest. Their number was waited for."""
+        """Raise SL211 if the last of ``reached`` on a GPU, of the largest scene, is in one that does not exist."""
         if is_compiling() or self._is_reached or window.capacity is not None or _is_captured(reached):
             return
         if type(reached) is Tensor and reached.is_cuda and len(reached) and int(reached[-1, 0]) >= self.batch_size:
             check_scenes("Geometry.step", self.coords, self.batch_size)
 
     def _similar_geometry(self, coords: Tensor, shape: Triple, *, padded: bool) -> Geometry:
-        """Other voxels with as many axes and scenes."""
+        """Return a geometry of other voxels with as many axes and scenes, and without tables."""
         other = Geometry.unchecked(coords, shape, self.batch_size, padded, self.ndim)
         other.bounded = self.bounded
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """The same voxels and tables with a parent. What is kept has none, or the two would keep each other alive."""
+        """Return a geometry of these voxels, with shared tables, whose origin is ``parent``."""
+        # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
         child._is_reached = self._is_reached
         return child
 
     def _read_per_axis(self, value: Axes, name: str, fill: int = 1) -> Triple:
+        """Return ``value`` for three axes, with ``fill`` on the axes that these voxels do not have."""
         return expand_axes(value, name, self.ndim, fill)
 
     def _make_window(
@@ -574,6 +572,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
+        """Return the window of a step, all for three axes. Padded voxels get a capacity. Raises SL208 if impossible."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")
@@ -589,7 +588,7 @@ class Geometry:
         return window._replace(capacity=window.max_outputs(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
     def _finish_plan(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
-        """``plan`` as the kernels of this device want it, with its way back only if that is wanted."""
+        """Return ``plan`` in the form of this device, sorted unless ``plain``, with its way back only if ``back``."""
         if back or plan.back is not None:
             plan = plan.complete() if back else replace(plan, back=None)
         return plan.sorted() if wants_sorted(self.coords) and not plain else plan

@@ -29,7 +29,9 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Return the rows of ``cells [b, l, 3]``, whole numbers in floating point, which may be NaN or far away."""
+    """Return the rows ``int32 [b, l]`` of the voxels at ``cells [b, l, 3]``, or -1. Cells are whole numbers in floating
+    point, which may be NaN or far away, and their scene is their first index.
+    """
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32
     known = ((cells >= 0) & (cells.double() < limit)).all(2)
@@ -39,7 +41,9 @@ def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
-    """Return the voxels by coordinate. The row numbers found are those of ``coords``."""
+    """Return the lookup of the voxels ``coords`` by coordinate. Raises SL211 for rows outside the grid of ``shape`` and
+    for duplicates. ``op`` is the op's name for the message.
+    """
     check_coords(op, coords, shape)
     return GridLookup(coords, shape)
 
@@ -48,7 +52,9 @@ def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
 def nearest_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> Int32[Tensor, "b l"]:
-    """Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does."""
+    """Return the row of the voxel that holds each query, ``int32 [b, l]``, or -1 if there is none. Queries ``[b, l]``
+    belong to scene ``b``. Raises SL211 for duplicate voxels and those outside the grid.
+    """
     return _find_rows(_present_voxels("nearest_map", coords, spatial_shape), queries.floor(), spatial_shape)
 
 
@@ -56,7 +62,8 @@ def nearest_map(
 def trilinear_map(
     coords: Int32[Tensor, "n 4"], queries: Float32[Tensor, "b l 3"], spatial_shape: list[int]
 ) -> tuple[Int32[Tensor, "b l 8"], Float32[Tensor, "b l 8"]]:
-    """Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+    """Return the rows of the eight voxels around each query, and their weights in trilinear interpolation: -1 and 0
+    where a voxel is missing.
 
     Corner ``i`` lies ``(i & 1, i >> 1 & 1, i >> 2 & 1)`` from the lowest. Weights are those of trilinear interpolation,
     divided by the sum over the voxels that are there. Raises SL211 as ``subm_table`` does.
@@ -77,14 +84,16 @@ def trilinear_map(
 
 
 def _check_indices(op: str, indices: Tensor, rows: int) -> None:
-    """Raise SL211 for a row of indices with an entry outside of ``[-1, rows)``."""
+    """Raise SL211 for a row of ``indices`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    message.
+    """
     refuse_rows(
         op, ((indices < -1) | (indices >= rows)).any(1), "indices row {row} has an entry outside " + f"[-1, {rows})"
     )
 
 
 def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
-    """Return ``feats[indices]`` in at least float32, zeros where the index is -1: ``[q, k, c]``."""
+    """Return ``feats[indices]``, ``[q, k, c]`` in at least float32, with zeros where the index is -1."""
     wide = torch.promote_types(feats.dtype, torch.float32)
     return rows_under(feats, indices).to(wide)
 
@@ -93,7 +102,7 @@ def _gather_features(feats: Tensor, indices: Tensor) -> Tensor:
 def indice_weighted_sum(
     feats: Float[Tensor, "n c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"]
 ) -> Float[Tensor, "q c"]:
-    """``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``; an index of -1 adds nothing, whatever its weight.
+    """Return ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``. An index of -1 adds nothing, whatever its weight.
 
     Raises SL211 for an index outside ``[-1, n)``.
     """
@@ -107,7 +116,8 @@ def indice_weighted_sum(
 def indice_weighted_sum_grad(
     grad: Float[Tensor, "q c"], indices: Int32[Tensor, "q k"], weights: Float32[Tensor, "q k"], rows: int
 ) -> Float[Tensor, "rows c"]:
-    """Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
+    """Return the gradient of the features of ``indice_weighted_sum``, ``[rows, c]``, from ``grad``, the gradient of its
+    output. ``rows`` is the number of rows of the features.
 
     Entries that share a row are added in ascending order of (i, j) on every device, so results do not depend on
     threads. Raises SL211 as ``indice_weighted_sum`` does.
@@ -121,13 +131,17 @@ def indice_weighted_sum_grad(
 
 
 def _weights_grad(outer: Tensor, inner: Tensor, indices: Tensor) -> Tensor:
-    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, 0 where the index is -1."""
+    """Return ``out[i, j] = outer[i] . inner[indices[i, j]]``, the gradient of the weights, ``float32 [q, k]``, with 0
+    where the index is -1.
+    """
     return (outer[:, None] * _gather_features(inner, indices)).sum(2).float()
 
 
 @indice_weighted_sum.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of the weighted sum: of the features and of the weights."""
+    """Return the gradients of ``indice_weighted_sum`` for its features and weights, by name, as far as ``needs`` asks
+    for them.
+    """
     gradients = {}
     if needs.feats:
         gradients["feats"] = indice_weighted_sum_grad(grad, saved.indices, saved.weights, saved.feats.shape[0])
@@ -138,7 +152,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @indice_weighted_sum_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the second gradients of the weighted sum: of its gradient and of the weights."""
+    """Return the gradients of ``indice_weighted_sum_grad`` for its arguments ``grad`` and ``weights``, by name, as far
+    as ``needs`` asks for them.
+    """
     gradients = {}
     if needs.grad:
         gradients["grad"] = indice_weighted_sum(grad, saved.indices, saved.weights)
@@ -163,7 +179,8 @@ indice_weighted_sum_grad.kernel(
 def grid_sample_3d(
     feats: Tensor, coords: Tensor, shape: Sequence[int], grid: Tensor, mode: str = "trilinear"
 ) -> Tensor:
-    """Return ``[b, l, c]``: the features of sparse voxels at ``grid``, differentiable in ``feats``.
+    """Return the features of sparse voxels at the points ``grid``, ``[b, l, c]``, differentiable in ``feats``. Raises
+    SL208 for another ``mode`` or form of ``shape``.
 
     Args:
         feats: ``[n, c]``.

@@ -35,7 +35,7 @@ _GRID = ("len(spatial_shape) == 3", "min(spatial_shape) >= 1")
 
 
 def init_hashmap(n: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
-    """Return an empty table ``(keys, values)`` for at most ``n`` distinct keys.
+    """Return the keys ``int64`` and values ``int32`` of an empty hash table, all -1, with room for ``n`` distinct keys.
 
     Its capacity is ``2 * n + 1``. Every key takes one slot, so any ``n`` keys fit whatever they are, and as at least
     half of the slots stay empty, runs are short.
@@ -53,7 +53,9 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot where the search for ``key`` starts: MurmurHash3's 64-bit finaliser, scaled to the capacity."""
+    """Return the slot of a table with ``capacity`` slots at which the search for ``key`` starts: MurmurHash3's 64-bit
+    finaliser, scaled to the capacity.
+    """
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         mixed = (mixed ^ mixed >> 33) * factor % _KEY
@@ -61,11 +63,14 @@ def home_slot(key: int, capacity: int) -> int:
 
 
 def _to_signed(value: int, modulus: int) -> int:
+    """Return ``value``, a number below ``modulus``, as a signed one: values of the upper half become negative."""
     return value - modulus if value >= modulus // 2 else value
 
 
 def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Lay the table out anew with ``keys`` in it: lowest keys first, each in the first free slot from its home."""
+    """Insert ``keys`` with ``values`` into the table, in place, by laying it out anew: in ascending order each key
+    takes the first free slot from its home, and of several values the lowest stays. Raises SL211 for a full table.
+    """
     entries: dict[int, int] = {}
     for key, value in zip(
         [*table_keys.tolist(), *keys.tolist()], [*table_values.tolist(), *values.tolist()], strict=True
@@ -88,7 +93,7 @@ def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tens
 
 
 def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
-    """Return the error of a table that has no room."""
+    """Return the error SL211 of the op ``op`` for a table of ``capacity`` slots that has no room."""
     return error(
         "SL211",
         where=f"sparse3d::{op}",
@@ -99,7 +104,7 @@ def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
 
 
 def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each key in a hash table, -1 for a key that is not there."""
+    """Return the value of each key in the hash table, ``int32``, or -1 for a key that is not there."""
     order = table_keys.argsort()
     if order.numel() == 0:
         return keys.new_full(keys.shape, EMPTY, dtype=torch.int32)
@@ -109,7 +114,9 @@ def _look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor) -> Ten
 
 
 def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
-    """Return keys of voxels, -1 for padding. Raises SL211 for rows outside the grid and for too many cells."""
+    """Return the keys ``int64 [n]`` of the voxels ``coords``, -1 for padding. Raises SL211 for rows outside the grid
+    and for too many cells. ``op`` is the op's name for the message.
+    """
     padding = coords[:, 0] == EMPTY
     refuse_rows(
         op,
@@ -121,7 +128,9 @@ def voxel_keys(op: str, coords: Tensor, spatial_shape: list[int]) -> Tensor:
 
 
 def check_cells(op: str, coords: Tensor, spatial_shape: list[int]) -> None:
-    """Raise SL211 when the grid, with the batches of ``coords``, has cells without an int64 number."""
+    """Raise SL211 if the grid of ``spatial_shape``, times the number of scenes in ``coords``, has 2^63 cells or more,
+    which int64 keys cannot number.
+    """
     scenes = int(coords[:, 0].max()) + 1 if coords.shape[0] else 1
     if scenes * spatial_shape[0] * spatial_shape[1] * spatial_shape[2] >= MAX_CELLS:
         raise error("SL211", where=f"sparse3d::{op}", got=f"a grid {tuple(spatial_shape)} of 2^63 cells or more")
@@ -137,7 +146,9 @@ def hash_insert(
     keys: Int64[Tensor, "m"],
     values: Int32[Tensor, "m"],
 ) -> None:
-    """Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then."""
+    """Insert ``keys`` with ``values`` into the table, in place; of several values for a key the lowest stays. Raises
+    SL211 when the table has no room, and then its content is undefined.
+    """
     _insert_sorted("hash_insert", table_keys, table_values, keys, values)
 
 
@@ -145,7 +156,7 @@ def hash_insert(
 def hash_lookup(
     table_keys: Int64[Tensor, "t"], table_values: Int32[Tensor, "t"], keys: Int64[Tensor, "m"]
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each key, or -1 for keys that are not in the table."""
+    """Return the value of each of ``keys`` in the table, or -1 for keys that are not there."""
     return _look_up_keys(table_keys, table_values, keys)
 
 
@@ -157,7 +168,8 @@ def hash_insert_3d(
     values: Int32[Tensor, "m"],
     spatial_shape: list[int],
 ) -> None:
-    """Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
+    """Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is its cell's number,
+    ``((b*X + x)*Y + y)*Z + z``.
 
     Raises SL211 as ``hash_insert`` does, and for coordinates outside ``spatial_shape`` (cells per axis).
     """
@@ -173,7 +185,9 @@ def hash_insert_3d_index(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> None:
-    """``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found."""
+    """Insert each voxel with its row number as the value into the table, in place, so that of equal voxels the first
+    row is found. Raises SL211 as ``hash_insert_3d``.
+    """
     keys = voxel_keys("hash_insert_3d_index", coords, spatial_shape)
     rows = torch.arange(coords.shape[0], dtype=torch.int32)
     _insert_sorted("hash_insert_3d_index", table_keys, table_values, keys, rows)
@@ -186,7 +200,9 @@ def hash_lookup_3d(
     coords: Int32[Tensor, "m 4"],
     spatial_shape: list[int],
 ) -> Int32[Tensor, "m"]:
-    """Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid."""
+    """Return the value of each voxel in the table, or -1 for voxels that are not there or outside the grid. Raises
+    SL211 for a grid with too many cells.
+    """
     check_cells("hash_lookup_3d", coords, spatial_shape)
     keys = torch.where(inside_grid(coords, spatial_shape), keys_of(coords, spatial_shape), EMPTY)
     return _look_up_keys(table_keys, table_values, keys)

@@ -17,7 +17,9 @@ PADDING = (-1, -1, -1, -1)
 
 
 def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tuple[Tensor, Tensor]:
-    """Return a table of about a third of ``keys``, at most half full."""
+    """Return keys and values of a hash table of ``capacity`` slots on ``device`` that holds about a third of ``keys``,
+    and is at most half full.
+    """
     table = torch.full((capacity,), -1), torch.full((capacity,), -1, dtype=torch.int32)
     some = keys[torch.randperm(len(keys), generator=rng)[: min(len(keys) // 3, capacity // 2)]]
     # The reference makes the table on the CPU, so that each device gets the same one.
@@ -26,24 +28,28 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
 
 
 def _distinct_keys(rng: Generator, capacity: int) -> Tensor:
-    """Return as many keys as the table may get: half of its slots, with some beyond 2^62 and negative ones."""
+    """Return ``capacity // 2`` random int64 keys, as many as fill half of the slots, with some beyond 2^62 and negative
+    ones.
+    """
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
 
 def _with_repeats(rng: Generator, keys: Tensor, count: int) -> Tensor:
-    """Return ``count`` of ``keys`` with repeats, and padding among them."""
+    """Return ``count`` random elements of ``keys``, with repeats and with padding (-1) among them."""
     pool = torch.cat([keys, torch.tensor([-1])])
     return pool[torch.randint(0, len(pool), (count,), generator=rng)]
 
 
 def _draw_values(rng: Generator, count: int, device: Any) -> Tensor:
-    """Return random values of entries."""
+    """Return ``count`` random int32 values of hash table entries, from 0 on."""
     return torch.randint(0, 2**31 - 1, (count,), generator=rng, dtype=torch.int32).to(device)
 
 
 @hashing.hash_insert.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return a partly filled table, keys with repeats and padding, and a value for each."""
+    """Return arguments of ``hash_insert``: a partly filled table, keys with repeats and padding, and a value
+    for each.
+    """
     keys = _distinct_keys(rng, sizes["t"])
     wanted = _with_repeats(rng, keys, sizes["m"]).to(device)
     return *_hash_table(rng, sizes["t"], keys, device), wanted, _draw_values(rng, sizes["m"], device)
@@ -51,12 +57,17 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @hashing.hash_lookup.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``hash_lookup``: a partly filled table, and keys with repeats and padding, of which about a
+    third are in the table.
+    """
     keys = _distinct_keys(rng, sizes["t"])
     return *_hash_table(rng, sizes["t"], keys, device), _with_repeats(rng, keys, sizes["m"]).to(device)
 
 
 def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """Return a table of voxels, voxels of which about half are in the table, and the grid."""
+    """Return arguments for the ops of voxels in hash tables: a table, voxels of which about a third are in it, and the
+    grid.
+    """
     grid = _choose_grid(sizes["t"])
     coords = _draw_voxels(rng, sizes["t"] // 2, grid, "cpu")
     keys = hashing.voxel_keys("samples", coords, grid)
@@ -67,17 +78,24 @@ def _hash_3d(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor
 
 @hashing.hash_insert_3d.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``hash_insert_3d``: a partly filled table, voxels with repeats and padding, a value for each,
+    and the grid.
+    """
     keys, values, coords, grid = _hash_3d(rng, sizes, device)
     return keys, values, coords, _draw_values(rng, sizes["m"], device), grid
 
 
 @hashing.hash_insert_3d_index.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``hash_insert_3d_index``: a partly filled table, voxels with repeats and padding, and the
+    grid.
+    """
     return _hash_3d(rng, sizes, device)
 
 
 @hashing.hash_lookup_3d.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``hash_lookup_3d``: a partly filled table, voxels with repeats and padding, and the grid."""
     return _hash_3d(rng, sizes, device)
 
 
@@ -85,7 +103,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
-    """Return rows that fit the requested codes, and padding."""
+    """Return ``int32 [n, 4]`` random voxels that fit codes of the requested bits and width, one in ten of them padding
+    (-1).
+    """
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
     columns = [torch.randint(0, limit, (sizes["n"],), generator=rng) for limit in limits]
@@ -94,12 +114,12 @@ def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tenso
 
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of an encoder."""
+    """Return arguments of an encoder of curves: voxels, bits of an axis, order of the axes, and width of a code."""
     return _draw_encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of a decoder."""
+    """Return arguments of a decoder of curves: codes, bits of an axis, and order of the axes."""
     codes = serialize.z_order_encode.reference(_draw_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
 
@@ -114,7 +134,9 @@ for _decode in (serialize.z_order_decode, serialize.hilbert_decode):
 
 
 def _draw_queries(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return points in the grid and a little outside of it, also on whole and half numbers, and one NaN."""
+    """Return voxels, points ``[b, l, 3]`` in their grid and a little outside of it, some on whole and half numbers and
+    one NaN, and the grid: arguments of ``nearest_map`` and ``trilinear_map``.
+    """
     grid = _choose_grid(sizes["n"])
     points = torch.rand(sizes["b"], sizes["l"], 3, generator=rng) * (torch.tensor(grid) + 4) - 2
     # Borders and centres of voxels, where rounding decides.
@@ -130,18 +152,20 @@ grid_sample.trilinear_map.samples(_draw_queries)
 
 
 def _draw_indices(rng: Generator, sizes: dict[str, Any], rows: int, device: Any) -> tuple[Tensor, Tensor]:
-    """Return indices, some of them -1, and weights."""
+    """Return random indices ``int32 [q, k]`` from -1 to ``rows - 1``, and random weights ``[q, k]``."""
     indices = torch.randint(-1, rows, (sizes["q"], sizes["k"]), generator=rng, dtype=torch.int32)
     return indices.to(device), torch.rand(sizes["q"], sizes["k"], generator=rng).to(device)
 
 
 @grid_sample.indice_weighted_sum.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``indice_weighted_sum``: features, indices and weights."""
     return _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_indices(rng, sizes, sizes["n"], device)
 
 
 @grid_sample.indice_weighted_sum_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``indice_weighted_sum_grad``: a gradient, indices, weights, and the number of rows."""
     grad = _draw_normal(rng, (sizes["q"], sizes["c"]), dtype, device)
     return grad, *_draw_indices(rng, sizes, sizes["rows"], device), sizes["rows"]
 
@@ -151,12 +175,15 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @postprocess.masked_gemm_signals.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return the argument of ``masked_gemm_signals``: a neighbour table ``[n, v]``."""
     return (_draw_table(rng, sizes["n"], sizes["n"], sizes["v"], device),)
 
 
 @postprocess.masked_gemm_kernels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return random codes with few bits set, a random order of the rows, and the size of a block."""
+    """Return arguments of ``masked_gemm_kernels``: random codes with few bits set, a random order of the rows, and the
+    size of a block.
+    """
     codes = torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
     sparse = codes & torch.randint(-(2**31), 2**31 - 1, (sizes["n"],), generator=rng, dtype=torch.int32)
     return sparse.to(device), torch.randperm(sizes["n"], generator=rng).to(device), sizes["block"]

@@ -8,15 +8,19 @@ import torch
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the bytes that are free on ``device``, or None where that is not known."""
+    """Return the bytes that are free on ``device``, or None where that is not known: torch's unused reserve of a GPU
+    included, and on the CPU with swap and at most the limit of the container.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        # What torch's allocator has reserved and does not use is free for tensors.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+        # A container may have less memory than the machine.
         limit = Path("/sys/fs/cgroup/memory.max")
         bound = limit.read_text().strip() if limit.exists() else "max"
         return free if bound == "max" else min(free, int(bound))

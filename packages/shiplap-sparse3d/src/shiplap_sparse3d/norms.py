@@ -20,7 +20,7 @@ def norm_relu(
     bias: Float[Tensor, "c"],
     eps: float,
 ) -> Float[Tensor, "n c"]:
-    """``relu((feats - mean) / sqrt(var + eps) * weight + bias)``, computed in at least float32. NaN stays NaN.
+    """Return ``relu((feats - mean) / sqrt(var + eps) * weight + bias)``, computed in at least float32. NaN stays NaN.
 
     There is no gradient: batch norm and ReLU of PyTorch have theirs.
     """

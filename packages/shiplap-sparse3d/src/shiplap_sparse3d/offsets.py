@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Int32
@@ -30,14 +30,19 @@ _STEP = ("d >= 1", "len(stride) == d", "min(stride) >= 1", "stride[0] == 1")
 _INT32 = torch.iinfo(torch.int32)
 
 
-def _targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return ``int64 [rows * taps, d]``: ``row * stride + offset``, all taps of a row together; padding stays so."""
+def _tap_targets(rows: Tensor, offsets: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return ``int64 [rows * taps, d]``: ``row * stride + offset`` for each of ``rows`` and each of ``offsets``, all
+    taps of a row together. Padding (-1) stays -1.
+    """
     moved = (rows.long() * torch.tensor(stride, device=rows.device))[:, None] + offsets.long()
+    # Padding that moved could equal the coordinates of a voxel.
     return torch.where((rows[:, :1] == -1)[:, None], -1, moved).flatten(0, 1)
 
 
 def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
-    """Raise SL211 for a row of coordinates that occurs more than once."""
+    """Raise SL211 for a row of coordinates that occurs more than once. ``find`` is the lookup of all ``rows`` rows, and
+    ``op`` the op's name for the message.
+    """
     twins = torch.zeros(rows, dtype=torch.bool, device=find.rows.device)
     twins[find.repeats()] = True
     refuse_rows(op, twins, "duplicate coordinates: row {row} occurs more than once")
@@ -47,7 +52,8 @@ def _refuse_repeats(op: str, find: RowLookup, rows: int) -> None:
 def offset_table(
     coords: Int32[Tensor, "n d"], outputs: Int32[Tensor, "m d"], offsets: Int32[Tensor, "k d"], stride: list[int]
 ) -> Int32[Tensor, "m k"]:
-    """Return the row of ``coords`` at ``outputs * stride + offsets``, or -1. ``outputs`` may have equal rows.
+    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets`` for each output and
+    each offset, or -1. ``outputs`` may have equal rows.
 
     Raises SL211 for duplicate rows of ``coords``.
     """
@@ -60,7 +66,7 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
     """Return the table of ``offset_table``, and which rows of ``coords`` have an equal one."""
     # Whole rows are compared, so that no number of columns or range of values is too large.
     n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
-    every = torch.cat([coords.long(), _targets(outputs, offsets, stride)])
+    every = torch.cat([coords.long(), _tap_targets(outputs, offsets, stride)])
     distinct, number = torch.unique(every, dim=0, return_inverse=True)
     here, voxels = torch.arange(n, device=coords.device), coords[:, 0] != -1
     # Padding is entered behind the distinct rows, where no target is.
@@ -73,17 +79,19 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
     """Return ``offset_table``, in an exported program by operators of torch."""
     if not runs_without_python(coords):
-        return cast("Tensor", offset_table(coords, outputs, offsets, stride))
+        return offset_table(coords, outputs, offsets, stride)
     table, repeated = _match_rows(coords, outputs, offsets, stride)
     assert_in_graph(~repeated.any(), "SL211: duplicate coordinates")
     return table
 
 
 def _offset_table(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return ``int32 [m, k]``: the input row at each tap of each output, -1 where there is none."""
+    """Return ``int32 [m, k]``: the row of ``coords`` at each tap of each output, or -1, by sorted keys: the kernel of
+    ``offset_table``. Raises SL211 for duplicates.
+    """
     find = RowLookup(coords)
     _refuse_repeats("offset_table", find, coords.shape[0])
-    columns = [find(_targets(outputs, tap[None], stride)) for tap in offsets]
+    columns = [find(_tap_targets(outputs, tap[None], stride)) for tap in offsets]
     return torch.stack(columns, 1) if columns else offsets.new_empty(outputs.shape[0], 0)
 
 
@@ -100,7 +108,8 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: ``coords = output * stride + offset`` for a tap.
+    """Return the distinct outputs that an input reaches, ascending: the integer rows with ``coords = output * stride +
+    offset`` for one of ``offsets``.
 
     ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
     """
@@ -121,7 +130,7 @@ def offset_cells(
 def _reached(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool
 ) -> Tensor:
-    """Return the outputs within the bounds that an input reaches, in the order of inputs and taps."""
+    """Return the outputs within the bounds that an input reaches, ``int [m, d]``, in the order of inputs and taps."""
     step, wide = torch.tensor(stride, device=coords.device), coords[coords[:, 0] != -1].long()[:, None]
     moved = wide * step + offsets.long() if transposed else wide - offsets.long()
     outputs = moved if transposed else torch.div(moved, step, rounding_mode="floor")
@@ -147,7 +156,7 @@ def reached_cells(
 ) -> Tensor:
     """Return ``offset_cells``, in an exported program by operators of torch."""
     if not runs_without_python(coords):
-        return cast("Tensor", offset_cells(coords, offsets, stride, low, high, transposed))
+        return offset_cells(coords, offsets, stride, low, high, transposed)
     cells = torch.unique(_reached(coords, offsets, stride, low, high, transposed), dim=0)
     torch._check(cells.shape[0] <= coords.shape[0] * offsets.shape[0])
     return cells
@@ -165,7 +174,8 @@ def box_offsets(
     padding: Sequence[int] | None = None,
     region: Literal["cube", "cross"] = "cube",
 ) -> list[tuple[int, ...]]:
-    """Return the offsets of a kernel in tap order: the last axis counts fastest.
+    """Return the offsets of a kernel's taps around its output, one tuple a tap, in the order of the weight: the last
+    axis counts fastest. Raises SL208 for another ``region``.
 
     Args:
         kernel: taps per axis.
@@ -184,7 +194,9 @@ def box_offsets(
 
 
 def unbounded(axes: int) -> tuple[list[int], list[int]]:
-    """Return the bounds of ``offset_cells`` that leave out nothing but scenes below 0 and values beyond int32."""
+    """Return the bounds (low, high) of ``offset_cells`` for the scene and ``axes`` axes that leave out nothing but
+    scenes below 0 and the largest int32.
+    """
     return [0, *[_INT32.min] * axes], [_INT32.max] * (axes + 1)
 
 
@@ -192,7 +204,8 @@ def unbounded(axes: int) -> tuple[list[int], list[int]]:
 def connect_by_offsets(
     coords: Tensor, outputs: Tensor, offsets: Tensor, stride: Sequence[int], *, transposed: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from ``coords`` onto ``outputs``.
+    """Return the plan (neighbour tables) of convolutions from the voxels ``coords`` onto the voxels ``outputs``, with a
+    tap for each of ``offsets``.
 
     ``offsets`` is ``int32 [k, d]``, with a column for the scene like ``stride``. Inputs lie at ``output * stride +
     offset``, or if ``transposed`` outputs at ``input * stride + offset``.
@@ -205,7 +218,7 @@ def connect_by_offsets(
 
 @built_outside_modes
 def distinct_cells(coords: Tensor) -> Tensor:
-    """Return the distinct rows of ``coords`` that are voxels, ascending."""
+    """Return the distinct rows of ``coords [n, d]`` that are voxels, and not padding (-1), in ascending order."""
     columns = coords.shape[1]
     nothing, ones = coords.new_zeros(1, columns), [1] * columns
     return reached_cells(coords, nothing, ones, *unbounded(columns - 1))
@@ -213,14 +226,16 @@ def distinct_cells(coords: Tensor) -> Tensor:
 
 @built_outside_modes
 def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
-    """Return ``int32 [m, 1]``: the row of ``coords`` that equals each row of ``wanted``, or -1."""
+    """Return ``int32 [m, 1]``: the number of the row of ``coords`` that equals each row of ``wanted``, or -1."""
     columns = coords.shape[1]
     return rows_at(coords, wanted, coords.new_zeros(1, columns), [1] * columns)
 
 
 @built_outside_modes
 def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
-    """Return the distinct rows of all ``coords``, ascending, and of each where its rows are, ``int32 [n, 1]``."""
+    """Return the distinct rows of all ``coords`` together, ascending, and for each of ``coords`` the place of its rows
+    among those, ``int32 [n, 1]``. ``by_offsets``: for padded rows, or with more than three axes.
+    """
     every = torch.cat([*coords])
     if by_offsets:
         cells = distinct_cells(every)

@@ -7,7 +7,6 @@ each output row, or -1. Semantics follow spconv 2.x and FlexGEMM (cross-correlat
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int32
@@ -59,7 +58,8 @@ OUT_COORDS_BOUND = "n * " + " * ".join(
 def unique_coords(
     coords: Int32[Tensor, "n 4"],
 ) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
-    """Return distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+    """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
+    how often each distinct row occurs.
 
     Raises SL211 when the extents of the four columns multiply to 2^63 or more.
     """
@@ -70,14 +70,16 @@ def unique_coords(
 def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``unique_coords``, in a program that is exported for a GPU by an operator of torch."""
     if not runs_without_python(coords, ("cuda",)):
-        return cast("tuple[Tensor, Tensor, Tensor]", unique_coords(coords))
+        return unique_coords(coords)
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
     torch._check(unique.shape[0] <= coords.shape[0])
     return unique, inverse.int(), counts.int()
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of sums of ``dtype``. A sum of halves can leave their range although the average does not."""
+    """Return the dtype in which values of ``dtype`` are summed, at least float32: a sum of halves can leave their range
+    although the average does not.
+    """
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -85,7 +87,8 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 def segment_mean(
     feats: Float[Tensor, "n c"], index: Int32[Tensor, "n"], counts: Int32[Tensor, "m"]
 ) -> Float[Tensor, "m c"]:
-    """Mean of the rows of ``feats`` that share an ``index``; ``counts`` says how many there are of each (0: zeros).
+    """Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` has the number of rows of each
+    index, and 0 gives zeros.
 
     Sums are kept in at least float32.
     """
@@ -97,7 +100,9 @@ def segment_mean(
 
 @segment_mean.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of the mean: for each row an equal share of its segment's gradient."""
+    """Return the gradient of ``segment_mean`` for its features, by name: each row gets an equal share of its segment's
+    gradient.
+    """
     # Each row has an equal share of the mean.
     share = grad.to(sum_dtype(grad.dtype)) / saved.counts.clamp_min(1)[:, None]
     return {"feats": share.to(grad.dtype)[saved.index.long()]} if needs.feats else {}
@@ -114,7 +119,8 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 def subm_table(
     coords: Int32[Tensor, "n 4"], spatial_shape: list[int], kernel: list[int], dilation: list[int]
 ) -> Int32[Tensor, "n k"]:
-    """Submanifold table: the row at ``x + (kx - Kx//2)*Dx``, and so on per axis.
+    """Return the neighbour table of a submanifold convolution: the row of the voxel at ``x + (kx - Kx//2)*Dx``, and so
+    on per axis, for each tap of each voxel, or -1.
 
     Raises SL211 for duplicate rows and for coordinates outside ``spatial_shape`` (cells per axis).
     """
@@ -135,7 +141,8 @@ def out_coords(
     padding: list[int],
     dilation: list[int],
 ) -> Int32[Tensor, "m 4"]:
-    """Output voxels of a strided convolution in ascending order: every one that an input voxel reaches.
+    """Return the output voxels of a strided convolution in ascending order: every cell of the output grid that an input
+    voxel reaches.
 
     Raises SL211 as ``subm_table`` does.
     """
@@ -160,7 +167,9 @@ def conv_table(
     padding: list[int],
     dilation: list[int],
 ) -> Int32[Tensor, "m k"]:
-    """Strided table: the input row at ``o*S - P + k*Dl``. Raises SL211 as ``subm_table`` does."""
+    """Return the neighbour table of a strided convolution: the input row at ``o*S - P + k*Dl`` for each tap ``k`` of
+    each output ``o``, or -1. Raises SL211 for duplicates and rows outside their grid.
+    """
     check_coords("conv_table", coords, spatial_shape)
     grid = output_shape(spatial_shape, kernel, stride, padding, dilation)
     check_coords("conv_table", out_coords, grid)
@@ -171,7 +180,8 @@ def conv_table(
 
 @sl.op("sparse3d::transpose_table", requires=("rows >= 0",))
 def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "rows k"]:
-    """``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the output rows it reaches.
+    """Return the transpose of a neighbour table, ``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the
+    output rows that read it.
 
     Raises SL211 for an entry outside ``[-1, rows)``, and when two rows reach one input by the same tap.
     """
@@ -197,7 +207,9 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """Return the taps of each part of a sorted table; the last part may have fewer."""
+    """Return the number of taps of each part of a sorted table with ``taps`` taps in ``parts`` parts. The last part may
+    have fewer.
+    """
     return -(-taps // parts) if parts else 0
 
 
@@ -210,7 +222,8 @@ def part_size(taps: int, parts: int) -> int:
 def sort_table(
     table: Int32[Tensor, "m k"], parts: int, run: int = 1 << 18
 ) -> tuple[Int32[Tensor, "k m"], Int32[Tensor, "parts m"], Int32[Tensor, "parts b"]]:
-    """Return the sorted form of ``table``: ``columns`` by tap (``columns.t()`` is a table), ``order`` and ``masks``.
+    """Return the sorted form of ``table``: ``columns`` by tap (``columns.t()`` is a table), ``order`` (the row at each
+    place of each part) and ``masks`` (the taps that each block of 64 rows hits).
 
     Every ``run`` rows of a part are ordered by the Gray code rank of their hits, descending, equal ones as before: a
     block of them has few taps that only some of its rows hit, and rows without a hit come last. Runs as long as what
@@ -243,7 +256,9 @@ _TAPS = ("taps >= 0", f"taps <= {MAX_PART} * parts")  # the bits of a mask that 
 
 @sl.op("sparse3d::tap_blocks", dims={"k": "taps"}, outputs=("blocks", "counts"), requires=_TAPS)
 def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor, "k b"], Int32[Tensor, "k"]]:
-    """Return the blocks of 64 rows of a sorted table that hit each tap, ascending, then zeros, and their number."""
+    """Return for each tap the blocks of 64 rows of a sorted table that hit it, ``int32 [taps, b]``, ascending and then
+    zeros, and their number.
+    """
     size = part_size(taps, masks.shape[0])
     tap = torch.arange(taps, device=masks.device)
     hit = ((masks[tap // max(size, 1)] >> (tap % max(size, 1))[:, None]) & 1).bool() if taps else masks.new_zeros(0, 0)
@@ -255,7 +270,9 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """Return ``table`` with its rows at the places that ``order`` gives."""
+    """Return the sorted ``table`` with its rows in the order of the outputs again. ``order`` has the output of each
+    place, and None means that the table is not sorted.
+    """
     if order is None or table.shape[1] == 0:
         return table
     part = torch.arange(table.shape[1], device=table.device) // part_size(table.shape[1], order.shape[0])
@@ -263,12 +280,15 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
 
 
 def rows_under(feats: Tensor, index: Tensor) -> Tensor:
-    """Return ``feats[index]``, with zeros for an index of -1. There may be no rows."""
+    """Return ``feats[index]``, with zeros for an index of -1. ``feats`` may have no rows, and ``index`` any shape."""
     padded = torch.cat([feats, feats.new_zeros(1, *feats.shape[1:])])
     return padded[torch.where(index >= 0, index, feats.shape[0]).long()]
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
+    """Raise SL211 for a row of ``table`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    message.
+    """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
 
@@ -291,7 +311,8 @@ def conv(
     symmetric: bool = False,
     tf32: bool = False,
 ) -> Float[Tensor, "m co"]:
-    """Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
+    """Return the convolution over a neighbour table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``, where
+    entries of -1 add nothing.
 
     ``order`` and ``masks`` come with a sorted table. Channels are convolved in ``groups``, as in ``torch.nn.Conv3d``.
     With ``reflect`` tap ``v`` takes ``weight[:, k - 1 - v]``. The rest is read by the backward only: the transposed
@@ -326,7 +347,8 @@ def conv_weight_grad(
     reflect: bool = False,
     tf32: bool = False,
 ) -> Float[Tensor, "co k cg"]:
-    """Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
+    """Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``, from
+    ``grad``, the gradient of its output. Raises SL211 for a table entry outside ``[-1, n)``.
 
     A sorted table comes with its ``order`` and its ``tap_blocks``.
     """
@@ -340,7 +362,9 @@ def conv_weight_grad(
 
 
 def _swap_channels(weight: Tensor, groups: int) -> Tensor:
-    """Return ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the transposed weight; a view for one group."""
+    """Return the weight ``[co, k, ci / groups]`` as ``[ci, k, co / groups]``, the weight of the transposed convolution.
+    It is a view for one group.
+    """
     if groups == 1:
         return weight.permute(2, 1, 0)
     co, k, cg = weight.shape
@@ -349,7 +373,9 @@ def _swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 @conv.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradients of a convolution that are needed: of bias, weight and features."""
+    """Return those gradients of ``conv`` (bias, weight and features) that ``needs`` asks for, by name, from ``grad``,
+    the gradient of its output.
+    """
     gradients, here = {}, (saved.table, saved.order, saved.masks)
     groups, reflect, tf32 = saved.groups, saved.reflect, saved.tf32
     if needs.bias:  # what takes scratch comes before what stays: a sum over rows takes 132 MiB on an H200
@@ -374,7 +400,9 @@ def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str,
 
 @conv_weight_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the second gradients of the weight: of the output's gradient and of the features."""
+    """Return the gradients of ``conv_weight_grad`` for its arguments ``grad`` and ``feats``, by name: the second
+    derivatives of a convolution.
+    """
     table, gradients = by_output(saved.table, saved.order), {}
     options = {"groups": saved.groups, "reflect": saved.reflect, "tf32": saved.tf32}
     if needs.grad:

@@ -35,11 +35,15 @@ class _ReceivedCoords(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, feats: Tensor, coords: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a view of ``feats`` and ``coords`` as int32, from coordinates that were sent as floats, since
+        pipelines send gradients for all tensors.
+        """
         ctx.like = coords.new_zeros(()), coords.shape
         return feats.view_as(feats), coords.int()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the features as it is, and zeros for the coordinates."""
         zero, shape = ctx.like
         return grad, zero.expand(shape).contiguous()
 
@@ -63,13 +67,17 @@ class Voxels:
     dtype: torch.dtype = torch.float32
 
     def empty(self, device: torch.device, received: bool) -> tuple[Tensor, Tensor]:
-        """Return features and coordinates without a voxel, as a batch has them or as a stage receives them."""
+        """Return features ``[rows, channels]`` and coordinates of -1 (padding) as an example input of a stage: with
+        gradients and, where needed, coordinates as floats if the stage has ``received`` them from another one.
+        """
         feats = torch.zeros(self.rows, self.channels, dtype=self.dtype, device=device)
         coords = torch.full((self.rows, 1 + len(self.spatial_shape)), -1, dtype=torch.int32, device=device)
         return feats.requires_grad_(received), coords.double() if AS_FLOATS and received else coords
 
     def tensor(self, feats: Tensor, coords: Tensor) -> SparseTensor:
-        """Return the sparse tensor of the tensors from the stage before."""
+        """Return the sparse tensor, padded to a fixed number of rows, of features and coordinates that the stage before
+        has sent.
+        """
         if coords.is_floating_point():
             feats, coords = _ReceivedCoords.apply(feats, coords)
         return SparseTensor(feats, coords, self.spatial_shape, self.batch_size, padded=True)
@@ -79,11 +87,16 @@ class _StageModule(nn.Module):
     """The user's ``module`` with tensors instead of sparse tensors on both sides."""
 
     def __init__(self, module: nn.Module, takes: Sequence[Voxels], last: bool) -> None:
+        """Keep the module of a stage, the shapes of the sparse tensors that it takes, and whether it is the
+        last stage.
+        """
         super().__init__()
         self.module, self.takes, self.last = module, takes, last
 
     def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the outputs of the module as tensors: features and coordinates, or plain tensors."""
+        """Return the outputs of the module as plain tensors. ``tensors`` are features and coordinates of each sparse
+        tensor in turn, and so is each sparse output.
+        """
         pairs = zip(self.takes, tensors[::2], tensors[1::2], strict=True)
         out = self.module(*(voxels.tensor(feats, coords) for voxels, feats, coords in pairs))
         made = tuple(_output_tensors(out if isinstance(out, (tuple, list)) else (out,), self.last))
@@ -91,7 +104,9 @@ class _StageModule(nn.Module):
 
 
 def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
-    """Return each output as tensors that another rank can receive: features and coordinates, or a plain tensor."""
+    """Return the outputs of a stage as tensors that another rank can receive: features and coordinates of sparse
+    tensors, and plain tensors as they are. Raises SL209 for other outputs.
+    """
     made: list[Tensor] = []
     for out in outputs:
         if isinstance(out, SparseTensor):
@@ -104,6 +119,7 @@ def _output_tensors(outputs: Sequence[Any], last: bool) -> list[Tensor]:
 
 
 def _stage_error(got: str, expected: str) -> Exception:
+    """Return the error SL209 of a stage whose outputs the next stage cannot take."""
     fix = "let the module of each stage but the last return a sparse tensor, or a tuple of them"
     return error("SL209", where="a stage of a pipeline", got=got, expected=expected, fix=fix)
 
@@ -111,7 +127,8 @@ def _stage_error(got: str, expected: str) -> Exception:
 def stage(
     module: nn.Module, index: int, stages: int, device: torch.device, takes: Voxels, group: Any = None
 ) -> PipelineStage:
-    """Return a stage for the schedules of ``torch.distributed.pipelining`` (``ScheduleGPipe``, ``Schedule1F1B`` ...).
+    """Return the stage ``index`` of ``stages`` of a pipeline for the schedules of ``torch.distributed.pipelining``
+    (``ScheduleGPipe``, ``Schedule1F1B`` and others).
 
     The module takes the result of the module of the stage before: a sparse tensor or a tuple of them. In the last stage
     it may return tensors, and a sparse tensor becomes ``(feats, coords)`` for ``loss_fn``. Rows whose coordinates are
@@ -154,7 +171,9 @@ def stage(
 
 
 def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
-    """Send the next stage the shapes of its inputs, as numbers in a tensor of a fixed size."""
+    """Send the shapes of ``outputs``, as numbers in a tensor of a fixed size, to the rank of the next stage. Raises
+    SL209 for anything but sparse tensors.
+    """
     if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
         kinds = ", ".join(type(out).__name__ for out in outputs)
         raise _stage_error(f"{len(outputs)} outputs: {kinds}", f"at most {MOST} sparse tensors")
@@ -162,13 +181,14 @@ def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group:
         [*out.feats.shape, out.batch_size, DTYPES.index(out.feats.dtype), *(*out.spatial_shape, 0, 0)[:3]]
         for out in outputs
     ]
+    # A fixed size, so that the receiver needs no message before it.
     told = torch.zeros(MOST, 7, dtype=torch.int64)
     told[: len(lines)] = torch.tensor(lines)
     dist.send(told.to(device), group=group, group_dst=rank)
 
 
 def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels, ...]:
-    """Receive the shapes that the stage before will send."""
+    """Return the shapes of this stage's inputs, received from ``rank``, which has the stage before."""
     told = torch.zeros(MOST, 7, dtype=torch.int64, device=device)
     dist.recv(told, group=group, group_src=rank)
     # Unused lines of the fixed-size message are zeros.
@@ -180,7 +200,8 @@ def _receive_shapes(rank: int, device: torch.device, group: Any) -> tuple[Voxels
 
 
 def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Return ``(feats, coords)`` of ``parts`` micro-batches with equal numbers of scenes and ``rows`` rows, stacked.
+    """Return ``(feats, coords)`` of the scenes of ``x`` as ``parts`` micro-batches, one after the other, each with as
+    many scenes and padded to ``rows`` rows.
 
     ``torch.chunk(t, parts)`` of each are the micro-batches, which is how torch's schedules cut.
 

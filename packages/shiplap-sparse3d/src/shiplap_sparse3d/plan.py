@@ -17,7 +17,8 @@ __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sort
 
 
 def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
-    """Return into how many parts a table is sorted: blocks of few rows share only short runs of taps.
+    """Return into how many parts of its taps a table of ``rows`` rows is sorted, as was fastest: blocks of few rows
+    share only short runs of taps.
 
     ``strided``: a table of outputs that a larger stride reaches, whose rows have fewer neighbours in common.
     Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
@@ -33,7 +34,9 @@ def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
 
 
 def _filled_parts(taps: int, parts: int) -> int:
-    """Return the number of parts that have taps: eight taps in five parts of two leave one part empty."""
+    """Return how many of ``parts`` equal parts of ``taps`` taps have any: eight taps in five parts of two leave one
+    part empty.
+    """
     return -(-taps // -(-taps // parts)) if taps > 0 else parts
 
 
@@ -43,11 +46,12 @@ _most_parts = 1 << 31
 
 
 def set_most_parts(most: int | None) -> int | None:
-    """Sort tables that are built from now on into at most so many parts (None: as many as were the fastest).
+    """Limit the number of parts into which tables that are built from now on are sorted (None: no limit, as many as are
+    fastest), and return the previous limit. Raises SL208 below 1.
 
     A convolution over ``p`` parts keeps ``p`` partial sums of its result in float32 before it adds them: most of its
     peak of memory below 128,000 voxels. Fewer parts take less memory and, where blocks of rows share few taps, more
-    time. Returns the previous setting.
+    time.
     """
     global _most_parts
     before = None if _most_parts == 1 << 31 else _most_parts
@@ -58,9 +62,10 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """Return the fewest parts of a table whose tiles of 64 x 128 give each multiprocessor two.
+    """Return the fewest parts of a table of ``rows`` rows and ``taps`` taps that give each multiprocessor two tiles of
+    64 rows x 128 channels, at most nine.
 
-    More of them than that do not keep the device busier: what they save is taps that a block skips.
+    More parts do not keep the device busier; they let blocks skip more taps.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))
@@ -68,12 +73,12 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Return whether the convolutions of the device run best over sorted tables, as those of GPUs do."""
+    """Return whether convolutions on the tensor's device run best over sorted tables, as those of GPUs do."""
     return tensor.device.type == "cuda"
 
 
 def _known_to_hold(condition: Any) -> bool:
-    """Return whether the condition holds, as far as that is known without a guard on a size."""
+    """Return whether ``condition`` on sizes of a graph is true for all sizes that are possible, without a guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -104,8 +109,8 @@ class Plan:
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """Convolve ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` to ``[m, co]``; ``tf32`` as for matmul by
-        default.
+        """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci / groups]`` over the plan's
+        table. ``tf32`` None is torch's setting for products of matrices.
         """
         back, order, masks = self.back or (None, None, None)
         tf32 = allows_tf32() if tf32 is None else tf32
@@ -127,12 +132,16 @@ class Plan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of the plan, to move, record or mark as dynamic."""
+        """Return all tensors of the plan (table, order and masks of both directions), to move, record or mark as
+        dynamic.
+        """
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
     @property
     def t(self) -> Plan:
-        """Return the plan of the transposed convolution: from outputs to inputs, by the same taps."""
+        """Return the plan of the transposed convolution, from outputs to inputs by the same taps. Tables of the way
+        back are built if they are missing.
+        """
         if self.symmetric:
             # A symmetric table read backwards is its own transpose.
             return replace(self, reflect=not self.reflect)
@@ -143,18 +152,20 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """Return the transpose, built now, with this plan as its way back; sorted if this one is."""
+        """Return the plan from outputs to inputs, built now, with this plan as its way back. It is sorted if this one
+        is.
+        """
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
         return Plan(table, self.table.shape[0], order, masks, back=(self.table, self.order, self.masks))
 
     @property
     def whole(self) -> bool:
-        """Return whether the way back exists or is not needed."""
+        """Return whether the tables of the way back, which gradients read, exist or are not needed."""
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
-        """Return the plan with its way back, which is built if it is missing, for a gradient."""
+        """Return the plan with the tables of its way back, which are built if they are missing, for a gradient."""
         if self.whole:
             return self
         back = self.transposed()
@@ -162,7 +173,9 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """Return the plan over sorted tables, for the masked kernels of GPUs (default: :func:`parts_for`)."""
+        """Return the plan over tables sorted into ``parts`` parts (default: :func:`parts_for`), for the masked kernels
+        of GPUs. A sorted plan is returned unchanged.
+        """
         if self.order is not None:
             return self
         table, order, masks = _sort_tables(self.table, parts)
@@ -171,7 +184,9 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """Return the plan over tables whose rows are in the order of the output."""
+        """Return the plan over tables whose rows are in the order of the outputs, as pooling and exports read them. An
+        unsorted plan is returned unchanged.
+        """
         if self.order is None:
             return self
         back = (ops.by_output(*self.back[:2]), None, None) if self.back is not None else None
@@ -179,5 +194,6 @@ class Plan:
 
 
 def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``table`` sorted into ``parts`` parts (None: :func:`parts_for`), as (table, order, masks)."""
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

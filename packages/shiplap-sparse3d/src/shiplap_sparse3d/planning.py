@@ -36,9 +36,10 @@ def subm_plan(
     run: int = 1 << 18,
     scenes: int = 0,
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
-    """``sort_table(subm_table(coords, spatial_shape, kernel, dilation), parts, run)``. Raises SL211 as those do.
+    """Return the sorted neighbour table of a submanifold convolution: ``sort_table(subm_table(coords, spatial_shape,
+    kernel, dilation), parts, run)``. Raises SL211 as those ops do.
 
-    ``scenes``: how many there are, so that a row of another one is outside; 0 if that is not known.
+    ``scenes`` is the number of scenes, beyond which a row is outside, or 0 if it is not known.
     """
     if scenes:
         check_scenes("subm_plan", coords, scenes)
@@ -87,9 +88,10 @@ def conv_plan(
     Int32[Tensor, "parts_t n"],
     Int32[Tensor, "parts_t b_t"],
 ]:
-    """``sort_table`` of ``conv_table`` in ``parts``, and of its transpose in ``parts_t`` (0: no transpose).
+    """Return the sorted neighbour table of a strided convolution, ``sort_table`` of ``conv_table`` in ``parts`` parts,
+    and that of its transpose in ``parts_t`` parts (0: no transpose).
 
-    Raises SL211 as those do.
+    Raises SL211 as those ops do.
     """
     table = ops.conv_table.reference(coords, out_coords, spatial_shape, kernel, stride, padding, dilation)
     sorted_table: tuple[Tensor, Tensor, Tensor] = ops.sort_table.reference(table, parts, run)

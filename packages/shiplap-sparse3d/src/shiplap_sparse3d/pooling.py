@@ -32,6 +32,9 @@ __all__ = [
 
 
 def _check_table(op: str, table: Tensor, rows: int) -> None:
+    """Raise SL211 for a row of ``table`` with an entry outside of ``[-1, rows)``. ``op`` is the op's name for the
+    message.
+    """
     refuse_rows(op, ((table < -1) | (table >= rows)).any(1), "table row {row} has an entry outside " + f"[-1, {rows})")
 
 
@@ -39,7 +42,8 @@ def _check_table(op: str, table: Tensor, rows: int) -> None:
 
 
 def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the largest of the rows under the taps by channel: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the largest of the rows under the taps, channel by channel: ``feats [n, c]``, ``table [m, k]`` →
+    ``[m, c]``, zeros without a row.
 
     See :func:`max_pool_with_taps`; ``table_t`` is ``transpose_table(table, n)``, built by the gradient if None.
     """
@@ -47,7 +51,8 @@ def max_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 
 
 def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Tensor:
-    """Return the mean of the rows that exist under the taps: ``feats [n, c]``, ``table [m, k]`` → ``[m, c]``.
+    """Return the mean of the input rows that exist under the taps of each output, zeros without one: ``feats [n, c]``,
+    ``table [m, k]`` → ``[m, c]``.
 
     ``torch.nn.AvgPool3d`` divides by the volume of the kernel instead; see :func:`sum_pool`.
     """
@@ -58,9 +63,10 @@ def avg_pool(feats: Tensor, table: Tensor, table_t: Tensor | None = None) -> Ten
 def max_pool_with_taps(
     feats: Float[Tensor, "n c"], table: Int32[Tensor, "m k"], table_t: Int32[Tensor, "n k"] | None = None
 ) -> tuple[Float[Tensor, "m c"], Int16[Tensor, "m c"]]:
-    """Return the largest value under the taps and its tap: of equal ones the first, -1 where there is no hit.
+    """Return the largest value under the taps of each output, channel by channel (0 without a hit), and its tap: of
+    equal values the first, -1 where there is no hit.
 
-    Starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
+    The maximum starts from the first hit and not from zero, so negative values survive; NaN beats every number, as in
     ``torch.nn.MaxPool3d``. The gradient goes to that tap alone (spconv gives it in full to every input that equals the
     output). ``table_t`` is read by the backward only, which builds it if it is None.
     Raises SL211 for a table entry outside ``[-1, n)``.
@@ -79,9 +85,10 @@ def max_pool_with_taps(
 def max_pool_grad(
     grad: Float[Tensor, "m c"], taps: Int16[Tensor, "m c"], table_t: Int32[Tensor, "n k"]
 ) -> Float[Tensor, "n c"]:
-    """Input gradient of ``max_pool_with_taps``: ``out[i] = sum_v grad[t[i, v]]`` over the channels whose tap is ``v``.
+    """Return the gradient of ``max_pool_with_taps`` for its features, ``out[i] = sum_v grad[t[i, v]]`` over the
+    channels whose tap is ``v``. ``t`` is ``table_t``, the transposed table.
 
-    A sum over the transposed table in tap order, so it is the same in each run. Raises SL211 for an entry outside
+    The sum runs in tap order, so it is the same in each run. Raises SL211 for an entry outside
     ``[-1, m)``.
     """
     _check_table("max_pool_grad", table_t, grad.shape[0])
@@ -92,7 +99,9 @@ def max_pool_grad(
 
 @max_pool_with_taps.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of the maxima, added up at the input rows that won."""
+    """Return the gradient of ``max_pool_with_taps`` for its features, by name: each output's gradient is added to the
+    input row that won.
+    """
     if not needs.feats:
         return {}
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
@@ -101,7 +110,9 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 
 @max_pool_grad.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the second gradient: for each output, the one of the input row that won."""
+    """Return the gradient of ``max_pool_grad`` for its argument ``grad``, by name: for each output, the value at the
+    input row that won.
+    """
     if not needs.grad:
         return {}
     if grad.shape[0] == 0 or saved.table_t.shape[1] == 0:
@@ -120,7 +131,8 @@ def sum_pool(
     table_t: Int32[Tensor, "n k"] | None = None,
     average: bool = False,
 ) -> Float[Tensor, "m c"]:
-    """Sum of the rows under the taps, or their ``average``: the sum over the number of hits (zeros without a hit).
+    """Return the sum of the rows under the taps of each output or, if ``average``, their mean over the hits. Outputs
+    without a hit are zeros.
 
     Sums are kept in at least float32. ``table_t`` is read by the backward only, which builds it if it is None.
     Raises SL211 for a table entry outside ``[-1, n)``.
@@ -131,13 +143,17 @@ def sum_pool(
 
 
 def _hits_per_row(table: Tensor, like: Tensor) -> Tensor:
-    """Return ``[m, 1]`` in the dtype of ``like``: hits of each row, at least 1."""
+    """Return ``[m, 1]`` in the dtype of ``like``: the number of entries of each row of ``table`` that are not -1, at
+    least 1.
+    """
     return (table >= 0).sum(1, keepdim=True).clamp_min(1).to(like.dtype)
 
 
 @sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of the sum or mean, brought to the inputs by the transposed table."""
+    """Return the gradient of ``sum_pool`` for its features, by name: the gradient of its output, added up by the
+    transposed table.
+    """
     if not needs.feats:
         return {}
     back = saved.table_t if saved.table_t is not None else transpose_table(saved.table, saved.feats.shape[0])
@@ -153,7 +169,8 @@ for _op in (max_pool_with_taps, max_pool_grad, sum_pool):
 
 
 def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["max", "avg", "sum"] = "avg") -> Tensor:
-    """Return one row a scene: ``feats [n, c]``, ``coords [n, 1 + axes]`` → ``[batch_size, c]``; zeros for empty scenes.
+    """Return the maximum, mean or sum of the rows of each scene: ``feats [n, c]``, ``coords [n, 1 + axes]`` →
+    ``[batch_size, c]``, zeros for empty scenes.
 
     Raises:
         ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
@@ -168,7 +185,7 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
 
 
 def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
-    """Return ``int64 [n]``: scene of each row, ``batch_size`` for padding."""
+    """Return ``int64 [n]``: the scene of each row, ``batch_size`` for padding. Raises SL211 for other scenes."""
     check_scenes(op, coords, batch_size)
     scene = coords[:, 0].long()
     return torch.where(scene < 0, batch_size, scene)
@@ -178,7 +195,8 @@ def _scene_of_rows(op: str, coords: Tensor, batch_size: int) -> Tensor:
 def global_max_pool(
     feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int
 ) -> tuple[Float[Tensor, "batch_size c"], Int32[Tensor, "batch_size c"]]:
-    """Largest value of each scene, channel by channel, and its row: of equal ones the first, -1 without voxels.
+    """Return the largest value of each scene, channel by channel (0 without voxels), and its row: of equal values the
+    first, -1 without voxels.
 
     NaN beats every number. The gradient goes to that row alone. Raises SL211 for a batch index outside
     ``[-1, batch_size)``; -1 marks padding.
@@ -200,7 +218,9 @@ def global_max_pool(
 
 @global_max_pool.backward
 def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of the scenes' maxima, placed at the rows that won."""
+    """Return the gradient of ``global_max_pool`` for its features, by name: each scene's gradient, placed at the row
+    that won.
+    """
     if not needs.feats:
         return {}
     grad, n = grads[0], saved.feats.shape[0]
@@ -213,7 +233,8 @@ def _(grads: tuple[Tensor, Tensor], saved: SimpleNamespace, needs: SimpleNamespa
 def global_sum_pool(
     feats: Float[Tensor, "n c"], coords: Int32[Tensor, "n 4"], batch_size: int, average: bool = False
 ) -> Float[Tensor, "batch_size c"]:
-    """Sum of each scene's rows, or their ``average``; zeros without voxels. Sums are kept in at least float32.
+    """Return the sum of each scene's rows or, if ``average``, their mean. Scenes without voxels are zeros. Sums are
+    kept in at least float32.
 
     Raises SL211 for a batch index outside ``[-1, batch_size)``; -1 marks padding.
     """
@@ -225,7 +246,9 @@ def global_sum_pool(
 
 
 def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
-    """Return ``[batch_size, 1]`` in the dtype of ``like``: rows of each scene, at least 1, exact."""
+    """Return ``[batch_size, 1]`` in the dtype of ``like``: the number of rows of each scene, at least 1, counted in
+    integers.
+    """
     counts = torch.zeros(batch_size + 1, dtype=torch.int64, device=scene.device)
     counts = counts.scatter_add(0, scene, torch.ones_like(scene))[:batch_size, None]
     return counts.clamp_min(1).to(like.dtype)
@@ -233,7 +256,9 @@ def _rows_per_scene(scene: Tensor, batch_size: int, like: Tensor) -> Tensor:
 
 @global_sum_pool.backward
 def _(grad: Tensor, saved: SimpleNamespace, needs: SimpleNamespace) -> dict[str, Tensor]:
-    """Return the gradient of the scenes' sums or means for each of their rows, zeros for padding."""
+    """Return the gradient of ``global_sum_pool`` for its features, by name: that of the scene for each of its rows,
+    zeros for padding.
+    """
     if not needs.feats:
         return {}
     scene = saved.coords[:, 0].long()

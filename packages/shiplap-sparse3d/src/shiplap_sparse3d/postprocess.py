@@ -21,7 +21,7 @@ MAX_TAPS = 32  # bits of a code
 
 
 def _bits_of_codes(codes: Tensor) -> Tensor:
-    """Return ``bool [..., 32]``: the bits of int32 codes, lowest first."""
+    """Return ``bool [..., 32]``: the bits of int32 ``codes``, lowest first."""
     return (codes[..., None] >> torch.arange(MAX_TAPS, device=codes.device) & 1).bool()
 
 
@@ -33,7 +33,8 @@ def _bits_of_codes(codes: Tensor) -> Tensor:
 def masked_gemm_signals(
     table: Int32[Tensor, "n v"],
 ) -> tuple[Int32[Tensor, "n"], Int64[Tensor, "n"], Int32[Tensor, "n*v"], Int32[Tensor, "n*v"], Int64[Tensor, "v+1"]]:
-    """Return the taps that each row hits, an order of the rows by them, and the pairs of each tap.
+    """Return five tensors of a neighbour table: the taps that each row hits as bits, the order of the rows by them, and
+    the input rows, output rows and ends of the pairs of each tap.
 
     ``gray_code`` has bit ``v`` where the row hits tap ``v``; ``sorted_index`` sorts rows by its rank as a Gray code,
     equal ones by row. ``valid_signal_i`` and ``valid_signal_o`` are input and output rows of all pairs, by tap and then
@@ -62,7 +63,8 @@ def masked_gemm_signals(
 def masked_gemm_kernels(
     gray_code: Int32[Tensor, "n"], sorted_index: Int64[Tensor, "n"], block: int
 ) -> tuple[Int32[Tensor, "32*b"], Int32[Tensor, "b+1"]]:
-    """Return, for each ``block`` rows in sorted order, the taps that any of them hits, ascending.
+    """Return, for each block of ``block`` rows in the order ``sorted_index``, the taps that any of its rows hits
+    (ascending, one list for all blocks, then -1), and where each block's taps begin.
 
     Those of block ``i`` are ``valid_kernel[valid_kernel_seg[i] : valid_kernel_seg[i + 1]]``. Raises SL211 for a
     ``sorted_index`` outside ``[0, n)``.

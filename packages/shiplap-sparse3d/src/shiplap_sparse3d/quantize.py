@@ -43,7 +43,8 @@ def sparse_quantize(
     ignore_label: int = -100,
     conflict: Literal["vote", "ignore"] = "vote",
 ) -> QuantizedPoints:
-    """Return the cells of ``points``, with one point and one label for each. :func:`voxelize` takes means instead.
+    """Return the distinct cells of ``points`` (``floor(points / size)``), with the first point and one label for each.
+    :func:`voxelize` takes means of features instead.
 
     Args:
         points: ``[p, d]``, any numbers. Put the scene in front of the cells afterwards, as :func:`collate` does.
@@ -62,6 +63,7 @@ def sparse_quantize(
         raise error("SL201", where=f"{where}, argument 'points'", got=f"{points.dim()} dims", expected="[p, d]")
     if conflict not in ("vote", "ignore"):
         raise error("SL208", where=f"{where}, argument 'conflict'", got=repr(conflict), expected="'vote' or 'ignore'")
+    # Halves are too coarse for cells, and float64 holds every int32.
     wide = torch.promote_types(points.dtype, torch.float32) if points.is_floating_point() else torch.float64
     edge = torch.as_tensor(size, dtype=wide, device=points.device)
     if edge.shape not in ((), (1,), points.shape[1:]) or not bool((edge > 0).all()):
@@ -81,12 +83,15 @@ def sparse_quantize(
 
 
 def _first_of(inverse: Tensor, voxels: int) -> Tensor:
+    """Return ``int64 [voxels]``: the first row of each voxel. ``inverse`` has the voxel of each row."""
     rows = torch.arange(inverse.shape[0], device=inverse.device)
     return torch.full((voxels,), inverse.shape[0], device=inverse.device).scatter_reduce(0, inverse, rows, "amin")
 
 
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
-    """Return ``[m]``: the label of each voxel."""
+    """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` has the voxel of each
+    point. Raises SL204 and SL208 for labels and ``ignore`` values of a wrong kind.
+    """
     if labels.dim() != 1 or labels.is_floating_point():
         got = f"{labels.dtype} {tuple(labels.shape)}"
         raise error("SL204", where="sparse3d.sparse_quantize, argument 'labels'", got=got, expected="integers [p]")
@@ -122,13 +127,16 @@ class PointTensor:
     batch: Tensor | None = None
 
     def __post_init__(self) -> None:
+        """Raise SL201 unless the points are ``[p, 3]``, and SL202 for another number of features."""
         if self.points.dim() != 2 or self.points.shape[1] != 3:
             got = f"shape {tuple(self.points.shape)}"
             raise error("SL201", where="PointTensor, argument 'points'", got=got, expected="[p, 3]")
         check_rows("PointTensor", self.feats, self.points.shape[0])
 
     def voxelize(self, spatial_shape: Axes | None = None, batch_size: int | None = None) -> SparseTensor:
-        """Return the voxels that hold points, with the mean of their features; a grid from 0."""
+        """Return the sparse tensor of the voxels that hold points, with the mean of their features. Cells are counted
+        from coordinate 0.
+        """
         return voxelize(
             self.points,
             self.feats,
@@ -140,7 +148,9 @@ class PointTensor:
         )[0]
 
     def sample(self, x: SparseTensor, mode: Literal["trilinear", "nearest"] = "trilinear") -> PointTensor:
-        """Return these points with the features of ``x`` there, as :func:`grid_sample_3d` reads them."""
+        """Return these points with the features of ``x`` at their positions, as :func:`grid_sample_3d` reads them.
+        Raises SL211 for points of scenes that ``x`` does not have.
+        """
         shape = (x.batch_size, x.feats.shape[1], *x.spatial_shape)
         if self.batch is None:
             return PointTensor(grid_sample_3d(x.feats, x.coords, shape, self.points[None], mode)[0], self.points)

@@ -22,7 +22,9 @@ _FORWARD = CheckpointFunction.forward.__code__
 
 
 def _checkpoint_arguments() -> tuple[Any, ...] | None:
-    """Return the arguments of the running reentrant checkpoint, or None outside of one. Dynamo must not trace this."""
+    """Return the arguments of the reentrant checkpoint whose forward pass is running, or None outside of one. Dynamo
+    must not trace this.
+    """
     # The reentrant forward pass runs without gradients, so the stack need not be walked otherwise.
     if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
@@ -37,25 +39,30 @@ def _checkpoint_arguments() -> tuple[Any, ...] | None:
 
 
 def made_inside() -> bool:
-    """Return whether a tensor that is made now is made in the forward pass of a reentrant checkpoint."""
+    """Return whether the forward pass of a reentrant checkpoint is running, so that a tensor that is made now is made
+    inside of it. In a graph it is False.
+    """
     return not torch.compiler.is_compiling() and _checkpoint_arguments() is not None
 
 
 def inside_checkpoint() -> bool:
-    """Return the same as :func:`made_inside`, for callers outside of compilation."""
+    """Return whether the forward pass of a reentrant checkpoint is running, for callers outside of compilation."""
     return _checkpoint_arguments() is not None
 
 
 def refuse_checkpoint(where: str, x: Any) -> bool:
-    """Raise SL215 if ``x`` crosses the border of the running reentrant checkpoint, as an argument or a result.
+    """Raise SL215 if the sparse tensor ``x`` crosses the border of a reentrant checkpoint, as an argument or as a
+    result: its gradient would be lost.
 
-    Returns whether one is running.
+    Returns whether a reentrant checkpoint is running.
     """
     return not torch.compiler.is_compiling() and refuse_checkpoint_in_eager(where, x)
 
 
 def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
-    """Do the same as ``refuse_checkpoint``, for callers outside of compilation."""
+    """Raise SL215 if the sparse tensor ``x`` crosses the border of a reentrant checkpoint, and return whether one is
+    running: ``refuse_checkpoint`` for callers outside of compilation.
+    """
     given = _checkpoint_arguments()
     if given is None:
         if not (x.checkpointed and torch.is_grad_enabled()):
@@ -69,7 +76,7 @@ def refuse_checkpoint_in_eager(where: str, x: Any) -> bool:
 
 
 def _is_in_arguments(kind: type, value: Any) -> bool:
-    """Return whether an object of ``kind`` is among nested arguments."""
+    """Return whether an object of the class ``kind`` is ``value`` or, at any depth, in its tuples, lists and dicts."""
     if isinstance(value, (tuple, list, dict)):
         return any(_is_in_arguments(kind, v) for v in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, kind)

@@ -22,14 +22,17 @@ def batch_norm(
     eps: float,
     total: Total = lambda part: part,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, and these.
+    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), with zeros for
+    the other rows, and these statistics.
 
     The statistics are the number of rows, their mean and their biased variance. ``total`` sums over all processes that
     share them. Deviations are taken from the mean of all, so a process with few rows loses no digits.
     """
     wide = feats.to(torch.promote_types(feats.dtype, torch.float32))
+    # One tensor, so that processes exchange one message for both.
     sums = torch.cat([keep.sum()[None].to(wide.dtype), torch.where(keep, wide, 0).sum(0)])
     voxels, *_ = sums = total(sums)
+    # Without any row the mean is zero, and not NaN.
     count = voxels.detach().clamp_min(1)
     mean = sums[1:] / count
     centred = torch.where(keep, wide - mean, 0)
@@ -42,23 +45,29 @@ def batch_norm(
 def update_running_stats(
     running_mean: Tensor, running_var: Tensor, step: Tensor | float, voxels: Tensor, mean: Tensor, var: Tensor
 ) -> None:
-    """Move the running statistics by ``step`` towards those of :func:`batch_norm`, unless there was no row."""
+    """Move the running statistics in place by the share ``step`` towards those of :func:`batch_norm` (with the unbiased
+    variance), unless there was no row.
+    """
+    # As in torch, running variances are unbiased, and those of the batch are not.
     unbiased = var * voxels.clamp_min(1) / (voxels - 1).clamp_min(1)
     for running, seen in ((running_mean, mean), (running_var, unbiased)):
         moved = running + (seen.to(running.dtype) - running) * step
+        # A selection and no branch, since a graph does not know the number of rows.
         running.copy_(torch.where(voxels > 0, moved, running))
 
 
 def running_norm(
     feats: Tensor, mean: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float
 ) -> Tensor:
-    """Return ``feats [n, c]`` normalised by running statistics. ``conv_norm_sparse3d`` looks for this computation."""
+    """Return ``feats [n, c]`` normalised by the statistics ``mean`` and ``var``, scaled and shifted. The rewrite
+    ``conv_norm_sparse3d`` matches this computation.
+    """
     wide = feats.to(torch.promote_types(feats.dtype, mean.dtype))
     return scale_and_shift(wide - mean, var, scale, shift, eps).to(feats.dtype)
 
 
 def scale_and_shift(centred: Tensor, var: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float) -> Tensor:
-    """Return ``centred / sqrt(var + eps) * scale + shift``, with what there is of the last two."""
+    """Return ``centred / sqrt(var + eps) * scale + shift``, without the factor or the summand that is None."""
     out = centred * torch.rsqrt(var + eps)
     out = out if scale is None else out * scale
     return out if shift is None else out + shift
@@ -75,7 +84,9 @@ def functional_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``torch.nn.functional.batch_norm`` of the rows to ``keep`` ``[n, 1]``, for any number of rows."""
+    """Return ``torch.nn.functional.batch_norm`` of the rows to ``keep`` (``bool [n, 1]``), without a branch on the
+    number of rows, and update the running statistics in training.
+    """
     if not training and running_mean is not None and running_var is not None:
         return running_norm(feats, running_mean, running_var, weight, bias, eps)
     out, *seen = batch_norm(feats, keep, weight, bias, eps)
@@ -87,8 +98,9 @@ def functional_batch_norm(
 def functional_group_norm(
     feats: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """``torch.nn.functional.group_norm`` of rows ``[n, c]``, for any number of rows."""
+    """Return ``torch.nn.functional.group_norm`` of rows ``[n, c]``, without a branch on the number of rows."""
     groups = feats.reshape(feats.shape[0], num_groups, feats.shape[1] // num_groups)
+    # Each group of a row has statistics of its own, as a layer norm has for a row.
     out = torch.nn.functional.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)
     out = out if weight is None else out * weight
     return out if bias is None else out + bias

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Bool, Int64
@@ -17,14 +16,16 @@ __all__ = ["cells_in_use", "chosen_rows", "rows_where"]
 
 @sl.op("sparse3d::chosen_rows", bounds={"m": "n"})
 def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
-    """Return the numbers of the rows where ``mask`` is true, ascending. A GPU has to be waited for."""
+    """Return the numbers of the rows where ``mask`` is true, ascending. An op, so that a graph knows that there are at
+    most ``n``. A GPU has to be waited for.
+    """
     return mask.nonzero()[:, 0]
 
 
 def rows_where(mask: Tensor) -> Tensor:
     """Return ``chosen_rows``, in an exported program by an operator of torch."""
     if not runs_without_python(mask):
-        return cast("Tensor", chosen_rows(mask))
+        return chosen_rows(mask)
     rows = mask.nonzero()[:, 0]
     torch._check(rows.shape[0] <= mask.shape[0])
     return rows
@@ -32,23 +33,29 @@ def rows_where(mask: Tensor) -> Tensor:
 
 @chosen_rows.kernel("cpu", name="torch")
 def _(mask: Tensor) -> Tensor:
+    """Return the numbers of the rows where ``mask`` is true, ascending: the CPU kernel of ``chosen_rows``."""
     return mask.nonzero()[:, 0]
 
 
 @chosen_rows.kernel("cuda", name="torch")
 def _(mask: Tensor) -> Tensor:
+    """Return the numbers of the rows where ``mask`` is true, ascending: the CUDA kernel of ``chosen_rows``."""
     return mask.nonzero()[:, 0]
 
 
 def cells_in_use(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the nonzero cells of ``[b, *spatial, c]``: ``int32 [n, 1 + axes]`` ascending, and their ``[n, c]``."""
+    """Return the cells of the dense tensor ``rows [b, *spatial, c]`` in which any channel is not zero:
+    ``int32 [n, 1 + axes]`` ascending, and their features ``[n, c]``.
+    """
     flat = rows.flatten(0, -2)
     chosen = rows_where((flat != 0).any(1))
     return torch.stack(_unravel_numbers(chosen, rows.shape[:-1]), 1).int(), flat.index_select(0, chosen)
 
 
 def _unravel_numbers(numbers: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Return the index along each axis for flat numbers of an array of these sizes."""
+    """Return the index along each axis of the flat ``numbers`` of an array with these ``sizes``, the last axis
+    fastest.
+    """
     columns = []
     for size in reversed(sizes):
         columns.append(numbers % size)

@@ -16,13 +16,13 @@ SCENES = 2
 
 
 def _choose_grid(rows: int) -> list[int]:
-    """Return a grid whose scenes hold ``rows`` voxels at about a third of its cells."""
+    """Return three grid sizes such that ``rows`` voxels in ``SCENES`` scenes fill about a third of the cells."""
     edge = max(3, math.ceil((3 * rows / SCENES) ** (1 / 3)))
     return [edge + 1, edge, edge + 2]
 
 
 def _draw_voxels(rng: Generator, rows: int, grid: list[int], device: Any) -> Tensor:
-    """Return ``int32 [rows, 4]``: distinct voxels, unsorted."""
+    """Return ``int32 [rows, 4]``: random distinct voxels of ``SCENES`` scenes of ``grid``, unsorted."""
     # A permutation of cell numbers gives distinct voxels.
     cells = torch.randperm(SCENES * math.prod(grid), generator=rng)[:rows]
     z, rest = cells % grid[2], cells // grid[2]
@@ -34,7 +34,9 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return ``int32 [outputs, taps]``: about half the entries set, no input twice under one tap."""
+    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs``, about half of its entries -1, with
+    no input twice under one tap. Large square tables are those of a surface.
+    """
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
         sheet = outputs == inputs >= MANY and edge % 2 == 1 and edge**3 == taps
@@ -49,7 +51,7 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
-    """Return neighbours on a wavy surface two voxels thick.
+    """Return the submanifold table ``int32 [rows, edge**3]`` of voxels on a wavy surface two voxels thick.
 
     Only on such tables does the tuner see the time that skipped taps save.
     """
@@ -63,7 +65,9 @@ def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
 
 
 def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return entries by a cheap permutation for each tap: an odd multiple modulo a power of two."""
+    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs`` or -1, from a cheap permutation for
+    each tap: an odd multiple modulo a power of two.
+    """
     span = 1 << (2 * max(outputs, inputs) - 1).bit_length()
     odd, shift = (torch.randint(0, span // 2, (taps,), generator=rng).to(device) for _ in range(2))
     entries = (torch.arange(outputs, device=device)[:, None] * (2 * odd + 1) + shift) % span
@@ -71,13 +75,15 @@ def _draw_spread_table(rng: Generator, outputs: int, inputs: int, taps: int, dev
 
 
 def _triple_of(sizes: dict[str, Any], name: str, default: list[int], least: int = 1) -> list[int]:
-    """Return a size per axis, at least ``least``, or the default."""
+    """Return the three numbers ``sizes[name]``, each at least ``least``, or ``default`` if there are no three."""
     value = list(sizes.get(name) or ())
     return [max(least, v) for v in value] if len(value) == 3 else default
 
 
 def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return kernel, stride, padding and dilation of small windows."""
+    """Return kernel (at most 5 cells), stride, padding and dilation from ``sizes``, by default 3, 2, 1 and 1 on each
+    axis.
+    """
     kernel = [min(5, k) for k in _triple_of(sizes, "kernel", [3, 3, 3])]
     # More padding than a kernel covers would give outputs that no input reaches.
     padding = [min(p, k - 1) for p, k in zip(_triple_of(sizes, "padding", [1, 1, 1], 0), kernel, strict=True)]
@@ -85,7 +91,7 @@ def _draw_window(sizes: dict[str, Any]) -> tuple[list[int], list[int], list[int]
 
 
 def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Return normal values; large tensors are drawn on their device."""
+    """Return normal random values of ``shape``. Large tensors are drawn on their device."""
     if math.prod(shape) < 2**20:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(device=device, dtype=dtype)
     # Large tensors are drawn on the device, from a seed of the given generator.
@@ -94,18 +100,21 @@ def _draw_normal(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, dev
 
 
 def _round_if_tf32(tf32: bool, *values: Tensor) -> list[Tensor]:
-    """Round values to bfloat16 if the op may compute in TF32, whose products of such values are exact."""
+    """Return ``values``, rounded to bfloat16 if ``tf32``: products of such values are exact in TF32, so results can be
+    compared.
+    """
     return [v.bfloat16().to(v.dtype) for v in values] if tf32 else [*values]
 
 
 @ops.unique_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return the argument of ``unique_coords``: rows of small numbers, many of them equal."""
     return (torch.randint(-3, 4, (sizes["n"], 4), generator=rng, dtype=torch.int32).to(device),)
 
 
 @ops.segment_mean.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return rows, the segment of each row, and the number of rows in each segment."""
+    """Return arguments of ``segment_mean``: rows, the segment of each row, and the number of rows in each segment."""
     segments = sizes["m"]
     # Without a segment no row can have an index.
     rows = sizes["n"] if segments else 0
@@ -116,7 +125,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.subm_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return voxels and their grid, and the kernel and dilation of a window."""
+    """Return arguments of ``subm_table``: voxels, their grid, and the kernel and dilation of a window."""
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
@@ -124,12 +133,15 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.out_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``out_coords``: voxels, their grid, and a window."""
     grid = _choose_grid(sizes["n"])
     return _draw_voxels(rng, sizes["n"], grid, device), grid, *_draw_window(sizes)
 
 
 def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_table``."""
+    """Return arguments of ``conv_table``: input voxels, output voxels in the output grid, the input grid, and the
+    window.
+    """
     kernel, stride, padding, dilation = _draw_window(sizes)
     grid = _choose_grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
     grid = [g + d * (k - 1) for g, d, k in zip(grid, dilation, kernel, strict=True)]
@@ -140,33 +152,38 @@ def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) ->
 
 @ops.conv_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``conv_table``: input voxels, output voxels, the input grid, and the window."""
     return _conv_table_arguments(rng, sizes, device)
 
 
 @ops.transpose_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``transpose_table``: a neighbour table, and the number of its inputs."""
     return _draw_table(rng, sizes["m"], sizes["rows"], sizes["k"], device), sizes["rows"]
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``table`` in the form for GPUs: (table, order, masks)."""
+    """Return ``table`` sorted into ``parts`` parts, the form for GPUs: (table, order, masks)."""
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Return enough parts for the taps, otherwise as many as asked for."""
+    """Return a valid number of parts for ``sizes["k"]`` taps: ``sizes[name]``, within the limits that a part can hold
+    and that there are taps.
+    """
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
 
 @ops.sort_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``sort_table``: a neighbour table, the number of parts, and the length of a run."""
     return _draw_table(rng, sizes["m"], sizes["m"], sizes["k"], device), _choose_parts(sizes), sizes["run"]
 
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return voxels and their grid, a window, and the parts, run and scenes of the plan."""
+    """Return arguments of ``subm_plan``: voxels and their grid, a window, and the parts, run and scenes of the plan."""
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     parts = _choose_parts({**sizes, "k": math.prod(kernel)})
@@ -176,14 +193,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return the arguments of a convolution's table, and the parts and run of its two plans."""
+    """Return arguments of ``conv_plan``: those of ``conv_table``, and the parts and run of its two plans."""
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
     return *_conv_table_arguments(rng, sizes, device), _choose_parts(sizes), back, sizes["run"]
 
 
 def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes."""
+    """Return ``(groups, ci, co, channels of a group)`` near the requested sizes, so that the groups divide both numbers
+    of channels.
+    """
     # Every group needs a channel on both sides.
     groups = max(1, min(sizes["groups"], sizes["ci"], sizes["co"]))
     ci, co = (sizes[name] // groups * groups for name in ("ci", "co"))
@@ -192,7 +211,9 @@ def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return tensors and options of a convolution, its tables sorted where no part of that is absent."""
+    """Return arguments of ``conv``: tensors and options, with sorted tables where no part of those is in
+    ``sizes["absent"]``.
+    """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _choose_channels(sizes)
     table: Tensor = _draw_table(rng, m, n, k, device)
@@ -212,7 +233,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return a gradient, features and a table, sorted with its blocks where no part of that is absent."""
+    """Return arguments of ``conv_weight_grad``: a gradient, features and a table, sorted with its blocks where no part
+    of that is in ``sizes["absent"]``.
+    """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _choose_channels(sizes)
     values = (_draw_normal(rng, shape, dtype, device) for shape in ((m, co), (n, ci)))
@@ -227,7 +250,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.tap_blocks.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return random masks with bits for the taps of a part only, and the number of taps."""
+    """Return arguments of ``tap_blocks``: random masks with bits for the taps of a part only, and the number of
+    taps.
+    """
     taps = sizes["taps"]
     parts = max(1, sizes["parts"], -(-taps // ops.MAX_PART))
     # Masks have bits for the taps of a part only.
@@ -239,24 +264,29 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
-    """Return values whose maxima are below zero. Equal ones have no derivative and are left to the tests."""
+    """Return random values below zero, so that maxima that start from zero would be found out. Equal ones, which have
+    no derivative, are left to the tests.
+    """
     return -_draw_normal(rng, shape, dtype, device).abs()
 
 
 def _pool_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
-    """Return a table for pooling, and its transpose."""
+    """Return a neighbour table for pooling, and its transpose."""
     table: Tensor = _draw_table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
 
 @pooling.max_pool_with_taps.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``max_pool_with_taps``: features below zero, a neighbour table and its transpose."""
     return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_pool_arguments(rng, sizes, device)
 
 
 @pooling.max_pool_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return a gradient, the taps that won in a max pooling, and the transposed table."""
+    """Return arguments of ``max_pool_grad``: a gradient, the taps that won in a max pooling, and the transposed
+    table.
+    """
     table, back = _pool_arguments(rng, sizes, device)
     feats = _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device)
     taps = pooling.max_pool_with_taps.reference(feats, table)[1]
@@ -265,7 +295,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @pooling.sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return features, a table for pooling and its transpose, and whether to average."""
+    """Return arguments of ``sum_pool``: features, a neighbour table and its transpose, and whether to average."""
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
         *_pool_arguments(rng, sizes, device),
@@ -274,7 +304,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, int]:
-    """Return rows in any order, one in a few of them padding."""
+    """Return rows ``int32 [n, 4]`` of random scenes in any order, some of them padding (-1), and the number of
+    scenes.
+    """
     count = max(1, sizes["batch_size"])
     batch = torch.randint(-1, count, (sizes["n"], 1), generator=rng)
     cells = torch.randint(0, 9, (sizes["n"], 3), generator=rng)
@@ -283,12 +315,17 @@ def _draw_scenes(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Te
 
 @pooling.global_max_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``global_max_pool``: features below zero, the scenes of their rows, and the number of
+    scenes.
+    """
     return _draw_negative(rng, (sizes["n"], sizes["c"]), dtype, device), *_draw_scenes(rng, sizes, device)
 
 
 @pooling.global_sum_pool.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return features, the scenes of their rows, and whether to average."""
+    """Return arguments of ``global_sum_pool``: features, the scenes of their rows, their number, and whether to
+    average.
+    """
     return (
         _draw_normal(rng, (sizes["n"], sizes["c"]), dtype, device),
         *_draw_scenes(rng, sizes, device),
@@ -298,7 +335,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @norms.norm_relu.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Variances from 0.5 to 1.5 and a little more than nothing added to them."""
+    """Return arguments of ``norm_relu``: features and statistics with variances from 0.5 to 1.5, and a small
+    ``eps``.
+    """
     c = sizes["c"]
     mean, weight, bias = (_draw_normal(rng, (c,), dtype, device) for _ in range(3))
     var = (torch.rand(c, generator=rng) + 0.5).to(dtype).to(device)
@@ -310,16 +349,20 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.out_coords_bounded.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
+    """Return arguments of ``out_coords_bounded``: voxels, their grid, a window, and a capacity."""
     return _bounded_arguments(rng, sizes, device)
 
 
 def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Return as many voxels, between padding, as reach no more than the capacity."""
+    """Return arguments of ``out_coords_bounded``: voxels between padding, as many as reach no more outputs than the
+    capacity, their grid, a window, and the capacity.
+    """
     grid, window = _choose_grid(sizes["n"]), _draw_window(sizes)
     coords = _draw_voxels(rng, sizes["n"], grid, device)
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
 
     def reached(rows: int) -> int:
+        """Return the number of output voxels that the first ``rows`` voxels reach."""
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
     # The number of outputs grows with the rows, so a binary search finds the most that fit.
@@ -330,19 +373,23 @@ def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tu
 
 @bounded.reached_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """As ``out_coords_bounded`` has them."""
+    """Return arguments of ``reached_keys``: those of ``out_coords_bounded``."""
     return _bounded_arguments(rng, sizes, device)
 
 
 @bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """As ``out_coords_bounded`` has them, whose scenes may be too many."""
+    """Return arguments of ``first_voxels``: those of ``out_coords_bounded``, and a number of scenes that may be too
+    small.
+    """
     return *_bounded_arguments(rng, sizes, device), sizes["scenes"]
 
 
 @bounded.voxels_of_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Keys of distinct voxels in any order, then some of padding."""
+    """Return arguments of ``voxels_of_keys``: keys of distinct voxels in any order, an eighth of them padding behind
+    the others, and the grid.
+    """
     grid = _choose_grid(sizes["m"])
     keys = torch.randperm(SCENES * math.prod(grid), generator=rng)[: sizes["m"]]
     keys[sizes["m"] - sizes["m"] // 8 :] = bounded.NO_KEY
@@ -353,7 +400,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct: bool) -> Tensor:
-    """Return rows of a scene and coordinates around zero."""
+    """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero, ``distinct`` or with repeats."""
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))
     cells = SCENES * edge ** (columns - 1) if columns > 1 else max(rows, 1)
     at = torch.randperm(cells, generator=rng)[:rows] if distinct else torch.randint(cells, (rows,), generator=rng)
@@ -365,7 +412,7 @@ def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct
 
 
 def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, list[int]]:
-    """Return offsets, those of the scene zero, and a stride."""
+    """Return random offsets ``int32 [k, d]``, 0 in the scene's column, and a stride for each column."""
     taps = torch.randint(-2, 3, (sizes["k"], sizes["d"]), generator=rng)
     taps[:, 0] = 0
     # Scalars follow from the sizes, so that two samples of one size differ in their tensors only.
@@ -374,7 +421,9 @@ def _draw_step(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tens
 
 @offsets.offset_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return distinct voxels with padding, outputs with repeats, offsets, and a stride."""
+    """Return arguments of ``offset_table``: distinct voxels with padding, outputs with repeats, offsets, and a
+    stride.
+    """
     coords = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=True)
     coords[: sizes["n"] // 8] = -1
     return coords, _draw_rows(rng, sizes["m"], sizes["d"], device, distinct=False), *_draw_step(rng, sizes, device)
@@ -382,7 +431,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @offsets.offset_cells.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return voxels with repeats, offsets, a stride, the bounds of outputs, and the direction."""
+    """Return arguments of ``offset_cells``: voxels with repeats, offsets, a stride, the bounds of outputs, and the
+    direction.
+    """
     coords, axes = _draw_rows(rng, sizes["n"], sizes["d"], device, distinct=False), sizes["d"] - 1
     bounds = [0, *[-5] * axes], [SCENES, *[9] * axes]
     return coords, *_draw_step(rng, sizes, device), *bounds, sizes["transposed"]

@@ -15,7 +15,7 @@ from shiplap_sparse3d.tensor import SparseTensor, cat
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return the batch of ``samples``, one a scene: the ``collate_fn`` of a ``DataLoader``.
+    """Return the batch of ``samples``, each of which becomes a scene: the ``collate_fn`` of a ``DataLoader``.
 
     Sparse tensors become one with as many scenes. Cells, ``int32 [n_i, d]``, get the number of their scene as the first
     column and are joined, as the coordinates of a ``SparseTensor``. Other tensors of at least one dim are joined along
@@ -49,14 +49,18 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _check_structure(found: Sequence[Any]) -> None:
-    """Raise SL202 where the samples to collate differ in structure."""
+    """Raise SL202 unless all elements of ``found``, which describe the structure of each sample to collate, are
+    equal.
+    """
     if any(other != found[0] for other in found):
         got = ", ".join(map(str, dict.fromkeys(map(str, found))))
         raise error("SL202", where="sparse3d.collate", got=f"samples with {got}", expected="samples of one structure")
 
 
 def _join_rows(samples: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all samples; coordinates get the number of their sample as a first column."""
+    """Return the rows of all samples as one tensor. Coordinates (``int32`` matrices) get the number of their sample as
+    a first column. Raises SL202 for samples that differ in more than their rows.
+    """
     first = samples[0]
     if any(sample.dim() != first.dim() or sample.shape[1:] != first.shape[1:] for sample in samples):
         got = ", ".join(str(tuple(sample.shape)) for sample in samples)
@@ -67,7 +71,8 @@ def _join_rows(samples: Sequence[Tensor]) -> Tensor:
 
 
 def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Return the sum of sparse tensors on any voxels of one grid: zeros are added where a voxel is missing.
+    """Return the sum of sparse tensors on any voxels of one grid, on the union of their voxels. Zeros are added where a
+    voxel is missing.
 
     Voxels are in ascending (batch, x, y, z) order, unless all tensors are on the same ones. How many there are is up to
     the data, so a GPU has to be waited for.
@@ -100,9 +105,9 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
-    """Return the voxels in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
+    """Return the voxels of ``x`` in the box of cells from ``low`` up to, and without, ``high``, on the same grid.
 
-    Each is an int, or one for each axis. A padded tensor keeps its rows.
+    ``low`` and ``high`` are an int, or one for each axis. A padded tensor keeps its rows.
     """
     ndim = x.geometry.ndim
     bounds = [torch.tensor(per_axis(value, name, ndim)) for value, name in ((low, "low"), (high, "high"))]
@@ -112,9 +117,11 @@ def crop(x: SparseTensor, low: Axes, high: Axes) -> SparseTensor:
 
 
 def neighbor_indexes(x: SparseTensor, kernel_size: Axes = 3, dilation: Axes = 1) -> Tensor:
-    """Return ``int32 [n, k]``: the row of the voxel under each tap of a submanifold kernel, or -1.
+    """Return ``int32 [n, k]``: the row of the voxel under each tap of a kernel centred on each voxel, or -1 where there
+    is none.
 
     Taps are in the order of the weights, the last axis fastest: ``feats[indexes]`` are the neighbours of each voxel.
     """
+    # Row numbers have no gradient, so the tables of the way back are not needed.
     table: Tensor = x.geometry.subm(kernel_size, dilation, back=False).unsorted().table
     return table

@@ -39,7 +39,9 @@ _DECODE = ("bits <= 21", *(condition for condition in _CURVE if "width" not in c
 
 
 def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: int) -> tuple[Tensor, list[Tensor]]:
-    """Return batch and axes, the most significant one first; zeros for padding."""
+    """Return the scene of each voxel, and its coordinates in the order ``axes``, the most significant first, with zeros
+    for padding. Raises SL211 for rows that do not fit a code of ``width`` bits.
+    """
     coords = coords.long()
     padding, scenes = coords[:, 0] == -1, min(MAX_BATCH, 2 ** (width - 3 * bits))
     fits = (coords[:, 0] >= 0) & (coords[:, 0] < scenes)
@@ -51,7 +53,9 @@ def _curve_columns(op: str, coords: Tensor, bits: int, axes: list[int], width: i
 
 
 def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
-    """Return codes that hold one bit of each of three columns in turn."""
+    """Return codes ``int64 [n]`` that hold one bit of each of three columns in turn, ``bits`` bits of each. The first
+    column is the most significant.
+    """
     code = torch.zeros_like(columns[0])
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -61,7 +65,9 @@ def _interleave_bits(columns: list[Tensor], bits: int) -> Tensor:
 
 
 def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
-    """Return the three columns whose bits the codes hold in turn."""
+    """Return the three columns, of ``bits`` bits each, whose bits the codes hold in turn: the inverse of
+    ``_interleave_bits``.
+    """
     columns = [torch.zeros_like(code) for _ in range(3)]
     for bit in range(bits):
         for place, column in enumerate(reversed(columns)):
@@ -70,25 +76,30 @@ def _deinterleave_bits(code: Tensor, bits: int) -> list[Tensor]:
 
 
 def _encode_columns(coords: Tensor, batch: Tensor, columns: list[Tensor], bits: int) -> Tensor:
+    """Return the codes ``int64 [n]``: the scene above the interleaved bits of three columns, or -1 for padding."""
     return torch.where(coords[:, 0] == -1, -1, batch << 3 * bits | _interleave_bits(columns, bits))
 
 
 def _decode_columns(codes: Tensor, columns: list[Tensor], bits: int, axes: list[int]) -> Tensor:
-    """Return ``int32 [n, 4]``: scene and axes of each code, rows of -1 for padding."""
+    """Return the voxels ``int32 [n, 4]`` of codes: the scene in the upper bits, and the coordinates ``columns``, which
+    come in the order ``axes``. Codes of -1 give rows of -1.
+    """
     xyz = [columns[axes.index(axis)] for axis in range(3)]
     rows = torch.stack([codes >> 3 * bits, *xyz], 1)
     return torch.where(codes[:, None] == -1, -1, rows).int()
 
 
 def _check_codes(op: str, codes: Tensor, bits: int) -> None:
-    """Raise SL211 for a code below -1, or one whose scene is out of range."""
+    """Raise SL211 for a code below -1, or one whose scene is beyond int32. ``op`` is the op's name for the message."""
     refuse_rows(
         op, (codes < -1) | (codes >> 3 * bits >= MAX_BATCH), "codes[{row}] is no code of " + f"{bits} bits an axis"
     )
 
 
 def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
-    """Apply one step of Skilling's algorithm: invert the low bits of the first axis, or exchange them with ``axis``."""
+    """Apply one step of Skilling's algorithm to the columns ``x`` in place: where ``bit`` of the column ``axis`` is
+    set, invert the lower bits of the first column, and otherwise exchange those of the two.
+    """
     low = (1 << bit) - 1
     flip = (x[axis] >> bit & 1).bool()
     swap = torch.where(flip, 0, (x[0] ^ x[axis]) & low)
@@ -97,7 +108,9 @@ def _exchange_bits(x: list[Tensor], axis: int, bit: int) -> None:
 
 
 def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Convert axes to a transposed Hilbert index (J. Skilling, "Programming the Hilbert curve", 2004)."""
+    """Return the columns ``x`` of coordinates as a transposed Hilbert index (J. Skilling, "Programming the Hilbert
+    curve", 2004), whose interleaved bits are the index.
+    """
     x = list(x)
     for bit in range(bits - 1, 0, -1):
         for axis in range(3):
@@ -111,7 +124,7 @@ def _to_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 
 
 def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
-    """Convert a transposed Hilbert index to axes."""
+    """Return the columns of coordinates of a transposed Hilbert index ``x``: the inverse of ``_to_hilbert``."""
     x = list(x)
     last = x[2] >> 1
     x[2] = x[2] ^ x[1]
@@ -130,14 +143,18 @@ def _from_hilbert(x: list[Tensor], bits: int) -> list[Tensor]:
 def z_order_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis."""
+    """Return the Z-order codes of voxels, the scene above ``bits`` interleaved bits an axis, of at most ``width`` bits,
+    and -1 for padding. Raises SL211 for rows that do not fit.
+    """
     batch, columns = _curve_columns("z_order_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, columns, bits)
 
 
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Z-order codes. Raises SL211 for codes whose batch is no int32."""
+    """Return the voxels of Z-order codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for
+    codes whose scene is no int32.
+    """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
 
@@ -146,14 +163,18 @@ def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) 
 def hilbert_encode(
     coords: Int32[Tensor, "n 4"], bits: int, axes: list[int] = XYZ, width: int = 63
 ) -> Int64[Tensor, "n"]:
-    """Return Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does."""
+    """Return the Hilbert codes of voxels, the scene above ``bits`` bits an axis, of at most ``width`` bits, and -1 for
+    padding. Raises SL211 for rows that do not fit.
+    """
     batch, columns = _curve_columns("hilbert_encode", coords, bits, axes, width)
     return _encode_columns(coords, batch, _to_hilbert(columns, bits), bits)
 
 
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
-    """Return the voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does."""
+    """Return the voxels of Hilbert codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for
+    codes whose scene is no int32.
+    """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)
 
@@ -168,7 +189,8 @@ _MODES = {"z_order": (z_order_encode, z_order_decode), "hilbert": (hilbert_encod
 
 
 def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return codes of voxels along a curve, ``int32 [n]`` where 31 bits hold them and ``int64 [n]`` otherwise.
+    """Return the codes of voxels along a space-filling curve, which sort near voxels near each other, ``int32 [n]`` if
+    31 bits hold all codes of ``shape``, and otherwise ``int64 [n]``.
 
     Args:
         coords: ``int32 [n, 4]`` rows (batch, x, y, z).
@@ -186,14 +208,18 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
 
 
 def decode_seq(codes: Tensor, shape: Sequence[int], mode: str = "z_order", axes: str = "xyz") -> Tensor:
-    """Return ``int32 [n, 4]``: the voxels that :func:`encode_seq` gave ``codes`` (int32 or int64)."""
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of the ``codes`` (int32 or int64) that :func:`encode_seq`
+    returned for the same shape, mode and axes.
+    """
     _, decode, order = _check_curve(mode, axes)
     coords: Tensor = decode(codes.long(), _code_layout(shape)[0], order)
     return coords
 
 
 def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
-    """Return the two ops of a curve and the order of its axes, or raise SL208 for an unknown one."""
+    """Return the encoding and the decoding op of the curve ``mode``, and the order of its axes as numbers. Raises SL208
+    for an unknown curve or order.
+    """
     if mode not in _MODES:
         raise error("SL208", where="sparse3d serialization", got=f"mode {mode!r}", expected=" or ".join(_MODES))
     if sorted(axes) != ["x", "y", "z"]:
@@ -202,7 +228,9 @@ def _check_curve(mode: str, axes: str) -> tuple[sl.Op, sl.Op, list[int]]:
 
 
 def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the bits of an axis and of a code."""
+    """Return the bits of an axis and of a whole code (31 or 63) that hold all voxels of ``shape`` (batches, channels,
+    X, Y, Z). Raises SL208 for other forms and for more bits.
+    """
     if len(shape) != 5 or min(shape[0], *shape[2:]) < 1:
         raise error(
             "SL208",
@@ -212,6 +240,7 @@ def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
         )
     bits = (max(int(s) for s in shape[2:]) - 1).bit_length()
     used = 3 * bits + (int(shape[0]) - 1).bit_length()
+    # Three axes of 21 bits fill the 63 bits of a positive int64.
     if bits > 21 or used > 63:
         raise error(
             "SL208",
@@ -219,4 +248,5 @@ def _code_layout(shape: Sequence[int]) -> tuple[int, int]:
             got=f"{used} bits for shape {tuple(shape)}",
             expected="at most 21 bits an axis and 63 in all",
         )
+    # Codes of 31 bits fit into int32, which halves their memory.
     return bits, 31 if used <= 31 else 63

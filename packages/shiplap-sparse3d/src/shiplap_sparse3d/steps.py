@@ -42,7 +42,7 @@ class StepWindow(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """Return the grid that the step leads to."""
+        """Return the output grid of the step from ``grid``, at least 0 cells an axis."""
         if self.output_padding is None:
             return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -50,7 +50,9 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(sizes))
 
     def grid_before(self, grid: Triple, reached: Triple) -> Triple:
-        """Return a grid of inputs that holds ``grid``, and whose step has the cells of ``reached`` at least."""
+        """Return the smallest input grid that contains ``grid`` and from which the step leads to a grid of at least
+        ``reached``.
+        """
         axes = zip(self.kernel, self.padding, self.dilation, strict=True)
         around = [d * (k - 1) + 1 - 2 * p for k, p, d in axes]
         if self.output_padding is None:
@@ -61,7 +63,7 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(map(max, grid, least)))
 
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return the largest number of voxels that ``rows`` of them can reach."""
+        """Return the largest number of voxels that ``rows`` voxels can reach."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
@@ -73,8 +75,8 @@ class StepWindow(NamedTuple):
 
 @built_outside_modes
 def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
-    """Return the voxels that those at ``coords`` reach, ``int32 [m, 4]``, ascending; ``m`` is the capacity if there is
-    one.
+    """Return the voxels that those at ``coords`` in ``grid`` reach by ``window``, ``int32 [m, 4]``, ascending. If the
+    window has a capacity, ``m`` is that, with padding (-1) at the end.
     """
     kernel, stride, padding, dilation, extra, capacity = window
     if extra is None:
@@ -123,16 +125,17 @@ def _out_coords(
 
 
 def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
-    """Return ``coords`` with padding in place of the rows outside ``limits``."""
+    """Return ``coords`` with padding (-1) in place of the rows outside of ``[0, limits)``."""
     inside = [(c >= 0) & (c < limit) for c, limit in zip(coords.unbind(1)[1:], limits, strict=True)]
     return torch.where((inside[0] & inside[1] & inside[2])[:, None], coords, -1)
 
 
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """Return the plan of convolutions from ``coords`` onto themselves; sorted only if one op makes it so.
+    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. It is sorted only
+    on a GPU with an odd kernel, where one op makes it so.
 
-    ``scenes``: how many there are, or 0 if that is not known.
+    ``scenes`` is the number of scenes, or 0 if it is not known.
     """
     arguments, (x, y, z) = (coords, list(grid), list(kernel), list(dilation)), kernel
     # A neighbour across offset d sees this voxel across -d: an odd kernel read backwards is its own transpose.
@@ -148,9 +151,10 @@ def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Tri
 def connect_voxels(
     window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """Return the plan of convolutions from ``coords`` onto the voxels in ``reached``, with its way back if at hand.
+    """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels in
+    ``reached``, with its way back if that is at hand.
 
-    ``ordered``: sorted if that and, where it is wanted, the way ``back`` are made in one go.
+    With ``ordered`` the plan is sorted; that of a transposed window only together with its way ``back``.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)
@@ -172,7 +176,7 @@ def connect_voxels(
 
 
 def vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
-    """The error of a step to a grid without cells."""
+    """Return the error SL208 of a step from ``grid`` to ``shape``, a grid without cells."""
     kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
     return error(
         "SL208",

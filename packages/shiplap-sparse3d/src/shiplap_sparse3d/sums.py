@@ -26,7 +26,9 @@ _SUMS = (torch.add, torch.Tensor.add, torch.Tensor.__add__, torch.Tensor.__radd_
 
 
 class SummableTensor:
-    """The sums and checkpoints of a sparse tensor. Any other function of torch raises SL209 with the right spelling."""
+    """Base of sparse tensors that take part in sums and checkpoints. Any other function of torch raises SL209 with
+    a call that works.
+    """
 
     spelled: ClassVar[tuple[str, str, str]]  # a call that replaces the features, they, and the container of modules
     row_functions: ClassVar[frozenset[Any]] = frozenset()  # functions of torch that work on each row of features alone
@@ -35,15 +37,20 @@ class SummableTensor:
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the sparse tensor that one of ``row_functions`` makes of the rows of its arguments."""
+        """Return ``func`` of the rows of its arguments, one of ``row_functions``, as a sparse tensor on the same
+        voxels.
+        """
         raise NotImplementedError
 
     def plus(self, other: Any) -> Any:
-        """Return this tensor and ``other``, added row by row."""
+        """Return this tensor plus ``other``, added row by row, or NotImplemented for an operand of another type."""
         raise NotImplementedError
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return ``func`` of arguments with sparse tensors, for torch: functions of rows and sums are computed on the
+        features. Raises SL209 for other functions, or returns NotImplemented where another type may handle the call.
+        """
         if func is checkpoint:  # only Dynamo asks
             return _checkpoint_function(func, args, kwargs) if checkpoints_keep_objects() else NotImplemented
         # Names first: Dynamo guards on a set that it thinks has no such function.
@@ -51,21 +58,23 @@ class SummableTensor:
             return cls.rows_under(func, args, kwargs or {})
         # ``torch.add`` with ``alpha`` or ``out`` is no plain sum.
         if func not in _SUMS or kwargs or len(args) != 2:
-            if is_compiling() or not _for_us_alone(func, types):
+            if is_compiling() or not _is_only_handler(func, types):
                 return NotImplemented
             raise _refused_function_error(func, types[0], args)
         first, second = args
         return first.plus(second) if isinstance(first, SummableTensor) else second.plus(first)
 
 
-def _for_us_alone(func: Callable[..., Any], types: Sequence[type]) -> bool:
-    """Return whether no other type may handle the call: Python tries the other operand, torch the other types."""
+def _is_only_handler(func: Callable[..., Any], types: Sequence[type]) -> bool:
+    """Return whether no other type may handle the call of ``func``: Python tries the other operand of an operator, and
+    torch the other types.
+    """
     operator = getattr(torch.Tensor, getattr(func, "__name__", ""), None) is func
     return not operator and all(issubclass(t, SummableTensor) for t in types)
 
 
 def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor], args: Sequence[Any]) -> ShiplapError:
-    """Return the SL209 error of a function of torch that takes no sparse tensor."""
+    """Return the error SL209 of ``func``, a function of torch that takes no sparse tensor of the class ``kind``."""
     name, (replace, features, container) = resolve_name(func) or func.__name__, kind.spelled
     given = features if args and isinstance(args[0], SummableTensor) else f"[{features}, ...]"
     more = ", ..." if len(args) > 1 else ""
@@ -79,7 +88,9 @@ def _refused_function_error(func: Callable[..., Any], kind: type[SummableTensor]
 
 
 def _checkpoint_function(checkpoint: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``checkpoint(*args, **kwargs)``."""
+    """Return ``checkpoint(*args, **kwargs)``, where sparse tensors among the keyword arguments are bound to the
+    function, since Dynamo does not take them as arguments.
+    """
     function, *given = args
     sparse = {name: value for name, value in kwargs.items() if isinstance(value, SummableTensor)}
     others = {name: value for name, value in kwargs.items() if not isinstance(value, SummableTensor)}

@@ -60,6 +60,9 @@ class SparseTensor(Arithmetic):
         padded: bool = False,
         geometry: Geometry | None = None,
     ) -> None:
+        """Create the tensor on new voxels (``coords`` with their grid and number of scenes), or on those of
+        ``geometry``. Raises SL201, SL202, SL204, SL208 or SL209 for arguments that do not fit each other.
+        """
         if geometry is None:
             if coords is None:
                 raise error("SL209", where="SparseTensor", got="no coords", expected="coords or geometry")
@@ -76,7 +79,8 @@ class SparseTensor(Arithmetic):
 
     @classmethod
     def from_dense(cls, dense: Tensor) -> SparseTensor:
-        """The cells of ``[b, c, *spatial]`` that have a channel other than zero, in ascending order.
+        """Return the sparse tensor of those cells of ``dense [b, c, *spatial]`` that have a channel other than zero, in
+        ascending order.
 
         How many there are is up to the data, so a GPU has to be waited for.
         """
@@ -85,25 +89,29 @@ class SparseTensor(Arithmetic):
 
     @property
     def coords(self) -> Tensor:
-        """``int32 [n, 1 + d]``."""
+        """Return the coordinates of the voxels, ``int32 [n, 1 + d]``: scene and cells, -1 for padding."""
         lead = 3 - self.geometry.ndim
         coords = self.geometry.coords
         return torch.cat([coords[:, :1], coords[:, 1 + lead :]], 1) if lead > 0 else coords
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
+        """Return the number of cells along each axis."""
         return self.geometry.spatial_shape[-self.geometry.ndim :]
 
     @property
     def batch_size(self) -> int:
+        """Return the number of scenes."""
         return self.geometry.batch_size
 
     def replace(self, feats: Tensor) -> SparseTensor:
-        """Other features on the same voxels; tables are shared."""
+        """Return a sparse tensor with the features ``feats [n, c]`` on the same voxels, whose tables are shared."""
         return SparseTensor(feats, geometry=self.geometry)
 
     def to(self, *args: Any, **options: Any) -> SparseTensor:
-        """On another device (without tables), with features of another dtype, or both; arguments of ``Tensor.to``."""
+        """Return this tensor on another device (without tables), with features of another dtype, or both. The arguments
+        are those of ``Tensor.to``.
+        """
         args = tuple(value.feats if isinstance(value, SparseTensor) else value for value in args)
         feats = self.feats.to(*args, **options)
         moved = self.geometry if feats.device == self.geometry.coords.device else self.geometry.to(feats.device)
@@ -111,7 +119,9 @@ class SparseTensor(Arithmetic):
 
     @property
     def tensor_stride(self) -> tuple[int | Fraction, ...]:
-        """Cells of the first grid that a cell of this one spans, per axis: the product of the strides that led here."""
+        """Return, for each axis, how many cells of the first grid a cell of this one spans: the product of the strides
+        that led here.
+        """
         spans, geometry = [Fraction(1)] * len(self.geometry.spatial_shape), self.geometry
         while (origin := geometry.parent) is not None:
             up = origin.window.output_padding is not None
@@ -121,12 +131,12 @@ class SparseTensor(Arithmetic):
 
     @property
     def decomposed_features(self) -> list[Tensor]:
-        """The features of each scene, ``[n_i, c]``."""
+        """Return the features of each scene, a list of ``[n_i, c]``."""
         scene = self.geometry.coords[:, 0]
         return [self.feats.index_select(0, rows_where(scene == b)) for b in range(self.batch_size)]
 
     def dense(self) -> Tensor:
-        """``[batch_size, c, *spatial_shape]``, zeros where no voxel is active.
+        """Return the dense tensor ``[batch_size, c, *spatial_shape]``, with zeros where there is no voxel.
 
         Raises:
             ArgumentError: SL208 for more cells than an int64 counts or memory holds. SL211 on the CPU for voxels
@@ -148,7 +158,7 @@ class SparseTensor(Arithmetic):
         return out.view(self.batch_size, *self.spatial_shape, self.feats.shape[1]).movedim(-1, 1)
 
     def _zeros(self, cells: int) -> Tensor:
-        """Return the zeros of a dense grid, or raise SL208 where the memory does not hold them."""
+        """Return zeros ``[cells, c]`` for a dense grid. Raises SL208 if the device does not have the memory."""
         channels = self.feats.shape[1]
         if torch.compiler.is_compiling():
             return self.feats.new_zeros(cells, channels)
@@ -168,7 +178,8 @@ class SparseTensor(Arithmetic):
     # --- capacity form ------------------------------------------------------------------------------------------------
 
     def pad(self, capacity: int) -> SparseTensor:
-        """The same voxels in ``capacity`` rows; what is left over is padding, and so it stays in every layer.
+        """Return the same voxels in ``capacity`` rows. The rows left over are padding (-1), and they stay padding in
+        every layer.
 
         All sizes are fixed then, whatever the data: one graph to export or to capture serves all scenes. Features of
         padding rows mean nothing; ``dense``, pooling, batch norm, indexing and every table leave them out.
@@ -187,17 +198,19 @@ class SparseTensor(Arithmetic):
             )
         coords = torch.nn.functional.pad(self.coords, (0, 0, 0, capacity - n), value=-1)
         feats = torch.nn.functional.pad(self.feats, (0, 0, 0, capacity - n))
-        return self._on(feats, coords, self.batch_size, padded=True)
+        return self._with_voxels(feats, coords, self.batch_size, padded=True)
 
     @property
     def is_voxel(self) -> Tensor:
-        """``bool [n, 1]``: which rows are voxels, and not padding."""
+        """Return ``bool [n, 1]``: whether each row is a voxel, and not padding."""
         return self.geometry.is_voxel
 
     # --- arithmetic and selection -------------------------------------------------------------------------------------
 
     def check_same(self, other: Arithmetic, where: str) -> None:
-        """Raise SL202 for a tensor on other voxels: rows of the two mean different places."""
+        """Raise SL202 if ``other`` is on other voxels, since rows of the two mean different places. ``where`` is the
+        operation.
+        """
         if not (isinstance(other, SparseTensor) and self.geometry.same(other.geometry)):
             raise error(
                 "SL202",
@@ -209,7 +222,7 @@ class SparseTensor(Arithmetic):
             )
 
     def check_statistics(self) -> None:
-        """Raise SL208 for padded voxels: a batch norm of torch would learn from rows that are none."""
+        """Raise SL208 if the voxels are padded: a batch norm of torch would learn from rows of padding."""
         if self.geometry.padded:
             raise error(
                 "SL208",
@@ -220,7 +233,8 @@ class SparseTensor(Arithmetic):
             )
 
     def __getitem__(self, chosen: int | slice | Tensor | SparseTensor) -> SparseTensor:
-        """``x[b]`` and ``x[start:stop]``: those scenes, counted from 0 again. ``x[mask]``: the voxels of a bool mask.
+        """Return scenes or voxels: ``x[b]`` and ``x[start:stop]`` are those scenes, counted from 0 again, and
+        ``x[mask]`` has the voxels of a bool mask. Raises SL209, SL204, SL202 or SL208 for anything else.
 
         A mask is ``bool [n]`` or ``[n, 1]``, a tensor or a ``SparseTensor`` on the same voxels, as ``x[x > 0]`` of one
         channel. How many rows stay is up to the data, so a GPU has to be waited for. A padded tensor keeps all of its
@@ -232,36 +246,40 @@ class SparseTensor(Arithmetic):
         if not isinstance(chosen, (int, slice, Tensor)) or isinstance(chosen, bool):
             fix = "pass a bool mask of the voxels, an int or a slice of scenes"
             raise error("SL209", where="SparseTensor[...]", got=repr(chosen), expected="a mask or scenes", fix=fix)
-        return self._of_mask(chosen) if isinstance(chosen, Tensor) else self._of_scenes(chosen)
+        return self._select_by_mask(chosen) if isinstance(chosen, Tensor) else self._select_scenes(chosen)
 
-    def _of_mask(self, mask: Tensor) -> SparseTensor:
-        """Return the voxels that a mask chooses, or raise SL204 or SL202 for its dtype or shape."""
+    def _select_by_mask(self, mask: Tensor) -> SparseTensor:
+        """Return the voxels where ``mask`` is true. Raises SL204 unless it is ``bool``, and SL202 unless ``[n]`` or
+        ``[n, 1]``.
+        """
         n, where = self.feats.shape[0], "SparseTensor[mask]"
         if mask.dtype != torch.bool:
             fix = "pass a bool mask of the voxels, an int or a slice of scenes"
             raise error("SL204", where=where, got=mask.dtype, expected="torch.bool", fix=fix)
         if mask.dim() not in (1, 2) or mask.shape[0] != n or (mask.dim() == 2 and mask.shape[1] != 1):
             raise error("SL202", where=where, got=f"a mask {tuple(mask.shape)}", expected=f"[{n}] or [{n}, 1]")
-        return self._keeping(mask.flatten(), self.coords, self.batch_size)
+        return self._keep_rows(mask.flatten(), self.coords, self.batch_size)
 
-    def _keeping(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
-        """The rows ``inside``, with ``coords`` in place of those that there are."""
+    def _keep_rows(self, inside: Tensor, coords: Tensor, batch_size: int) -> SparseTensor:
+        """Return the rows where ``inside`` is true, with ``coords [n, 1 + d]`` in place of the old coordinates."""
         feats, padded = self.feats, self.geometry.padded
         if padded:
             coords = torch.where(inside[:, None], coords, -1)
         else:
             rows = rows_where(inside)
             coords, feats = coords.index_select(0, rows), feats.index_select(0, rows)
-        return self._on(feats, coords, batch_size, padded=padded)
+        return self._with_voxels(feats, coords, batch_size, padded=padded)
 
-    def _on(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
-        """Return ``feats`` on other voxels of this grid, or of none if there is none."""
+    def _with_voxels(self, feats: Tensor, coords: Tensor, batch_size: int, *, padded: bool) -> SparseTensor:
+        """Return ``feats`` as a sparse tensor on the voxels ``coords`` of this grid, which may be unbounded."""
         coords, feats = as_many_rows(coords, feats)
         shape = self.spatial_shape if self.geometry.bounded else None
         return SparseTensor(feats, geometry=Geometry(coords, shape, batch_size, padded=padded))
 
-    def _of_scenes(self, scenes: int | slice) -> SparseTensor:
-        """Return the voxels of the chosen scenes, counted from 0 again, or raise SL208 for others."""
+    def _select_scenes(self, scenes: int | slice) -> SparseTensor:
+        """Return the voxels of the chosen scenes, counted from 0 again. Raises SL208 for a scene that does not
+        exist.
+        """
         if isinstance(scenes, int) and not -self.batch_size <= scenes < self.batch_size:
             raise error("SL208", where="SparseTensor[...]", got=f"scene {scenes}", expected=f"below {self.batch_size}")
         chosen = range(self.batch_size)[scenes]
@@ -271,130 +289,138 @@ class SparseTensor(Arithmetic):
         coords = self.coords
         inside = (coords[:, 0] >= chosen.start) & (coords[:, 0] < chosen.stop)
         moved = torch.cat([coords[:, :1] - chosen.start, coords[:, 1:]], 1)
-        return self._keeping(inside, moved, len(chosen))
+        return self._keep_rows(inside, moved, len(chosen))
 
     def __iter__(self) -> Iterator[SparseTensor]:
-        """Its scenes, one by one."""
+        """Return an iterator over the scenes, each a sparse tensor."""
         return (self[scene] for scene in range(self.batch_size))
 
     # --- what is asked of the features, as of a tensor ----------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Rows: as many as there are voxels, and padding."""
+        """Return the number of rows, voxels and padding together."""
         return self.feats.shape[0]
 
     @property
     def shape(self) -> torch.Size:
-        """That of the features, ``[n, c]``."""
+        """Return the shape of the features, ``[n, c]``."""
         return self.feats.shape
 
     @property
     def ndim(self) -> int:
-        """Dims of the features: 2. Axes of the voxels are ``geometry.ndim``."""
+        """Return 2, the number of dims of the features. The voxels have ``geometry.ndim`` axes."""
         return 2
 
     def dim(self) -> int:
-        """The same."""
+        """Return 2, the number of dims of the features."""
         return 2
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """As of a tensor."""
+        """Return the shape of the features ``[n, c]``, or its entry ``dim``."""
         return self.feats.shape if dim is None else self.feats.size(dim)
 
     @property
     def device(self) -> torch.device:
+        """Return the device of the features."""
         return self.feats.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the features."""
         return self.feats.dtype
 
     @property
     def requires_grad(self) -> bool:
+        """Return whether gradients of the features are recorded."""
         return self.feats.requires_grad
 
     @property
     def is_cuda(self) -> bool:
+        """Return whether the features are on a GPU."""
         return self.feats.is_cuda
 
     @property
     def is_leaf(self) -> bool:
+        """Return whether the features are a leaf of autograd."""
         return self.feats.is_leaf
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient of the features, ``[n, c]``."""
+        """Return the gradient of the features, ``[n, c]``, or None."""
         return self.feats.grad
 
     @property
     def grad_fn(self) -> Any:
+        """Return the autograd node that made the features, or None."""
         return self.feats.grad_fn
 
     def retain_grad(self) -> None:
-        """Keep the gradient of the features."""
+        """Keep the gradient of the features after a backward pass, also if they are no leaf."""
         self.feats.retain_grad()
 
     def is_floating_point(self) -> bool:
+        """Return whether the features are floating-point numbers."""
         return self.feats.is_floating_point()
 
     def numel(self) -> int:
-        """Values of the features."""
+        """Return the number of values of the features, ``n * c``."""
         return self.feats.numel()
 
     def contiguous(self) -> SparseTensor:
-        """With contiguous features; tables are shared."""
+        """Return the tensor with contiguous features on the same voxels."""
         return self.replace(self.feats.contiguous())
 
     def pin_memory(self) -> SparseTensor:
-        """In pinned memory, as data loaders ask for it; without tables."""
+        """Return a copy in pinned memory, without tables, as data loaders call it."""
         feats, coords = self.feats.pin_memory(), self.coords.pin_memory()
-        return self._on(feats, coords, self.batch_size, padded=self.geometry.padded)
+        return self._with_voxels(feats, coords, self.batch_size, padded=self.geometry.padded)
 
     def requires_grad_(self, requires_grad: bool = True) -> SparseTensor:
-        """Record gradients of the features, in place."""
+        """Set whether gradients of the features are recorded, in place, and return this tensor."""
         self.feats.requires_grad_(requires_grad)
         return self
 
     def detach(self) -> SparseTensor:
-        """The same values without their history; tables are shared."""
+        """Return the same features without their autograd history, on the same voxels."""
         return self.replace(self.feats.detach())
 
     def clone(self) -> SparseTensor:
-        """A copy of the features on the same voxels."""
+        """Return a copy of the features on the same voxels."""
         return self.replace(self.feats.clone())
 
     def half(self) -> SparseTensor:
-        """With features of float16."""
+        """Return the tensor with features of float16 on the same voxels."""
         return self.to(torch.float16)
 
     def bfloat16(self) -> SparseTensor:
-        """With features of bfloat16."""
+        """Return the tensor with features of bfloat16 on the same voxels."""
         return self.to(torch.bfloat16)
 
     def float(self) -> SparseTensor:
-        """With features of float32."""
+        """Return the tensor with features of float32 on the same voxels."""
         return self.to(torch.float32)
 
     def double(self) -> SparseTensor:
-        """With features of float64."""
+        """Return the tensor with features of float64 on the same voxels."""
         return self.to(torch.float64)
 
     def type_as(self, other: Tensor | SparseTensor) -> SparseTensor:
-        """With features of the dtype of ``other``."""
+        """Return the tensor with features of the dtype of ``other`` on the same voxels."""
         return self.to(other.dtype)
 
     def cpu(self) -> SparseTensor:
-        """On the CPU."""
+        """Return the tensor on the CPU, without tables if it was elsewhere."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False) -> SparseTensor:
-        """On a GPU, by default the current one."""
+        """Return the tensor on a GPU, by default the current one, without tables if it was elsewhere."""
         return self.to(
             "cuda" if device is None else torch.device("cuda", device) if type(device) is int else device,
             non_blocking=non_blocking,
         )
 
     def __repr__(self) -> str:
+        """Return the number of voxels and channels, the grid and the number of scenes as text."""
         n, c = self.feats.shape
         kind = ", padded" if self.geometry.padded else ""
         return f"SparseTensor(n={n}, c={c}, spatial_shape={self.spatial_shape}, batch_size={self.batch_size}{kind})"
@@ -404,7 +430,9 @@ _LARGE = 1 << 28
 
 
 def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | None, int]:
-    """Return the smallest grid that holds ``coords``, none for negative cells, and the number of scenes."""
+    """Return the smallest grid that holds ``coords`` (None for negative cells), and the number of scenes. Raises SL208
+    in a graph.
+    """
     where = "SparseTensor, argument 'spatial_shape'"
     if torch.compiler.is_compiling():
         raise error("SL208", where=where, got="none, in a graph", expected="cells per axis: a graph does not read them")
@@ -422,7 +450,9 @@ def _grid_of(coords: Tensor, batch_size: int | None) -> tuple[tuple[int, ...] | 
 
 
 def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
-    """SL208 for coordinates without a column of batch indices, which other libraries do not have."""
+    """Raise SL208 unless ``coords`` has a column for the scene, which other libraries leave out, and one for
+    each axis.
+    """
     axes = len(spatial_shape) if hasattr(spatial_shape, "__len__") else None
     if axes is not None and coords.dim() == 2 and coords.shape[1] != axes + 1:
         raise error(
@@ -435,7 +465,8 @@ def _check_columns(coords: Tensor, spatial_shape: Any) -> None:
 
 
 def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
-    """Concatenation as of the dense tensors ``[b, c, *spatial]``: of channels (1) or of scenes (0).
+    """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as of dense tensors
+    ``[b, c, *spatial]``.
 
     Raises:
         ArgumentError: SL202 for channels on different voxels, or scenes of different grids; SL208 for another ``dim``.
@@ -455,10 +486,11 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     moved, scenes = [], 0
     for t in tensors:
         b = t.coords[:, :1]
+        # Padding keeps its -1.
         moved.append(torch.cat([torch.where(b < 0, b, b + scenes), t.coords[:, 1:]], 1))
         scenes += t.batch_size
     padded = any(t.geometry.padded for t in tensors)
-    return first._on(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
+    return first._with_voxels(torch.cat([t.feats for t in tensors]), torch.cat(moved), scenes, padded=padded)
 
 
 def voxelize(
@@ -471,7 +503,7 @@ def voxelize(
     spatial_shape: Axes | None = None,
     batch_size: int | None = None,
 ) -> tuple[SparseTensor, Tensor]:
-    """Points → voxels with the mean of their features, and the voxel of each point.
+    """Return the voxels that hold ``points``, with the mean of their features, and the voxel of each point.
 
     Args:
         points: ``[p, 3]`` positions, in the unit of ``size``; integers and halves are worked on in a wider dtype.
@@ -515,7 +547,7 @@ def voxelize(
 
 
 def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """``[3]`` in the dtype of ``like``: one number for each axis."""
+    """Return ``[3]`` in the dtype of ``like``: one number for each axis. Raises SL208 for another number of them."""
     vector = torch.as_tensor(value, dtype=like.dtype, device=like.device)
     if vector.shape not in ((), (1,), (3,)):
         raise error(
@@ -525,7 +557,7 @@ def _vector_of_axes(name: str, value: float | Sequence[float] | Tensor, like: Te
 
 
 def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tensor) -> Tensor:
-    """``int32 [p]``: the scene of each point. A negative one would make a voxel of it that counts as padding."""
+    """Return ``int32 [p]``, the scene of each point. Raises SL211 for other scenes: -1 would count as padding."""
     if batch is None:
         return torch.zeros(points.shape[0], dtype=torch.int32, device=points.device)
     where, limit = "sparse3d.voxelize, argument 'batch'", 2**31 if batch_size is None else batch_size
@@ -536,6 +568,7 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
     outside = (batch < 0) | (batch >= limit)
 
     def refuse() -> Exception:
+        """Return the error SL211 for the first point in a scene that does not exist."""
         row = int(outside.nonzero()[0, 0])
         return error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
 
@@ -544,11 +577,14 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
 
 
 def _check_cells(points: Tensor, cells: Tensor, shape: Sequence[int] | None) -> None:
-    """Raise SL211 for the first point whose cell is outside of the grid."""
+    """Raise SL211 for the first of ``points`` whose cell, in ``cells``, is outside of the grid ``shape`` (None: at
+    least 0 and below 2^31).
+    """
     limit = cells.new_tensor(shape) if shape is not None else cells.new_full((3,), 2.0**31)
     outside = ~((cells >= 0) & (cells < limit)).all(1)  # a NaN compares false, so it is outside
 
     def refuse() -> Exception:
+        """Return the error SL211 for the first point outside of the grid."""
         row = int(outside.nonzero()[0, 0])
         return error(
             "SL211",

@@ -31,9 +31,12 @@ MARK = "mark.capability("
 
 
 def marked_files(packages: str = "*") -> list[Path]:
-    """The files with tests of capabilities, those that load a device into the process last."""
+    """Return the test files below ``packages/<packages>/tests``, where ``packages`` is a pattern, with tests of
+    capabilities, that is of uses of private torch. Files that load a device into the process come last.
+    """
     tests = sorted(REPOSITORY.glob(f"packages/{packages}/tests/**/test_*.py"))
     files = [file for file in tests if MARK in file.read_text("utf-8")]
+    # A device that is loaded into the process stays for all later tests.
     return sorted(files, key=lambda file: "shiplap-backend" in file.parts)
 
 
@@ -41,24 +44,36 @@ class Outcomes:
     """A plugin of pytest that counts how the tests of each capability ended."""
 
     def __init__(self) -> None:
+        """Begin without any outcome. ``counts`` will hold the numbers of outcomes by capability (a use of private
+        torch).
+        """
         self.counts: dict[str, Counter[str]] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
+        """Add the capabilities (uses of private torch) that ``item`` is marked with to its user properties, which its
+        reports have too.
+        """
         item.user_properties += [("capability", mark.args[0]) for mark in item.iter_markers("capability")]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the outcome of a test for each capability (a use of private torch) that it is marked with: that of its
+        call, and of a setup or teardown that did not pass.
+        """
+        # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             for name in (value for kind, value in report.user_properties if kind == "capability"):
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
 
     def verified(self, name: str) -> bool:
-        """Whether a test of the capability passed, and none failed."""
+        """Whether a test of the capability ``name``, a use of private torch, passed and none failed."""
         counts = self.counts.get(name, Counter())
         return bool(counts["passed"]) and not counts["failed"]
 
 
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
-    """The row of the installed torch."""
+    """Return the row of the installed torch for the table of capabilities: versions, date, GPU, numbers of outcomes,
+    and the names of verified capabilities.
+    """
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -70,14 +85,19 @@ def row_of(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def write_row(path: Path, row: dict[str, Any]) -> None:
-    """Replace the row of a release in the table, and leave the others."""
+    """Write ``row`` into the JSON table ``path`` under the minor version of its torch, in place of an earlier row of
+    this version. Other rows stay.
+    """
+    # Patch releases share a row.
     table = {**json.loads(path.read_text(encoding="utf-8")), minor_version(row["torch"]): row}
     ordered = sorted(table.items(), key=lambda item: tuple(map(int, item[0].split("."))))
     path.write_text(json.dumps(dict(ordered), indent=1) + "\n", encoding="utf-8")
 
 
 def main(packages: str = "*") -> int:
-    """Run the tests with every capability in force, write the row, and print what is not verified."""
+    """Run the tests of capabilities (uses of private torch) below ``packages`` with every capability in force, write
+    the row of the installed torch, and print which are not verified. Returns the exit status 0.
+    """
     before, outcomes = TABLE.read_text(encoding="utf-8"), Outcomes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the table is put back
     write_row(TABLE, {"torch": str(torch.__version__), "verified": [c.name for c in CAPABILITIES]})
@@ -88,6 +108,7 @@ def main(packages: str = "*") -> int:
     finally:
         TABLE.write_text(before, encoding="utf-8")
     row = row_of(outcomes)
+    # The two are one file unless the package is installed from a wheel.
     for path in {TABLE, SOURCE}:
         write_row(path, row)
     missing = [c.name for c in CAPABILITIES if c.name not in row["verified"]]

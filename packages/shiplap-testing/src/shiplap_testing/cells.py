@@ -33,7 +33,9 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return what names a cell: versions, the compiler of ``CXX`` or of the path, and the rights of the user."""
+    """Return the key of a cell of the matrix of versions: those of torch, Python, NumPy, Triton and the C++ compiler,
+    the rights of the user, and the device.
+    """
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     said = (
         subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout if compiler else ""
@@ -58,14 +60,19 @@ class Cell:
     """A plugin of pytest that counts outcomes by file, and writes them when the file is done."""
 
     def __init__(self) -> None:
+        """Begin without any outcome, and read the installed versions, since tests may pretend to have others later."""
         self.files: dict[str, Counter[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.versions = installed_versions()  # now: tests pretend to have others
         self.stopped = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count the outcome of a test by its file, and note it if it failed. Before the first test of another file, the
+        files so far are written.
+        """
         if self.stopped:  # a test has caught the exception of `stop`
             pytest.exit("ended from outside")
+        # A setup and a teardown count only where they do not pass.
         if report.when == "call" or report.outcome != "passed":
             # Tests with a device run apart, and must not replace the counts of the others of their file.
             file = report.nodeid.partition("::")[0] + (" (device)" if "device" in report.keywords else "")
@@ -76,17 +83,25 @@ class Cell:
                 self.failed.setdefault(file, []).append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
+        """Write the outcomes of all files whose tests have ended. After ``stop``, the file that was running is left
+        out.
+        """
         if self.stopped and self.files:
+            # The last file, whose tests have not all ended.
             self.files.popitem()
         self.write()
 
     def stop(self, *_: Any) -> None:
-        """End the run; the file whose tests have not all ended is not written."""
+        """End the run of the tests, as the handler of a signal. The file whose tests have not all ended is not
+        written.
+        """
         self.stopped = True
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write the files so far into the cell of the installed versions."""
+        """Write the outcomes and failures of the test files so far into the cell of the installed versions in
+        ``tests/matrix.json``.
+        """
         if not self.files:
             return
         key = self.versions
@@ -104,7 +119,9 @@ class Cell:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with these arguments, and return its exit status."""
+    """Run pytest with ``arguments`` and the plugin ``Cell``, which writes outcomes into the table of the matrix, and
+    return the exit status of pytest.
+    """
     cell = Cell()
     signal.signal(signal.SIGTERM, cell.stop)
     # Devices are built in the folder of pytest's cache; -p no:cacheprovider would end their tests in an error.

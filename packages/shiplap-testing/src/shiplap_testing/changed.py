@@ -30,13 +30,16 @@ FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|t
 
 
 def changed_files(base: str, root: Path = REPOSITORY) -> list[str]:
-    """Return the files that differ between the merge base with ``base`` and the working tree, untracked ones too."""
+    """Return the sorted files of the repository ``root`` that differ between the merge base with ``base`` and the
+    working tree, with untracked ones.
+    """
     merged = _git(root, "merge-base", base, "HEAD").strip()
     tracked = _git(root, "diff", "--name-only", "--no-renames", merged).splitlines()
     return sorted({*tracked, *_git(root, "ls-files", "--others", "--exclude-standard").splitlines()})
 
 
 def _git(root: Path, *arguments: str) -> str:
+    """Return the output of ``git`` with ``arguments`` in ``root``. Raises ``pytest.UsageError`` if it fails."""
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise pytest.UsageError(f"--changed: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -52,6 +55,9 @@ class Graph:
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``: for each file,
+        those that name it.
+        """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
         self.files = frozenset(name for name in listed if (root / name).is_file())
@@ -66,17 +72,21 @@ class Graph:
             for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
                 if used != file and (_is_of_tests(file) or not _is_test(used)):
                     self.users[used].add(file)
-        self._adopt()
+        self._add_unnamed_files()
 
     def _tree(self, file: str) -> ast.Module:
-        """Parse a Python file. One that cannot be parsed names nothing: its tests say so."""
+        """Return the syntax tree of a Python file, or an empty one if the file cannot be parsed. Its own tests report
+        the error.
+        """
         try:
             return ast.parse((self.root / file).read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return how many steps each file is away from the nearest of ``changed`` that it reaches."""
+        """Return for each file that names one of ``changed``, directly or through others, the least number of steps to
+        it. The changed files themselves have 0.
+        """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
         while queue:
@@ -88,10 +98,9 @@ class Graph:
         return steps
 
     def tests(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files that reach one of ``changed``, the nearest first.
-
-        A file in the room of a change counts as two steps nearer, one of the same distribution comes before others that
-        are as near, and one that needs an accelerator after all.
+        """Return the test files that name one of the files ``changed``, directly or through others, the nearest first.
+        A file in the room of a change counts as two steps nearer. Among equally near ones, those of the same
+        distribution come first. Files that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
@@ -101,6 +110,9 @@ class Graph:
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
         def place(file: str) -> tuple[bool, bool, int, bool, str]:
+            """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
+            changed modules first, then by distance, distribution and name.
+            """
             other = _stem(file) not in names and steps.get(file, 0) > 0
             away = steps.get(file, 1) - 2 * (_room(file) in rooms)
             return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
@@ -110,7 +122,9 @@ class Graph:
     # ------------------------------------------------------------------------------------------------- what is named
 
     def _exports_of(self, package: str, file: str) -> dict[str, str]:
-        """The names that a package takes from modules, at once or by a table of names, and those modules."""
+        """Return the names that the package ``package`` takes from modules in its file ``file``, by imports or by a
+        table of strings, each with its module.
+        """
         homes: dict[str, str] = {}
         for node in ast.walk(self._tree(file)):
             if isinstance(node, ast.ImportFrom):
@@ -127,12 +141,15 @@ class Graph:
         return homes
 
     def _used(self, file: str, tree: ast.Module) -> Iterator[str]:
-        """The files that a Python file names."""
+        """Yield the files that the Python file ``file``, with the syntax tree ``tree``, names by imports, attributes of
+        packages, strings and fixtures.
+        """
         module = _module_of(file)
         initial = file.endswith("__init__.py")
         package = module if initial else module.rpartition(".")[0]
         bound: dict[str, str] = {}  # a local name -> the package that it stands for
         walked = list(ast.walk(tree))
+        # A docstring mentions files without using them.
         docstrings = {id(n.value) for n in walked if isinstance(n, ast.Expr)}
         for node in _at_import(tree) if initial else walked:
             if isinstance(node, ast.Import):
@@ -148,9 +165,9 @@ class Graph:
                     if f"{home}.{alias.name}" in self._exports:
                         bound[alias.asname or alias.name] = f"{home}.{alias.name}"
             elif isinstance(node, ast.JoinedStr):
-                yield from self._members(node, package, initial)
+                yield from self._modules_of_f_string(node, package, initial)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not initial:
-                yield from () if id(node) in docstrings else self._text(node.value, file, package)
+                yield from () if id(node) in docstrings else self._named_in_text(node.value, file, package)
         for node in walked:
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
                 yield from self._name(bound[node.value.id], node.attr)
@@ -158,14 +175,16 @@ class Graph:
             yield from self._fixtures(file)
 
     def _module(self, name: str) -> Iterator[str]:
-        """A module, and the packages that are imported with it."""
+        """Yield the file of the module ``name``, and those of its packages, which are imported with it."""
         while name:
             if name in self._modules:
                 yield self._modules[name]
             name = name.rpartition(".")[0]
 
     def _name(self, home: str, name: str, depth: int = 4) -> Iterator[str]:
-        """The file of what ``from home import name`` gives, through packages that have it from elsewhere."""
+        """Yield the files behind ``from home import name``, through at most ``depth`` packages that have the name from
+        elsewhere.
+        """
         if f"{home}.{name}" in self._modules and name not in self._exports.get(home, {}):
             yield from self._module(f"{home}.{name}")
             return
@@ -173,8 +192,11 @@ class Graph:
         if depth and name in self._exports.get(home, {}):
             yield from self._name(self._exports[home][name], name, depth - 1)
 
-    def _members(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """The modules of the package ``P`` in ``f"P.{name}"``; ``f"{__name__}.{name}"`` is of the package itself."""
+    def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
+        """Yield the files of all modules of the package that the f-string ``text`` begins with, as in ``f"P.{name}"``
+        or ``f"{__name__}.{name}"``. The file with the text belongs to ``package``, and is its ``__init__.py`` if
+        ``initial``.
+        """
         first = text.values[0] if text.values else None
         home = ""
         if isinstance(first, ast.Constant) and str(first.value).endswith("."):
@@ -184,8 +206,10 @@ class Graph:
         if home in self._exports:
             yield from (f for m, f in self._modules.items() if m.rpartition(".")[0] == home)
 
-    def _text(self, text: str, file: str, package: str) -> Iterator[str]:
-        """The modules and the files that a text names. Outside of tests, prose is no such text."""
+    def _named_in_text(self, text: str, file: str, package: str) -> Iterator[str]:
+        """Yield the files of modules and the files that the string ``text`` in ``file`` names. Outside of tests, a
+        string with blanks is prose and names none.
+        """
         if not _is_of_tests(file) and any(map(str.isspace, text)):
             return
         if text.isidentifier():  # as of late("module")
@@ -205,14 +229,18 @@ class Graph:
             yield from near or (same if len(same) == 1 else ())
 
     def _fixtures(self, file: str) -> Iterator[str]:
-        """The files from which pytest takes fixtures for a test."""
+        """Yield the ``conftest.py`` files from which pytest takes fixtures for the test file ``file``, the nearest
+        first.
+        """
         folder = file
         while folder := folder.rpartition("/")[0]:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
 
-    def _adopt(self) -> None:
-        """Give files that nobody names to the Python files of the nearest folder that has some."""
+    def _add_unnamed_files(self) -> None:
+        """For each file that no other file names, add the Python files of the nearest folder that has some to its
+        users.
+        """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
             if not file.endswith(".py"):
@@ -229,10 +257,13 @@ class Graph:
 
 
 def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """The nodes of a package's own file that run when it is imported, without its functions and type checks."""
+    """Yield the syntax nodes of a package's ``__init__.py`` that run at its import, without imports for type checkers.
+    Of its functions, only f-strings are yielded, since these load members by name.
+    """
     stack: list[ast.AST] = [*tree.body]
     while stack:
         node = stack.pop()
+        # A function runs after the import, so what it imports is not used by all who import the package.
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             stack += [n for n in ast.walk(node) if isinstance(n, ast.JoinedStr)]  # it loads its members by name
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
@@ -241,13 +272,15 @@ def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:
-    """The module from which an import takes names."""
+    """Return the full name of the module from which the import ``node``, in a file of ``package``, takes names."""
     parts = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
     return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _module_of(file: str) -> str:
-    """The name by which a Python file of the repository is imported, or nothing."""
+    """Return the name by which the Python file ``file`` of the repository is imported, or an empty text for other
+    files.
+    """
     if not file.endswith(".py"):
         return ""
     path = file.removesuffix(".py").removesuffix("/__init__")
@@ -259,18 +292,19 @@ def _module_of(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
+    """Whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
     name = file.rpartition("/")[2]
     return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
 
 
 def _is_of_tests(file: str) -> bool:
+    """Whether ``file`` lies below a folder ``tests``."""
     return "tests" in file.split("/")
 
 
 def _stem(file: str) -> str:
-    """Where a file lies and how it is called, the same for a module and its tests: ``shiplap op/fake``.
-
-    The tests of a family have a folder of its name, so of a family the name of the file alone counts.
+    """Return the distribution and the place of a file, the same for a module and its tests, such as ``shiplap
+    op/fake``. In the distribution of a family of ops, whose tests have a folder of its name, only the file name counts.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
@@ -279,13 +313,16 @@ def _stem(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """The distribution and the room of a module or of its tests: ``shiplap dispatch``."""
+    """Return the distribution and the room (the first folder) of a module or of its tests, such as ``shiplap
+    dispatch``.
+    """
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
     return f"{_distribution(file)} {inside[0] if inside else ''}"
 
 
 def _distribution(file: str) -> str:
+    """Return the name of the folder below ``packages`` that ``file`` lies in, or an empty text."""
     parts = file.split("/")
     return parts[1] if parts[0] == "packages" and len(parts) > 1 else ""
 
@@ -294,6 +331,7 @@ def _distribution(file: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option ``--changed [BRANCH]`` to pytest."""
     parser.addoption(
         "--changed",
         nargs="?",
@@ -305,15 +343,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the selected files alone. The first process of a run selects them, and its workers read the selection."""
+    """With ``--changed``, let pytest collect the selected files only. The first process of a run selects them, and its
+    workers read the selection from a file.
+    """
     if not (base := config.getoption("--changed")):
         return
+    # The nearest tests come first, so a first failure says most.
     config.option.maxfail = config.option.maxfail or 1
     if not os.environ.get(SELECTED):
         handle, os.environ[SELECTED] = tempfile.mkstemp(prefix="shiplap-changed-", suffix=".json")
         with os.fdopen(handle, "w") as file:
             json.dump(Graph().tests(changed_files(base)), file)
-        config.add_cleanup(_forget)
+        config.add_cleanup(_remove_selection)
     selected = [str(REPOSITORY / name) for name in json.loads(Path(os.environ[SELECTED]).read_text())]
     below = [Path(a.partition("::")[0]).resolve() for a in config.invocation_params.args if Path(str(a)).exists()]
     kept = [name for name in selected if not below or any(Path(name).is_relative_to(folder) for folder in below)]
@@ -322,10 +363,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args = kept
 
 
-def _forget() -> None:
+def _remove_selection() -> None:
+    """Remove the file with the selection of this run, and the variable that names it."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 
 
 def is_used(config: pytest.Config) -> bool:
-    """Whether a run selects its tests, which then keep the order of the selection."""
+    """Whether ``--changed`` selects the tests of this run, so that their order must be kept."""
     return bool(config.getoption("--changed", ""))

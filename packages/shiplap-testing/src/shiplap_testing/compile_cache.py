@@ -41,6 +41,9 @@ class Call:
     """
 
     def __init__(self, compiler: str, arguments: list[str], constant: tuple[str, ...]) -> None:
+        """Read the ``arguments`` of ``compiler`` and compute the key of the result. ``constant`` are folders whose
+        headers count by path and age. Raises ``NotKept`` for a call of an unknown form.
+        """
         self.out = self.dependencies = ""
         self._constant = constant
         self._digest = hashlib.sha256()
@@ -61,13 +64,18 @@ class Call:
         self.key = self._digest.hexdigest()
 
     def placed(self, text: str, *, back: bool = False) -> str:
-        """Return a list of dependencies with marks in place of the folders of this call, or the other way round."""
+        """Return ``text``, a list of dependencies, with marks in place of the folders of this call, so that another
+        call can use it, or with ``back`` the folders in place of the marks.
+        """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
             text = text.replace(mark, folder) if back else text.replace(folder, mark)
         return text
 
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
+        """Add one argument of the compiler to the key of the cached result, and take its value from ``rest`` where it
+        has one. With ``header``, any existing file is an input. Raises ``NotKept`` for an unknown option.
+        """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept
         if argument == "-o":
@@ -81,12 +89,16 @@ class Call:
             self._include(argument[:2], argument[2:])
         elif argument.endswith(SOURCES + OBJECTS) or (header and os.path.isfile(argument)):
             self._inputs.append(argument)
+            # The suffix is the language of the source: its path is no part of the key.
             self._add(os.path.splitext(argument)[1])
             self._source(argument)
         else:
             self._add(argument)
 
     def _include(self, option: str, place: str) -> None:
+        """Add the folder or file ``place`` of the option ``option`` to the key of the cached result. Raises ``NotKept``
+        for libraries outside of the constant folders.
+        """
         self._add(option)
         if option == "-L":
             self._add(os.path.realpath(place) if self._is_constant(place) else "")
@@ -98,16 +110,20 @@ class Call:
             self._headers(place)
 
     def _is_constant(self, place: str) -> bool:
+        """Whether ``place`` lies below one of the constant folders, those of the system and of installed packages."""
         real = os.path.realpath(place)
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
 
     def _headers(self, folder: str) -> None:
-        """The headers below a folder that a source may include."""
+        """Add the headers below ``folder`` to the key of the cached result, or its path and age if the folder is
+        constant. Raises ``NotKept`` if there are more than ``MOST``.
+        """
         if self._is_constant(folder):
             self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")
             return
         count = 0
         for place, folders, files in os.walk(folder):
+            # os.walk yields folders in the order of the file system, which may differ between two equal trees.
             folders.sort()
             for name in sorted(files):
                 if name.endswith(HEADERS):
@@ -118,24 +134,33 @@ class Call:
                     self._file(os.path.join(place, name))
 
     def _source(self, name: str) -> None:
-        """Add a file and the sources that it includes; headers are added by folder."""
+        """Add the content of the file ``name`` to the key of the cached result, and that of the sources that it
+        includes. Headers are added by folder.
+        """
         self._file(name)
         for line in _read(name).splitlines() if name.endswith(SOURCES) else ():
             if line.startswith(b'#include "') and line.rstrip(b'" \t').endswith(tuple(s.encode() for s in SOURCES)):
                 self._source(os.path.join(os.path.dirname(name), os.fsdecode(line.split(b'"')[1])))
 
     def _file(self, name: str) -> None:
+        """Add the digest of the content of the file ``name`` to the key of the cached result."""
         self._digest.update(hashlib.sha256(_read(name)).digest())
 
     def _add(self, text: str) -> None:
+        """Add ``text`` to the key of the cached result, with its length, so that two texts differ from one that joins
+        them.
+        """
         self._digest.update(f"{len(text)} {text}\n".encode())
 
 
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
-    """Serve a call from ``cache`` or by the compiler, whose result and warnings are kept if it succeeds."""
+    """Serve a call of ``compiler`` from the folder ``cache`` and return 0, or run the compiler, keep its result and
+    warnings if it succeeds, and return its status. A call of an unknown form replaces this process by the compiler.
+    """
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
     except (NotKept, OSError):
+        # The process becomes the compiler, so that nothing of the call is changed.
         os.execv(compiler, [compiler, *arguments])
     kept = os.path.join(cache, call.key[:2], call.key)
     try:
@@ -150,7 +175,10 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
 
 
 def _compile(call: Call, kept: str, command: list[str]) -> int:
-    """Run the compiler, keep what it made, and return its status."""
+    """Run the compiler by ``command``, keep the result of ``call`` at ``kept`` if it succeeds, and return its
+    status.
+    """
+    # Imported here, since a hit does not need it and must be quick.
     import subprocess
 
     done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
@@ -162,28 +190,31 @@ def _compile(call: Call, kept: str, command: list[str]) -> int:
                 _write(f"{kept}.txt", done.stderr)
             if call.dependencies:
                 _write(f"{kept}.d", call.placed(_read(call.dependencies).decode()).encode())
-            _keep(call.out, kept)
+            _copy_into_cache(call.out, kept)
         except OSError:  # a full disk is no reason to fail
             pass
     return done.returncode
 
 
 def _read(name: str) -> bytes:
-    """Return the content of a file."""
+    """Return the content of the file ``name`` as bytes."""
     with open(name, "rb") as file:
         return file.read()
 
 
 def _write(name: str, content: bytes, mode: int | None = None) -> None:
-    """Write a file, with these permissions if they are given."""
+    """Write ``content`` to the file ``name``, with the permissions ``mode`` if they are given."""
     with open(name, "wb") as file:
         file.write(content)
     if mode is not None:
         os.chmod(name, mode & 0o7777)
 
 
-def _keep(file: str, kept: str) -> None:
-    """Copy a file to its place in the cache at once, whoever else does so."""
+def _copy_into_cache(file: str, kept: str) -> None:
+    """Copy ``file`` to its place ``kept`` in the cache by a rename, so that readers and other writers never see a part
+    of it.
+    """
+    # Beside the target, since a rename across file systems is a copy.
     new = f"{kept}.{os.getpid()}"
     _write(new, _read(file), os.stat(file).st_mode)
     os.replace(new, kept)

@@ -40,15 +40,15 @@ CACHES = ("SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
 def path() -> str:
-    """The ``PATH`` with a folder of such programs first, if that is asked for. The folder goes with this process.
-
-    So do caches, which are in it.
+    """Return the ``PATH`` for tests. With ``SHIPLAP_TEST_UNOPTIMIZED=1`` it begins with a new folder of compilers that
+    do not optimise. This folder also has the caches of the run, and is removed when this process ends.
     """
     given = os.environ.get("PATH", os.defpath)
     if os.environ.get(ASKED) != "1" or os.environ.get(FOLDER):
         return given
     folder = temporary("compilers")
     for header in (HEADER, KERNELS):
+        # GCC looks for a compiled header beside where the header would be.
         (folder / "include" / header).parent.mkdir(parents=True)
     more = "-O0 -fuse-ld=gold" if shutil.which("ld.gold") else "-O0"
     for name in NAMES:
@@ -68,14 +68,18 @@ def path() -> str:
 
 
 def _constant() -> str:
-    """The folders of the system and of installed packages, torch's among them, which is not imported for that."""
+    """Return the folders of the system, of installed packages and of torch, joined by the separator of paths. Torch is
+    found without an import.
+    """
     torch = importlib.util.find_spec("torch")
     places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
     return os.pathsep.join([*CONSTANT, *places])
 
 
 def _remove_unused() -> None:
-    """Remove what no run has compiled or used for days, with the dependencies and warnings of its compilation."""
+    """Remove compiled files from the cache of ``compile_cache.py`` that no run has used for ``DAYS``, with their
+    dependencies and warnings.
+    """
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well
             if not file.suffix and time.time() - file.stat().st_mtime > DAYS * 86400:
@@ -84,10 +88,10 @@ def _remove_unused() -> None:
 
 
 def headers() -> subprocess.Popen[bytes] | None:
-    """Begin to compile the header of bindings for the programs above: GCC looks for it in each folder of headers, takes
-    it where the flags are the same, and does without it until it is there. None where they are not in use.
+    """Start to compile the header of bindings and return the process, or None where the compilers of ``path`` are not
+    in use. GCC takes the result once it is there and the flags are the same.
     """
-    if not _used():
+    if not _in_use():
         return None
     import torch
 
@@ -95,21 +99,28 @@ def headers() -> subprocess.Popen[bytes] | None:
 
     flags = [flag for flag in FLAGS if flag != "-shared"]
     include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]
-    return _compiling(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)
+    return _start_compilation(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)
 
 
 def kernels() -> subprocess.Popen[bytes] | None:
-    """The same for the header of Inductor's kernels. What comes with a binding has a compiled header from Inductor."""
-    if not _used():
+    """Start to compile the header of Inductor's kernels and return the process, or None where the compilers of ``path``
+    are not in use.
+    """
+    if not _in_use():
         return None
-    return _compiling(header_call(KERNELS), KERNELS)
+    return _start_compilation(header_call(KERNELS), KERNELS)
 
 
-def _used() -> bool:
+def _in_use() -> bool:
+    """Whether the compilers of ``path`` are in use and there is ``g++``."""
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 
 
-def _compiling(call: list[str], header: str) -> subprocess.Popen[bytes]:
+def _start_compilation(call: list[str], header: str) -> subprocess.Popen[bytes]:
+    """Start a process that compiles ``header`` by ``call`` to a ``.gch`` file, which appears when it is complete, and
+    return the process.
+    """
     made = os.path.join(os.environ[FOLDER], "include", f"{header}.gch")
+    # Moved when it is complete: a compiler that runs meanwhile must not read half of it.
     program = f"{shlex.join([*call, '-o', f'{made}.new'])} && {shlex.join(['mv', f'{made}.new', made])}"
     return subprocess.Popen(["sh", "-c", program], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -23,18 +23,24 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def used() -> float:
-    """Seconds of processor time of this process, of its children that have ended, and of what was forked for it."""
+    """Return the seconds of processor time of this process, of its ended children, and of the programs forked
+    for it.
+    """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + forked.spent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option ``--dearest N`` to pytest."""
     parser.addoption(
         "--dearest", type=int, default=0, metavar="N", help="tell the N tests that take the most processor time"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """With ``--dearest``, register the plugin that measures tests in a worker, or the one that reports costs in the
+    first process.
+    """
     if config.getoption("--dearest"):
         config.pluginmanager.register(Worker() if hasattr(config, "workerinput") else Told(config), "shiplap-cost")
 
@@ -44,10 +50,14 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Note the processor time at the start of ``item``, before its fixtures."""
         item.stash[_BEGAN] = used()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+        """Return the report, which for a teardown has the processor time of the whole test. pytest-xdist sends it to
+        the first process.
+        """
         report = yield
         if call.when == "teardown":
             report.processor_time = used() - item.stash.get(_BEGAN, used())  # xdist takes it to the one who tells
@@ -55,6 +65,8 @@ class Worker:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Send the processor time of this worker to the first process."""
+        # Without pytest-xdist there is no such output, and the value goes nowhere.
         getattr(session.config, "workeroutput", {})["processor_time"] = used()
 
 
@@ -62,23 +74,29 @@ class Told(Worker):
     """A plugin that adds up the costs of tests and prints them at the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
+        """Read how many tests to list from ``config``, and begin without costs."""
         self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note the processor time of a test where its report has one."""
         if (cost := getattr(report, "processor_time", None)) is not None:
             self.costs[report.nodeid] = cost
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Add the processor time of the worker ``node``, which has ended."""
         self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the costs of the run and of its dearest tests."""
         for line in told(self.costs, self.others + (time.process_time() if self.others else used()), self.most):
             terminalreporter.write_line(line)
 
 
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
-    """Return the lines that report the costs of tests, of which a run took ``total`` seconds in all."""
+    """Return the lines of the report of ``costs``, seconds by test: the ``total`` of the run, the ``most`` dearest
+    tests, and a warning if a whole run exceeds its goal.
+    """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]
     if len(costs) > TESTS and total > GOAL:

@@ -8,7 +8,9 @@ import resource
 
 
 def read_unmapped(address: int = 0) -> None:
-    """End this process by SIGSEGV: read a byte at an address that is not mapped."""
+    """End this process by SIGSEGV: read a byte at ``address``, which is not mapped. No traceback is printed and no core
+    file is written.
+    """
     faulthandler.disable()  # pytest has enabled it, and a fork inherits that
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(ctypes.c_byte.from_address(address).value)

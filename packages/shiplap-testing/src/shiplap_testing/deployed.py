@@ -24,13 +24,15 @@ torch._inductor.aoti_load_package(path)(x)
 
 
 def need_packages(device: str) -> None:
-    """Skip where torch's own package of a linear layer does not run."""
+    """Skip the test where torch's own package of a linear layer does not run on ``device``."""
     if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
         pytest.skip("torch's own package of a linear layer does not run here")
 
 
 def compiled_runner(folder: Path, device: str) -> Path:
-    """Compile ``examples/deploy/deploy_scenes.cpp``, which is linked with torch and without Python."""
+    """Compile ``examples/deploy/deploy_scenes.cpp`` in ``folder`` and return the program, which is linked with torch
+    and without Python.
+    """
     home, program = Path(torch.__file__).parent, folder / f"deploy_scenes_{device}"
     include = [f"-isystem{home / part}" for part in ("include", "include/torch/csrc/api/include")]
     libraries = ["torch", "torch_cpu", "c10", *(("torch_cuda", "c10_cuda") if device == "cuda" else ())]
@@ -52,9 +54,12 @@ def compiled_runner(folder: Path, device: str) -> Path:
 def run_without_python(
     runner: Path, package: Path, scenes: list[Any], device: str, within: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``package`` over ``scenes``, pairs of inputs and results, in an environment without Python."""
+    """Run the packaged model ``package`` by the program ``runner`` over ``scenes``, pairs of inputs and results,
+    without Python in reach, and return the ended process. ``within`` is the tolerance of results.
+    """
     saved = package.with_suffix(".scenes.pt")
     torch.save(scenes, saved)
+    # Without a PATH the program cannot start Python either.
     environment = {"PATH": "/nonexistent", **{k: v for k, v in os.environ.items() if k.startswith(("LD_", "CUDA_"))}}
     command = [runner, package, saved, device, str(within)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

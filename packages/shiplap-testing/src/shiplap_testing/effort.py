@@ -11,7 +11,8 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return the cases in their order; those that ``make test`` leaves out are marked ``long``.
+    """Return ``cases`` in their order, with those that ``make test`` leaves out marked ``long``, so that only ``nox -s
+    long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.
@@ -38,7 +39,7 @@ def sampled(
 
 
 def _long(case: Any) -> Any:
-    """The case, marked ``long``; it may be a ``pytest.param`` already."""
+    """Return ``case``, a value or a ``pytest.param``, as a ``pytest.param`` marked ``long``."""
     if isinstance(case, type(pytest.param())):
         return pytest.param(*case.values, marks=[*case.marks, pytest.mark.long], id=case.id)
     return pytest.param(case, marks=pytest.mark.long)

@@ -26,6 +26,8 @@ class Environment:
     """A virtual environment in ``folder``, with the distributions of ``names`` linked into it."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        """Create the environment in ``folder``, and link the files of the installed distributions ``names`` into it."""
+        # pip of this process installs into it, with --python.
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
         (self.packages,) = folder.glob("lib/python*/site-packages")
@@ -37,26 +39,30 @@ class Environment:
                     link.symlink_to(Path(str(package.locate_file(top))).resolve())
 
     def install(self, *wheels: Path) -> None:
-        """Install wheels with pip, and nothing that they require."""
+        """Install ``wheels`` with pip, without anything that they require."""
         pip = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install"]
         subprocess.run([*pip, "--quiet", "--no-deps", "--no-index", *wheels], check=True)
 
     def run(
         self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run its Python isolated from this one's path and settings; ``env`` is all that the program sees."""
+        """Run the Python of this environment with ``arguments`` in ``cwd``, isolated from the path and settings of this
+        process, and return the ended process. The program sees only the variables ``env``.
+        """
         command = [str(self.python), "-I", *map(str, arguments)]
         return subprocess.run(command, cwd=cwd, env=env or {}, capture_output=True, text=True, check=False)
 
 
 def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
-    """Wheels of ``packages`` by name, each built from its source distribution; both are left in ``folder/dist``.
+    """Build each of ``packages`` from its source distribution, and return the wheels by name. Sources and wheels are
+    left in ``folder/dist``.
 
     Nothing but :data:`BUILD` and the package's own build requirements is there while one is built.
     """
     environment, dist = Environment(folder / "builder", with_requirements(*BUILD)), folder / "dist"
     path = {"PATH": os.environ["PATH"]}
     wheels: dict[str, Path] = {}
+    # Headers first, since the others are built with them.
     for package in sorted({"shiplap-headers", *packages}, key=lambda p: p != "shiplap-headers"):
         project = REPOSITORY / "packages" / package
         done = environment.run("-m", "build", "--no-isolation", "--outdir", dist, project, cwd=folder, env=path)
@@ -69,7 +75,9 @@ def build(packages: Iterable[str], folder: Path) -> dict[str, Path]:
 
 
 def ours(package: str) -> list[str]:
-    """The distributions of this repository that ``package`` requires, itself last."""
+    """Return the distributions of this repository that ``package`` requires, directly or not, and ``package`` itself
+    last.
+    """
     project = tomllib.loads((REPOSITORY / "packages" / package / "pyproject.toml").read_text(encoding="utf-8"))
     required = (Requirement(text).name for text in project["project"].get("dependencies", ()))
     names = [name for first in required if first.startswith("shiplap") for name in ours(first)]
@@ -77,7 +85,7 @@ def ours(package: str) -> list[str]:
 
 
 def with_requirements(*names: str) -> set[str]:
-    """``names`` and what they require, without extras, as far as it is installed here."""
+    """Return ``names`` and what they require, directly or not, without extras, as far as it is installed here."""
     closure: set[str] = set()
     left = [_canonical(name) for name in names]
     while left:
@@ -95,13 +103,15 @@ def with_requirements(*names: str) -> set[str]:
 
 
 def others() -> Iterator[str]:
-    """Every distribution that is installed here and not of this repository."""
+    """Return the names of all installed distributions that are not of this repository."""
     return (name for package in distributions() if not (name := _name(package)).startswith("shiplap"))
 
 
 def _name(package: Distribution) -> str:
+    """Return the normalised name of an installed distribution."""
     return _canonical(package.metadata["Name"])
 
 
 def _canonical(name: str) -> str:
+    """Return the name of a distribution in lower case, with single hyphens as separators."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -10,12 +10,16 @@ from pathlib import Path
 
 
 def temporary(name: str) -> Path:
-    """A new folder outside of the repository. Workers of one run share those that were made before they were forked."""
+    """Create a folder outside of the repository and return it. It is removed when this process ends, and not when a
+    process forked from it ends.
+    """
     folder = Path(tempfile.mkdtemp(prefix=f"shiplap-{name}-"))
     atexit.register(_remove, folder, os.getpid())
     return folder
 
 
 def _remove(folder: Path, owner: int) -> None:
+    """Remove ``folder`` if this process is the one with the id ``owner``, which created it."""
+    # A forked process runs the same exit functions.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

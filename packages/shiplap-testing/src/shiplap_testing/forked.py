@@ -50,13 +50,12 @@ spent = 0.0  # seconds of processor time of what was forked for this process, to
 def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
-    """``python *command`` - a script, ``-m module`` or ``-c code``, after ``-W`` filters: what it printed, its status.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer, and was ended.
+    """Run ``python *command`` (a script, ``-m module`` or ``-c code``, after ``-W`` filters) in a forked process that
+    has imported torch's compiler, and return the ended process with its output. Raises ``subprocess.TimeoutExpired``
+    after ``timeout`` seconds, when it was killed.
     """
     environment = dict(os.environ if env is None else env)
-    early = _early(environment)
+    early = _variables_read_at_import(environment)
     arguments = [str(a) for a in command]
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
@@ -73,20 +72,26 @@ def python(
 def interpreted(
     *command: object, env: Mapping[str, str] | None = None, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """The same where Triton interprets its kernels."""
+    """Run ``python *command`` as ``python()`` does, with the variable that makes Triton interpret its kernels, and
+    return the ended process.
+    """
     return python(*command, env={**(os.environ if env is None else env), "TRITON_INTERPRET": "1"}, **more)
 
 
-def _early(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the variables of ``environment`` that torch or Triton read when they are imported, as sorted pairs."""
     names = sorted(n for n in environment.keys() - READ_LATER - OURS if n.startswith(READ_AT_IMPORT))
     return tuple((n, environment[n]) for n in names)
 
 
 def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
-    """The status of a program, or None for one that was ended."""
+    """Send ``program`` to ``server``, and return the exit status, or None for a program that was killed after
+    ``timeout`` seconds. Its processor time is added to ``spent``.
+    """
     global spent
     server.write(json.dumps(program).encode() + b"\n")
     pid = int(server.readline())
+    # The pid comes at once, the status when the program has ended.
     late = not select.select([server], [], [], timeout)[0]
     if late:
         os.kill(pid, signal.SIGKILL)
@@ -96,18 +101,19 @@ def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None
 
 
 def settle() -> None:
-    """What has been imported stays: the garbage collector leaves it out from now on, and runs less often.
-
-    A tenth of the time of tests that compile, where it went through all of torch, Inductor and SymPy each time; and
-    forked processes go on sharing what nobody writes to.
+    """Exempt all objects that exist now from garbage collection, and let the collector run less often. It took a tenth
+    of the time of tests that compile, and forked processes share memory that is not written to.
     """
     gc.collect()
+    # Frozen objects are not written to by the collector, so that forked processes share their memory.
     gc.freeze()
     gc.set_threshold(100_000, 20, 10)
 
 
 def shared() -> str:
-    """The folder of this run's sockets. It goes with the process that asked first."""
+    """Return the folder of the sockets of this run. The first process that calls this creates it, and removes it when
+    it ends.
+    """
     if not os.environ.get(FOLDER):
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="shiplap-forked-")
         atexit.register(_remove, os.environ[FOLDER], os.getpid())
@@ -115,23 +121,29 @@ def shared() -> str:
 
 
 def _remove(folder: str, owner: int) -> None:
+    """Remove ``folder`` if this process is the one with the id ``owner``, which created it."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def place(environment: Mapping[str, str]) -> Path:
-    """The socket of the process to fork programs with these variables from."""
-    digest = hashlib.sha256(repr(_early(environment)).encode()).hexdigest()[:16]
+    """Return the path of the socket of the process from which programs with the variables ``environment`` are
+    forked.
+    """
+    digest = hashlib.sha256(repr(_variables_read_at_import(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
 
 
 @cache
 def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
-    """A connection of one thread for the life of this process, to a server that the first worker starts to need it."""
+    """Return a connection of one thread to the server for programs with the variables ``early``. The first process that
+    needs a server starts it.
+    """
     global spent
     path = place(dict(early))
     path.parent.mkdir(mode=0o700, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
+        # Two workers that need a server at the same time must not start two.
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _connected(str(path)) or _started(str(path), dict(early))
     stream = connection.makefile("rwb", buffering=0)
@@ -140,6 +152,7 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
 
 
 def _connected(path: str) -> socket.socket | None:
+    """Return a connection to the socket ``path``, or None if no server listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -150,6 +163,9 @@ def _connected(path: str) -> socket.socket | None:
 
 
 def _started(path: str, early: dict[str, str]) -> socket.socket:
+    """Start a server with the socket ``path`` and the variables ``early``, and return a connection to it. Raises
+    ``RuntimeError`` if it ends first.
+    """
     kept = {n: v for n, v in os.environ.items() if n in READ_LATER or not n.startswith((*READ_AT_IMPORT, "PYTHONPATH"))}
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -167,6 +183,9 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 
 
 def _serve(path: str) -> None:
+    """Import the compiler, listen on the socket ``path``, and fork a process for each connection, until all of them and
+    the starting process have ended.
+    """
     del sys.path[0]  # the folder of this file
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -191,12 +210,15 @@ def _serve(path: str) -> None:
 
 
 def _all_ended(handlers: set[int]) -> bool:
+    """Remove the processes that have ended from ``handlers``, and return whether none is left."""
     handlers.difference_update([pid for pid in handlers if os.waitpid(pid, os.WNOHANG)[0]])
     return not handlers
 
 
 def _handle(connection: IO[bytes], told: float) -> None:
-    """Run what one worker asks for. The first is told what all imports took."""
+    """Run each program that is requested on ``connection``, and write its pid and then its status and processor time.
+    ``told``, the time of all imports, is written first.
+    """
     connection.write(b"%f\n" % told)
     for line in connection:
         pid = os.fork()
@@ -209,7 +231,9 @@ def _handle(connection: IO[bytes], told: float) -> None:
 
 
 def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str) -> None:
-    """In the new process: become ``python *arguments``."""
+    """Run ``python *arguments`` in this newly forked process, with the folder, variables and output files that are
+    given, and end it.
+    """
     for number, path in enumerate((os.devnull, out, err)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(handle, number)
@@ -218,15 +242,17 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], out: str, 
     os.environ.update(environment)
     os.chdir(cwd)
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
+    # All forked processes would draw the same numbers otherwise.
     random.seed()
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    # The program must not see the names of the server.
     sys.modules["__main__"] = types.ModuleType("__main__")
     _ended(partial(_program, arguments), atexit._run_exitfuncs)
 
 
 def child(run: Callable[[], object]) -> int:
-    """The pid of a process forked from this one that calls ``run`` and ends, with the status of ``SystemExit``, 1 for
-    any other exception, else 0. What was registered to run at exit is this process's own, and does not run there.
+    """Fork a process that calls ``run`` and ends, and return its pid. Its status is that of ``SystemExit``, 1 for any
+    other exception, and 0 otherwise. Functions registered to run at exit do not run there.
     """
     pid = os.fork()
     if not pid:
@@ -235,7 +261,7 @@ def child(run: Callable[[], object]) -> int:
 
 
 def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None) -> NoReturn:
-    """Call ``run`` and ``last``, and end this process as Python would."""
+    """Call ``run`` and then ``last``, and end this process with the status that Python would have."""
     status = 1
     try:
         run()
@@ -254,6 +280,9 @@ def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None)
 
 
 def _program(arguments: list[str]) -> None:
+    """Run the program of ``arguments`` as ``__main__``: the options ``-W`` and ``-P`` of Python, then ``-c code``, ``-m
+    module`` or a script.
+    """
     safe = False  # -P: neither the current folder nor that of the program is searched
     while arguments[0] in ("-W", "-P"):
         if arguments[0] == "-W":

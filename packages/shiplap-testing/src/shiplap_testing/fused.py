@@ -15,25 +15,31 @@ from shiplap_testing.private import counters
 
 
 def flat(value: Any) -> list[Tensor]:
-    """The tensors of a result, which may be nested."""
+    """Return the tensors of ``value``, a tensor or nested lists and tuples of tensors, in order."""
     return [value] if isinstance(value, Tensor) else [t for part in value for t in flat(part)]
 
 
 def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` and compare it with eager; the compiled function."""
+    """Compile ``fn`` as one graph, assert that it agrees with eager on ``args`` to ``tolerance``, and return the
+    compiled function.
+    """
     compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
     same(compiled, fn, args, tolerance)
     return compiled
 
 
 def same(compiled: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], tolerance: float) -> None:
-    """Both return tensors of the same shapes, strides and dtypes, and of nearly the same values."""
+    """Assert that ``compiled`` and ``fn`` return tensors of the same shapes, strides and dtypes for ``args``, whose
+    difference is at most ``tolerance`` of their norm.
+    """
     for got, want in zip(flat(compiled(*args)), flat(fn(*args)), strict=True):
         assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
         assert float((got.double() - want.double()).norm()) <= tolerance * float(want.double().norm())
 
 
 def counted() -> tuple[int, int]:
-    """C++ templates that were compiled, and neighbours that went into them."""
+    """Return the numbers of C++ templates that Inductor has compiled and of neighbouring operations that it fused into
+    them.
+    """
     counts = counters()["inductor"]
     return counts["cpp_templated_kernel_counter"], counts["cpp_epilogue_fusion_counter"]

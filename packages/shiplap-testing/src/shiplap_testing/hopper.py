@@ -19,10 +19,11 @@ OBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjd
 
 
 def pretend() -> None:
-    """From now on this process compiles for Hopper."""
+    """Let this process compile Triton kernels for Hopper from now on, as if there were such a GPU."""
     from shiplap.kernels.triton import template_kernel
 
     driver.set_active(InterpreterTarget())
+    # Nothing is launched: these answers only decide what is compiled.
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *device: (9, 0)
     torch.cuda.get_device_properties = lambda *device: SimpleNamespace(multi_processor_count=132)
@@ -30,13 +31,17 @@ def pretend() -> None:
 
 
 def compiled(run: Any) -> list[Any]:
-    """Return the binaries that Triton has compiled of a template's kernels."""
+    """Return the binaries that Triton has compiled of the kernels of a template. ``run`` is an object whose attribute
+    ``jitted`` has the launchers of these kernels.
+    """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers and bytes of stack of a thread - where registers spill to - and bytes of shared memory of a program."""
+    """Return what a compiled kernel uses: ``registers`` and bytes of ``stack`` of a thread, where registers spill to,
+    and bytes of ``shared`` memory of a program.
+    """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()

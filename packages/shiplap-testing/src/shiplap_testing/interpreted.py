@@ -18,6 +18,8 @@ interpret()
 
 
 def run(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> tuple[list[torch.Tensor], float, list[str]]:
-    """Compile and run ``fn``: outputs, worst error relative to the largest value of eager, kernels launched."""
+    """Compile ``fn`` and run it on ``args`` with Triton's interpreter. Returns the outputs, the worst error relative to
+    the largest value of eager, and the names of the kernels launched.
+    """
     done = run_interpreted(fn, *args, dynamic=dynamic)
     return list(done.results), done.error, list(done.kernels)

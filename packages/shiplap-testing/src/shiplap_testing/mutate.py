@@ -53,7 +53,9 @@ PIECES = (
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Some bytes changed, cut, repeated or put in."""
+    """Return ``whole`` with one to four random changes: a byte changed, bytes cut, pieces of file formats put in, or
+    bytes repeated.
+    """
     data = bytearray(whole)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(data) + 1)

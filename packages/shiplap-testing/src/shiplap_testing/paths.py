@@ -11,6 +11,8 @@ SEARCHED = (REPOSITORY, *sorted(p.parent for p in REPOSITORY.glob("packages/*/te
 
 
 def searched() -> str:
-    """A value for ``PYTHONPATH`` by which a program finds the helpers of all tests."""
+    """Return a value for ``PYTHONPATH`` by which a program finds the helpers of all tests, with the folders of the
+    present value behind.
+    """
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return os.pathsep.join(dict.fromkeys([*map(str, SEARCHED), *given]))

@@ -120,9 +120,8 @@ LONG = (
 
 @pytest.fixture
 def ns(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of this test alone: ``@sl.op(f"{ns}::scale")``. Its ops go with it: no other test meets them.
-
-    It is the same in each run, as are then the sources that are compiled for it.
+    """Yield a namespace for ops of this test alone, as in ``@sl.op(f"{ns}::scale")``. It is the same in each run, so
+    that compiled sources are found again. Ops declared in it are removed from the registry afterwards.
     """
     from shiplap.dispatch import registry
 
@@ -134,7 +133,7 @@ def ns(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """No compiled code or counters from another test."""
+    """Reset the compiler before and after the test, so that it has no compiled code or counters of other tests."""
     from shiplap import torch_private
 
     torch_private.reset_compiler()
@@ -144,7 +143,9 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Graphs are compiled anew, without gradients and on fixed values; choices have a store of this test's."""
+    """Compile graphs anew in this test, without caches and gradients and with seeded random numbers. Kernel choices are
+    kept in a store of this test.
+    """
     import torch
 
     from shiplap.torch_private import inductor_lowering
@@ -166,9 +167,8 @@ def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vector_instructions(request: pytest.FixtureRequest) -> None:
-    """A worker of a whole run tries once what its compiler and CPU can do, and the processes that tests start do not.
-
-    It does so where it was not forked from a process that has. Tests that need an accelerator do without.
+    """Try once in each worker of a whole run which vector instructions compile and run, so that programs that tests
+    start need not. Workers forked from a process that has tried, and runs with tests for accelerators only, do without.
     """
     on_cpu = any(not item.get_closest_marker("gpu") for item in request.session.items)
     if on_cpu and hasattr(request.config, "workerinput") and private.VECTORS not in os.environ:
@@ -190,19 +190,22 @@ ALONE = (
 
 
 def _is_alone(nodeid: str) -> bool:
+    """Whether the test ``nodeid`` takes about a minute on an accelerator, so that it is scheduled on its own
+    and first.
+    """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
     return folder.endswith("/gpu") and any(part in name for part in ALONE)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest tests first, then the files in the order of ``LONG``; the sort is stable.
-
-    Tests that are near to a change keep the order in which they were selected.
+    """Sort the tests in place: the longest on accelerators first, then files in the order of ``LONG``. Tests selected
+    by ``--changed`` keep their order, the nearest to a change first.
     """
     if changed.is_used(config):
         return
 
     def place(item: pytest.Item) -> int:
+        """Return the number by which tests are sorted: -1 for the longest, else the place of the file in ``LONG``."""
         if _is_alone(item.nodeid):
             return -1
         return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
@@ -212,11 +215,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _place_of(file: str) -> int:
+    """Return the place of the test file ``file`` (without ``.py``) in ``LONG``, or the length of ``LONG`` if it is not
+    there.
+    """
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
 def _unit(nodeid: str) -> str:
-    """What one worker runs from its beginning to its end: tests with the same."""
+    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a file, the folder of the judge,
+    whose files share a process that is slow to start, or on accelerators a function or one test.
+    """
     if _is_alone(nodeid):
         return nodeid
     function, file = nodeid.partition("[")[0], nodeid.partition("::")[0]
@@ -228,12 +236,9 @@ def _unit(nodeid: str) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile`` a file stays with one worker; files of families for accelerators are spread by function.
-
-    The files about the judge stay together, since they share a process that takes seconds to start.
-
-    All its tests in one worker would take as long as all the rest. A test that ends its worker runs once. pytest-xdist
-    would give it to the next worker as well, until it has none.
+    """Return the scheduler of a run with ``--dist loadfile``, which hands out units of tests (see ``_unit``) to
+    workers, or None for other runs. A test that ends its worker runs once, where pytest-xdist would hand it to one
+    worker after another.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -241,9 +246,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            """Return the unit of the test ``nodeid``, which pytest-xdist hands out as a whole."""
             return _unit(nodeid)
 
         def remove_node(self, node: Any) -> str | None:
+            """Mark the test that ended the worker ``node`` as completed, so that no other worker runs it, and return
+            its id, or None if no test was left.
+            """
             units = self.assigned_work[node].values()
             left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
             if left:
@@ -256,11 +265,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
+    """Exempt what was imported for the tests from garbage collection."""
     settle()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Workers that share a device take their part of its memory each: one that wants more is told so, and no other."""
+    """Before a test on an accelerator, limit the device memory of each of several workers to its share. A worker that
+    needs more then gets an error itself, instead of the others.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and item.get_closest_marker("gpu"):
         import torch
@@ -273,10 +285,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A worker whose device no longer answers ends after the test that broke it; pytest-xdist starts another one.
-
-    An illegal access leaves the CUDA context of a process unusable. Each later test of the worker would fail for it,
-    and as a failing test takes no time, the worker would take most of the remaining files.
+    """Return the report of a test, and end a worker whose device no longer works after a failed test, in favour of a
+    new one. An illegal access leaves the CUDA context of a process unusable, so that each later test of the worker
+    would fail.
     """
     report = yield
     if report.failed:
@@ -284,6 +295,7 @@ def pytest_runtest_makereport(
     if report.when == "teardown" and item.stash.get(_FAILED, False) and item.get_closest_marker("gpu"):
         broken = _device_error()
         if broken and hasattr(item.config, "workerinput"):
+            # Failing tests take no time, so that this worker would take most of the remaining files.
             os._exit(70)
         if broken:
             item.session.shouldfail = f"the device stopped answering after {item.nodeid}: {broken}"
@@ -291,7 +303,7 @@ def pytest_runtest_makereport(
 
 
 def _device_error() -> str:
-    """Return the first line of the error that synchronizing the device raises, empty if it works."""
+    """Return the first line of the error that synchronising the device raises, or an empty text if it works."""
     import torch
 
     try:
@@ -303,9 +315,8 @@ def _device_error() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Most tests run references on purpose; those about the notice catch it themselves.
-
-    Whoever hands out tests and runs none imports neither torch nor shiplap.
+    """Ignore the notices about references in most tests, share one folder among workers, and set up Hypothesis without
+    deadlines. A process that only hands out tests imports neither torch nor shiplap.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")
@@ -319,7 +330,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Workers are forked from a process that collects the same tests."""
+    """Start the process from which workers are forked, and have pytest-xdist fork each worker of ``specs`` from it."""
     if not workers.possible():
         return
     programs = place({**os.environ, private.VECTORS: "1"})
@@ -331,6 +342,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the process from which workers were forked, if there is one."""
     if forked := config.stash.get(_WORKERS, None):
         forked.end()
 
@@ -340,7 +352,9 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """``run("env", "--json")`` → result with ``exit_code``, ``stdout``, ``stderr``; in this process."""
+    """Return a function that calls the command ``shiplap`` in this process, as in ``run("env", "--json")``, and returns
+    its result with ``exit_code``, ``stdout`` and ``stderr``.
+    """
     from shiplap.cli.app import app
 
     monkeypatch.chdir(REPOSITORY)
@@ -350,9 +364,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def process() -> Run:
-    """The same in a process of its own: ``returncode``, ``stdout``, ``stderr``."""
+    """Return a function that runs the command ``shiplap`` in a process of its own, and returns the ended process with
+    ``returncode``, ``stdout`` and ``stderr``.
+    """
 
     def start(*args: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+        """Run ``shiplap`` with ``args`` in the folder ``cwd``, and return the ended process."""
         return python("-m", "shiplap.cli", *args, cwd=cwd)
 
     return start

@@ -18,7 +18,9 @@ FIXTURES = ("packages/shiplap-backend/tests/backend/runtime/test_load.py", "pack
 
 
 def main() -> int:
-    """Compile, and return the status of pytest, which sets up fixtures and runs no test."""
+    """Compile headers, the generated device and the libraries of fixtures for later runs of ``make test``. Returns the
+    status of pytest, which sets up fixtures and runs no test.
+    """
     os.environ[compilers.ASKED] = "1"
     os.environ["PATH"] = compilers.path()
     for process in (compilers.headers(), compilers.kernels()):

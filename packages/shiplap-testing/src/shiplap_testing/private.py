@@ -48,16 +48,16 @@ THEN = (
 
 
 def import_compiler() -> None:
-    """Have this process know what it needs for its first graph: 1.1 s of 1.5 (two shared cores, 2026-11-27).
-
-    Patterns are those for graphs on the CPU. While they are traced, a progress bar that nobody sees starts no thread,
-    since this process will be forked. Nor does it measure for a log how quick the guards of each graph are: Dynamo
-    writes 32 MB before that, 0.02 s that empty the caches of other workers too.
+    """Import and look up in this process what torch's compiler needs for the first graph, on the CPU, so that processes
+    forked from it need not. That is 1.1 s of 1.5 (two shared cores, 2026-11-27).
     """
     import_module("torch._inductor.compile_fx")
     guards = import_module("torch._dynamo.guards")
+    # For a log, Dynamo measures how quick the guards of each graph are. It writes 32 MB before that, 0.02 s which empty
+    # the caches of other workers too.
     if hasattr(guards, "profile_guard_manager"):
         guards.profile_guard_manager = lambda root, scope, rounds: 0.0
+    # While patterns are traced, a progress bar that nobody sees must start no thread, since this process is forked.
     bar = import_module("torch.hub").tqdm
     interval, bar.monitor_interval = getattr(bar, "monitor_interval", 0), 0
     for module, name, *arguments in FIRST:
@@ -70,22 +70,25 @@ def import_compiler() -> None:
 
 
 def counters() -> Any:
-    """Return the counters of compilations that torch keeps in this process."""
+    """Return the counters of compilations that torch keeps in this process, by subsystem and name."""
     return import_module("torch._dynamo.utils").counters
 
 
 def process_group(name: str) -> Any:
-    """The group of ranks that torch knows by this name."""
+    """Return the process group of ``torch.distributed`` that has the name ``name``."""
     return import_module("torch.distributed.distributed_c10d")._resolve_process_group(name)
 
 
 def compile_headers_singly() -> None:
-    """Have each kernel of a package read its headers: for one model they would be precompiled longer than that."""
+    """Have Inductor compile the headers of a package with each kernel. Precompiling them would take longer for one
+    model.
+    """
     _set_for_all_threads("aot_inductor.precompile_headers", False)
 
 
 def _set_for_all_threads(name: str, value: bool) -> None:
-    """Set a configuration of Inductor as its variable does in a process that starts with it.
+    """Set the boolean option ``name`` of Inductor's configuration for all threads, as its environment variable does at
+    the start.
 
     What is assigned counts for one thread, so that a graph would have another cache key in each of the others.
     """
@@ -93,7 +96,9 @@ def _set_for_all_threads(name: str, value: bool) -> None:
 
 
 def header_call(header: str) -> list[str]:
-    """How Inductor calls the compiler to precompile ``header`` of torch for its kernels, without ``-o``."""
+    """Return the command, as a list without ``-o``, by which Inductor precompiles ``header`` of torch for its
+    kernels.
+    """
     builder, isa = import_module("torch._inductor.cpp_builder"), import_module("torch._inductor.cpu_vec_isa")
     path = Path(str(import_module("torch").__file__)).parent / "include" / header
     options = builder.CppTorchDeviceOptions(vec_isa=isa.pick_vec_isa(), device_type="cpu", precompiling=True)
@@ -103,12 +108,11 @@ def header_call(header: str) -> list[str]:
 
 
 def try_instructions() -> None:
-    """Have Inductor use the best vector instructions of the CPU without a try, where they compile, load and run.
-
-    Inductor tries it in each process, and without a cache from the past that is 3 s. Of the sets of a CPU the best is
-    tried, as Inductor itself takes no other. Where it works, this process and those forked from it do not try again.
-    They find nothing else of it: the try is a process of its own, since Inductor remembers which compiler it found.
+    """Try once, in a forked process, whether the best vector instructions of the CPU compile and run. If they do, let
+    Inductor use them without a try of 3 s in this process and in those forked from it.
     """
+    # A process of its own, since Inductor remembers which compiler the try found. Of the sets of a CPU only the best is
+    # tried, as Inductor itself takes no other.
     pid = os.fork()
     if not pid:
         os._exit(0 if _best_instructions_work() else 1)
@@ -118,7 +122,9 @@ def try_instructions() -> None:
 
 
 def _best_instructions_work() -> bool:
-    """Whether they do; on x86 no others are tried after these."""
+    """Whether a kernel with the best vector instructions of this CPU compiles, loads and runs. An exception counts as
+    no.
+    """
     with contextlib.suppress(Exception):
         isa = import_module("torch._inductor.cpu_vec_isa")
         flags = isa.x86_isa_checker()
@@ -128,13 +134,13 @@ def _best_instructions_work() -> bool:
 
 
 def compiled_autograd(backend: str) -> Any:
-    """A context in which a backward pass is compiled, as one graph and without a break."""
+    """Return a context in which each backward pass is compiled by ``backend``, as one graph without a break."""
     import torch
 
     return import_module("torch._dynamo.compiled_autograd")._enable(torch.compile(backend=backend, fullgraph=True))
 
 
 def fake_mode() -> Any:
-    """A mode in which tensors have sizes and no memory, and sizes that depend on data are symbols."""
+    """Return a mode in which tensors have sizes and no memory, and in which sizes that depend on data are symbols."""
     shapes = import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return import_module("torch._subclasses.fake_tensor").FakeTensorMode(shape_env=shapes)

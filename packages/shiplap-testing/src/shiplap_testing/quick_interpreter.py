@@ -18,29 +18,39 @@ from typing import Any
 
 
 def quicken() -> None:
-    """Before any kernel has run, in a process whose variables ask for the interpreter."""
+    """Replace two functions of Triton's interpreter by quicker ones with the same results. It must be called before any
+    kernel runs, in a process whose variables select the interpreter.
+    """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")
+        # Looked up before anything is replaced: a release without one of them keeps its own.
         kept = interpreter._patch_builtin, interpreter._get_np_dtype, interpreter._patch_attr
         interpreter._patch_builtin = _patch_builtin(language.core.is_builtin, *kept[::2])
         interpreter._get_np_dtype = _numpy_type(language, kept[1])
 
 
 def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any], patch: Callable[..., Any]) -> Any:
-    """``original``, which replaces the members of a part of the language that are the compiler's, by their names."""
+    """Return a quicker form of ``original``, the function of Triton that replaces the compiler's members of a part of
+    its language: which members these are is computed once. ``patch`` replaces one member.
+    """
 
     @cache
     def names(part: Any) -> list[str]:
+        """Return the names of the members of ``part`` that ``original`` replaces."""
         replaced: list[str] = []
 
         class Scope:
             def set_attr(self, _: Any, name: str, __: Any) -> None:
+                """Record ``name``, without replacing anything."""
                 replaced.append(name)
 
         original(part, None, Scope())
         return replaced
 
     def quick(part: Any, builder: Any, scope: Any) -> None:
+        """Replace the members of ``part`` that are still the compiler's by those that use ``builder``. ``scope`` undoes
+        this later.
+        """
         for name in names(part):
             if is_builtin(member := getattr(part, name)):
                 patch(part, name, member, builder, scope)
@@ -52,10 +62,14 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
 
 def _numpy_type(language: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function like ``original``, which maps a type of Triton to the NumPy type, that remembers the result by
+    the name of the element type.
+    """
     known: dict[str, Any] = {}
     block, pointer = language.block_type, language.pointer_type
 
     def quick(given: Any) -> Any:
+        """Return the NumPy type of the type ``given`` of Triton, a block or a scalar."""
         element = given.element_ty if isinstance(given, block) else given
         if isinstance(element, pointer):
             return original(element)

@@ -39,12 +39,12 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Make ``function(rank, world)`` the cell ``name``. It returns a tolerance as text, or raises.
-
-    A ``long`` one runs where it is named only.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table of combinations.
+    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
+        """Register ``function`` as the cell and return it."""
         _cells[name] = function
         _long.update({name} if long else ())
         return function
@@ -53,11 +53,14 @@ def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str
 
 
 def device() -> torch.device:
-    """Where the tensors of this rank are."""
+    """Return the device of the tensors of this rank: the CPU, or its GPU."""
     return torch.device("cpu") if _kind() == "gloo" else torch.device("cuda", torch.cuda.current_device())
 
 
 def _kind() -> str:
+    """Return the kind of ranks in the variable ``SHIPLAP_RANKS``: ``gloo``, ``nccl`` or ``shared``, by default
+    ``gloo``.
+    """
     return os.environ.get("SHIPLAP_RANKS", "gloo")
 
 
@@ -67,7 +70,7 @@ BACKENDS = {"shared": "cpu:gloo,cuda:gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 def main() -> None:
-    """Run the cells (or those named on the command line) on this rank, and let rank 0 print what they reported."""
+    """Run all cells but the long ones, or those named on the command line, on this rank. Rank 0 prints the outcomes."""
     import torch.distributed as dist
 
     faulthandler.enable()  # of a rank that dies of a signal, this is all that is seen
@@ -80,14 +83,16 @@ def main() -> None:
 
 
 def _report(names: list[str]) -> None:
-    """Run the cells ``names``, one after the other, and let rank 0 print what all ranks said."""
+    """Run the cells ``names`` in order on this rank, gather what all ranks report, and let rank 0 print the outcomes as
+    JSON.
+    """
     import torch.distributed as dist
 
     rank, world = dist.get_rank(), dist.get_world_size()
     reported = {}
     for name in names:
         everyone: list[str] = [""] * world
-        mine = _say(_cells[name], rank, world)
+        mine = _cell_outcome(_cells[name], rank, world)
         print(f"rank {rank}, {name}: {mine}", file=sys.stderr, flush=True)  # all that is seen if they lose each other
         dist.all_gather_object(everyone, mine)
         reported[name] = everyone[0] if len(set(everyone)) == 1 else f"ranks differ: {everyone}"
@@ -95,9 +100,13 @@ def _report(names: list[str]) -> None:
         print(MARK + json.dumps(reported), flush=True)
 
 
-def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
+def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
+    """Call the cell ``function`` and return its outcome as text: ``equal (tolerance)``, ``refused (id)`` for a
+    catalogue error, or ``failed:`` and the last line of any other exception.
+    """
     from shiplap.errors import ShiplapError
 
+    # Each cell begins with the same numbers on every rank.
     torch.manual_seed(0)
     try:
         return f"equal ({function(rank, world)})"
@@ -110,9 +119,9 @@ def _say(function: Callable[[int, int], str], rank: int, world: int) -> str:
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """What the cells of ``module`` say on ``world`` processes that share one group, started once for all of them.
-
-    ``kind`` is ``"gloo"``, ``"nccl"`` or ``"shared"``, by default what ``SHIPLAP_RANKS`` says.
+    """Run the cells of the module ``module``, or those named by ``cells``, on ``world`` processes in one group of the
+    kind ``kind`` (see ``_kind``), and return their outcomes by name. Raises ``AssertionError`` if no outcome is
+    printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}
@@ -140,7 +149,9 @@ def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kin
 
 
 def launch() -> None:
-    """The program that ``outcomes`` starts; number of ranks, seconds that they may take, module, cells."""
+    """Run the program that ``outcomes`` starts: fork the ranks and run the cells in them. The command line has the
+    number of ranks, the seconds that they may take, the module and the cells.
+    """
     world, limit, (module, *cells) = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     import_module(module)
     sys.argv = [module, *cells]
@@ -148,14 +159,12 @@ def launch() -> None:
 
 
 def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
-    """Fork ``world`` ranks out of this process, which has used no threads yet, and wait until each has ``run``.
-
-    They find what ``torchrun`` says in their environment.
-
-    Raises:
-        SystemExit: the status of a rank that failed, or that they took more than ``limit`` seconds; none is left.
+    """Fork ``world`` ranks out of this process, which must not have used threads, with the variables that ``torchrun``
+    sets, and wait until each has called ``run``. Raises ``SystemExit`` if a rank fails or all take more than ``limit``
+    seconds, after the others were killed.
     """
     with socket.socket() as free:
+        # Port 0 stands for any port that is free.
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ |= {
@@ -167,6 +176,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
 
     def wait() -> None:
+        """Call ``run`` and wait for all other ranks, so that none leaves while another still communicates with it."""
         run()
         ready.wait(limit)
 
@@ -179,6 +189,7 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
             status = status or abs(os.waitstatus_to_exitcode(ended))
         if status or time.monotonic() > end:
             for other in running:
+                # The others would wait for the rank that failed.
                 os.kill(other, signal.SIGKILL)
                 os.waitpid(other, 0)
             raise SystemExit(status or f"{len(running)} of {world} ranks took more than {limit:.0f} s")
@@ -186,7 +197,9 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
 
 
 def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
-    """Do ``run`` as ``rank``."""
+    """Call ``run`` in this process as rank ``rank`` with one thread. A traceback is printed shortly before ``limit``
+    seconds are over.
+    """
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(limit * 0.9)  # where it waits, should it wait for ever
@@ -194,7 +207,7 @@ def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
 
 
 def table(column: str) -> dict[str, str]:
-    """What docs/many-devices.md says in the rows of the table under ``column``: the name of a cell → its outcome."""
+    """Return the outcomes under ``column`` in the tables of docs/many-devices.md, by the name of the cell."""
     rows: dict[str, str] = {}
     heading: list[str] = []
     for line in (REPOSITORY / "docs" / "many-devices.md").read_text().splitlines():

@@ -13,7 +13,9 @@ import shiplap as sl
 
 @contextmanager
 def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
-    """The block raises the catalogue error ``id``; its text has every fragment, its fields are exactly ``fields``."""
+    """Assert that the block raises the catalogue error ``id``, whose text contains every one of ``fragments`` and whose
+    attributes equal ``fields``. The error must also have a fix and survive pickling.
+    """
     with pytest.raises(sl.ShiplapError) as caught:
         yield
     raised = caught.value
@@ -23,11 +25,14 @@ def fails(id: str, *fragments: str, **fields: str) -> Iterator[None]:
     for name, value in fields.items():
         assert getattr(raised, name) == value, str(raised)
     assert raised.fix, "every error names one fix"
+    # Errors cross processes: those of workers are raised again in the parent.
     assert str(pickle.loads(pickle.dumps(raised))) == str(raised)
 
 
 def files_entered(call: Callable[[], object]) -> list[str]:
-    """The file of each Python function that ``call`` enters, in order: what a call without Python has few of."""
+    """Return the file of each Python function that ``call`` enters, in order. A call that runs in C++ has few
+    of them.
+    """
     files: list[str] = []
     sys.setprofile(lambda frame, event, of: files.append(frame.f_code.co_filename) if event == "call" else None)
     try:
@@ -38,7 +43,9 @@ def files_entered(call: Callable[[], object]) -> list[str]:
 
 
 def triton_files_entered(call: Callable[[], object]) -> list[str]:
-    """The files of Triton and of generated launchers that ``call`` enters: none where C++ replays a launch."""
+    """Return the files of Triton and of generated launchers whose Python functions ``call`` enters, in order. The list
+    is empty where C++ replays a launch.
+    """
     ours = str(Path(sl.__file__).parent)  # our own kernels lie in a folder of that name, too
     entered = files_entered(call)
     return [name for name in entered if "<launch" in name or ("triton" in name and not name.startswith(ours))]

@@ -27,7 +27,9 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 
 
 def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
-    """The tensors of all ranks, one below the other."""
+    """Return the tensors of all ranks of ``group``, concatenated along dim 0, by an operation that gloo runs for
+    tensors of a GPU.
+    """
     within = process_group(group) if isinstance(group, str) else group
     out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
     dist.all_gather_into_tensor(out, tensor.contiguous(), group=within)
@@ -35,6 +37,7 @@ def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
 
 
 def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[Tensor]:
+    """Return for each of ``tensors`` those of all ranks of ``group``, concatenated along dim 0."""
     return [_gathered(tensor, group_size, group) for tensor in tensors]
 
 
@@ -42,27 +45,36 @@ class _Arriving:
     """The work handle that ``irecv`` returns: the tensor is filled when it has been waited for."""
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
+        """Keep ``work``, the handle of a receive into ``host``, and the ``tensor`` that is to be filled."""
         self.work, self.host, self.tensor = work, host, tensor
 
     def wait(self, *timeout: Any) -> bool:
+        """Wait for the receive, copy the received tensor to the device, and return whether the work was done."""
         done = bool(self.work.wait(*timeout))
         with torch.no_grad():  # a pipeline receives into tensors that require a gradient
             self.tensor.copy_(self.host)
         return done
 
     def _source_rank(self) -> int:
+        """Return the rank that sent the tensor."""
         return int(self.work._source_rank())
 
 
 @contextmanager
 def through_host(device: str = "cuda") -> Iterator[None]:
-    """Within it, gathers of DTensors and messages between two ranks go through the host for tensors of ``device``."""
+    """Return a context in which gathers of DTensors and messages between two ranks are copied through the host for
+    tensors of ``device``.
+    """
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
 
     def isend(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        """Send ``tensor`` as ``isend`` does, copied to the host if it is on ``device``."""
         return send(tensor.detach().cpu() if tensor.device.type == device else tensor, *args, **options)
 
     def irecv(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        """Receive into ``tensor`` as ``irecv`` does, through a tensor on the host if it is on ``device``. Returns the
+        work handle.
+        """
         if tensor.device.type != device:
             return receive(tensor, *args, **options)
         host = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)

@@ -39,12 +39,9 @@ class Workers:
     """The process to fork workers from, seen from the one that hands out the tests."""
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
-        """
-        Args:
-            arguments: Of pytest.
-            workers: Where it can be reached.
-            programs: Where the process to fork programs from can be reached.
-            count: How many workers there will be.
+        """Start the process from which workers are forked. It listens at ``workers``, collects with the pytest
+        ``arguments``, and forks the process at ``programs``, which runs programs of tests. ``count`` is the number of
+        workers.
         """
         self.path = workers
         command = [sys.executable, "-P", __file__, "serve", workers]
@@ -54,23 +51,25 @@ class Workers:
         self.process.stdin.flush()
 
     def python(self) -> str:
-        """What pytest-xdist is to call for ``python -u -c code``."""
+        """Return the command that pytest-xdist calls in place of Python to start a worker, as one line of shell."""
         return shlex.join([sys.executable, "-I", "-S", __file__, "join", str(self.path)])
 
     def end(self) -> None:
-        """End it, and its workers that are still there."""
+        """End the process from which workers are forked, and the workers that are still running."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def possible() -> bool:
-    """Whether tests can run in processes that are forked."""
+    """Whether tests can run in forked processes: the system has ``fork`` and no accelerator is visible."""
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 
 def _join(path: str, command: list[str]) -> None:
-    """Be a worker: another process takes over the streams. If there is none, become an ordinary one."""
+    """Become a worker: pass the streams of this process and ``command`` to a process forked by the server at ``path``,
+    and wait until that ends. Without a server, replace this process by ``python *command``.
+    """
     with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
         _connect(connection, path)
         message = json.dumps([command, os.getcwd(), dict(os.environ)]).encode()
@@ -86,6 +85,8 @@ def _join(path: str, command: list[str]) -> None:
 
 
 def _connect(connection: socket.socket, path: str) -> None:
+    """Connect to the socket ``path``, and wait up to ten seconds for it. Raises ``TimeoutError`` after that."""
+    # Ten seconds: the server imports before it listens.
     for _ in range(500):
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             return connection.connect(path)
@@ -94,6 +95,9 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def _serve(path: str) -> None:
+    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection, until
+    standard input is closed. Then kill the workers that are left.
+    """
     arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
@@ -110,7 +114,7 @@ def _serve(path: str) -> None:
                     children.add(pid)
                 else:
                     listening.close()
-                    _work(connection, threads, told)
+                    _become_worker(connection, threads, told)
                 connection.close()
                 told = 0.0
     for pid in children:
@@ -118,14 +122,16 @@ def _serve(path: str) -> None:
 
 
 def _programs(path: str, listening: socket.socket) -> int:
-    """Fork the process from which programs of tests are forked: it has imported the compiler, and nothing of ours."""
+    """Fork the process from which programs of tests are forked, which listens on the socket ``path``, and return its
+    pid. It has imported the compiler and nothing of shiplap.
+    """
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))
     private["import_compiler"]()
     private["try_instructions"]()
     pid = os.fork()
     if not pid:
         listening.close()
-        _streams([os.open(os.devnull, os.O_RDONLY)])
+        _replace_standard_streams([os.open(os.devnull, os.O_RDONLY)])
         file = str(Path(__file__).with_name("forked.py"))
         sys.argv = [file, path]
         sys.path.insert(0, os.path.dirname(file))  # as Python does for a script
@@ -135,9 +141,9 @@ def _programs(path: str, listening: socket.socket) -> int:
 
 
 def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
-    """Import what the tests of this run import. How many threads torch uses.
-
-    Threads do not survive a fork: nothing that is computed while files are imported starts any.
+    """Import what the tests of this run import, with the pytest ``arguments`` and the module path ``searched``, and
+    return the number of threads that torch uses. Meanwhile torch has one thread, since threads do not survive a fork.
+    With ``headers``, compilation of shared headers is started.
     """
     sys.path[:] = searched
     import_module("shiplap_testing.private").compile_headers_singly()
@@ -154,20 +160,25 @@ def _import(arguments: list[str], searched: list[str], *, headers: bool) -> int:
 
 
 def _spent() -> float:
+    """Return the seconds of processor time of this process and its ended children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
-def _work(connection: socket.socket, threads: int, told: float) -> None:
-    """In the new process: become the worker that has connected. The first is told what all imports took."""
+def _become_worker(connection: socket.socket, threads: int, told: float) -> None:
+    """Become the worker that has connected, in this newly forked process: take its streams, folder and variables, and
+    run its command. ``told`` is the processor time of all imports, charged to the first worker.
+    """
     size, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as stream:
         command, cwd, environment = json.loads(stream.read(int.from_bytes(size, "little")))
-    _streams(streams)
+    _replace_standard_streams(streams)
     connection.send(b"1")
+    # The server ignores this signal, and a forked process inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     known = import_module("shiplap_testing.private").VECTORS
     vectors = {name: value for name, value in os.environ.items() if name == known}
+    # The variables of the server are those of the whole run, not of this worker.
     os.environ.clear()
     os.environ.update(vectors | environment)
     os.chdir(cwd)
@@ -179,8 +190,8 @@ def _work(connection: socket.socket, threads: int, told: float) -> None:
     forked._ended(partial(exec, command[-1], vars(sys.modules["__main__"])), atexit._run_exitfuncs)
 
 
-def _streams(handles: list[int]) -> None:
-    """Have these for standard input, output and errors, as many as there are."""
+def _replace_standard_streams(handles: list[int]) -> None:
+    """Make the file descriptors ``handles`` standard input, output and error of this process, as many as there are."""
     for number, (handle, name, mode) in enumerate(zip(handles, ("stdin", "stdout", "stderr"), "rww", strict=False)):
         os.dup2(handle, number)
         os.close(handle)

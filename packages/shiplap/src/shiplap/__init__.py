@@ -80,25 +80,34 @@ class _Package(ModuleType):
 
     ``audit``, ``doctor``, ``judge`` and ``rewrite`` are functions and, by the same name, packages. When Python has
     imported ``shiplap.audit``, at whatever time and for whomever, it binds that package to the name ``audit`` of
-    ``shiplap``. A module's own ``__getattr__`` would not be asked from then on, and ``sl.audit(op)`` would call a
+    ``shiplap``. Python would no longer call a module's own ``__getattr__`` then, and ``sl.audit(op)`` would call a
     module: so this class, the documented way to control what is bound, lets the function keep the name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
+        """Bind a name of the package, except that a submodule that Python has imported does not replace the public
+        function of the same name (``_LATE``).
+        """
         if not (name in _LATE and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
+        """Import the public name ``name`` of ``_LATE`` from its module at its first use, bind it to the package and
+        return it. Raises AttributeError for other names.
+        """
         value = _late(name)
         setattr(self, name, value)
         return value
 
     def __dir__(self) -> list[str]:
+        """Return the sorted attribute names of the package, including the public names that are not imported yet."""
         return sorted({*super().__dir__(), *_LATE})
 
 
 def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) -> Kernel:
-    """While a Triton template is declared: it is also a kernel of its own."""
+    """Return the kernel that a Triton template is besides its use in Inductor: ``declare`` calls this hook whenever a
+    template is declared.
+    """
     with uncollected():
         from shiplap.kernels.triton.template_kernel import TemplateKernel
 
@@ -106,21 +115,27 @@ def _kernel_of_template(spec: OpSpec, terms: KernelTerms, template: Template) ->
 
 
 def _build_op(op: Op) -> None:
-    """For ``op.build()``: compile what the op's kernels need to run without Python."""
+    """Compile all that the kernels of ``op`` need in order to run without Python, such as native bindings.
+    ``op.build()`` calls this hook.
+    """
     from shiplap.kernels.build import build_op
 
     build_op(op)
 
 
 def _lower_templates() -> None:
-    """At a trace, before compile caches are asked: templates of the ops declared by now have a lowering."""
+    """Register a lowering with Inductor for each op with templates declared by now. This hook runs at each trace,
+    before torch reads its compile caches.
+    """
     from shiplap.inductor.install import install_lowerings
 
     install_lowerings()
 
 
 def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """After a call has failed: register the op's sharding rules if it was called with a DTensor."""
+    """Register the sharding rules of ``op`` if ``values``, the arguments of a call that failed with ``cause``, contain
+    a DTensor. Return whether the call can be repeated.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return False  # there is no DTensor
     from shiplap.sharding import on_refused
@@ -129,7 +144,9 @@ def _explain_sharding(op: Op, values: Sequence[Any], cause: Exception) -> bool:
 
 
 def _tune_templates(*request: Any) -> Any:
-    """While an op is tuned: choose among its templates that run in compiled code only."""
+    """Return the choice among those templates of an op that run in compiled code only. ``op.tune`` calls this hook with
+    its ``request``.
+    """
     from shiplap.inductor.tune_templates import tune_templates
 
     return tune_templates(*request)
@@ -140,4 +157,5 @@ template_kernel_makers["triton"] = _kernel_of_template
 compile_cache_key.add_trace_listener(_lower_templates)
 compiled_templates.template_tuners.append(_tune_templates)
 failure_hooks.append(_explain_sharding)
+# Only a class of the module can refuse an assignment: a module's own __getattr__ sees missing names alone.
 sys.modules[__name__].__class__ = _Package

@@ -44,22 +44,28 @@ class Dtype:
 
     @property
     def torch(self) -> torch.dtype:
-        """Return torch's dtype of the same name."""
+        """Return the ``torch.dtype`` of this name."""
         dtype = getattr(torch, self.name)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def floating(self) -> bool:
+        """Whether the elements are floating-point numbers of any width, float8 and float4 included. Complex dtypes are
+        not.
+        """
         return self.kind in ("float", "float8", "float4")
 
     @property
     def differentiable(self) -> bool:
+        """Whether a tensor of this dtype can require a gradient, as floating-point and complex tensors can."""
         return self.floating or self.kind == "complex"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """The size of one element in bytes, computed from DLPack's bits and lanes and rounded down: 0 below eight
+        bits.
+        """
         return self.dlpack[1] * self.dlpack[2] // 8
 
 
@@ -89,12 +95,16 @@ _ROWS = (
     Dtype("float4_e2m1fn_x2", 45, (17, 4, 2), "float4", "f4e2m1x2", native=False),
 )
 
+# Older versions of torch lack the newest dtypes.
 DTYPES: Mapping[str, Dtype] = MappingProxyType({row.name: row for row in _ROWS if hasattr(torch, row.name)})
 _BY_TORCH = {row.torch: row for row in DTYPES.values()}
 
 
 def of(dtype: torch.dtype, where: str) -> Dtype:
-    """The row of a torch dtype. SL214 for one that the table does not have, such as a quantised one."""
+    """Return the row of this table for a torch dtype. Raises SL214 with ``where`` for a dtype that the table lacks,
+    such as a quantised one.
+    """
+    # A dtype that is not in the table must not be passed to the C ABI as another one.
     row = _BY_TORCH.get(dtype)
     if row is None:
         raise error("SL214", where=where, got=str(dtype), expected=f"one of {', '.join(DTYPES)}")
@@ -102,43 +112,58 @@ def of(dtype: torch.dtype, where: str) -> Dtype:
 
 
 def in_aten() -> dict[str, Dtype]:
-    """By short name those that the wrappers of a backend may mention, in the order in which samples prefer them."""
+    """Return, by short name, the dtypes that C++ wrappers generated for a new backend may mention, in the order in
+    which samples prefer them.
+    """
     rows = sorted(DTYPES.values(), key=lambda row: row.sampled or len(DTYPES))
     return {row.short: row for row in rows if row.aten}
 
 
 def preferred() -> tuple[str, ...]:
-    """The dtypes that samples of an op are drawn in, the first choice first."""
+    """Return the torch names of the dtypes in which samples of an op are drawn, the most preferred first."""
     return tuple(row.name for row in sorted(DTYPES.values(), key=lambda row: row.sampled) if row.sampled)
 
 
 def floating(*, widest: int = 64) -> tuple[str, ...]:
-    """The floating dtypes that samples are drawn in, of at most so many bits."""
+    """Return the torch names of the floating-point dtypes in which samples are drawn, of at most ``widest`` bits, the
+    most preferred first.
+    """
     return tuple(n for n in preferred() if DTYPES[n].floating and DTYPES[n].dlpack[1] <= widest)
 
 
 def rows(names: Iterable[str]) -> tuple[Dtype, ...]:
-    """The rows of torch names. Those of dtypes that hold no numbers yet, such as torch.int4, have none."""
+    """Return the rows of this table for torch dtype names, in their order. Names that the table lacks, such as int4,
+    are left out.
+    """
     return tuple(DTYPES[name] for name in names if name in DTYPES)
 
 
 def differentiable(names: Iterable[str]) -> bool:
-    """Whether a tensor of one of these dtypes, or of any if there are none, may require a gradient."""
+    """Whether a tensor whose dtype is one of ``names`` may require a gradient. True for no names, which stand for any
+    dtype.
+    """
     given = tuple(names)
     return not given or any(row.differentiable for row in rows(given))
 
 
 def number(name: str) -> int:
-    """ScalarType of a dtype that generated C++ may allocate; -1 for others."""
+    """Return torch's ScalarType number of the dtype ``name`` if generated C++ can allocate it through torch's stable
+    ABI, else -1.
+    """
     row = DTYPES.get(name)
     return row.number if row is not None and row.native else -1
 
 
 def numbers(names: Iterable[str]) -> tuple[int, ...]:
-    """ScalarTypes of those that generated C++ may allocate."""
+    """Return torch's ScalarType numbers of those dtypes among ``names`` that generated C++ can allocate, in their
+    order.
+    """
     return tuple(codes for name in names if (codes := number(name)) >= 0)
 
 
+# A bit set makes the test of a dtype in generated C++ one shift and one AND.
 def mask(names: Iterable[str]) -> str:
-    """Those dtypes as a bit set over ScalarTypes, in C++."""
+    """Return a C++ ``uint64_t`` expression, a bit set with the bit of each dtype's ScalarType number set. Dtypes that
+    generated C++ cannot allocate are left out.
+    """
     return f"uint64_t{{{sum(1 << number for number in numbers(names))}}}"

@@ -11,11 +11,13 @@ from typing import Any
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A context without garbage collection, which is on again behind it where it was on before.
+    """Enter a context in which Python's garbage collector is off. It is switched on again at the end if it was on
+    before.
 
-    For imports: nearly every object that an import makes stays. Going through them finds nothing, and after
-    ``import torch`` one look at all objects, which may fall due at any time, takes as long as the import of shiplap.
+    It serves imports, of which nearly every object stays, so that a collection finds nothing. After ``import torch``
+    one full collection, which may start at any time, takes as long as the import of shiplap.
     """
+    # The state before is restored, since a program may have switched collection off itself.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -26,9 +28,14 @@ def uncollected() -> Iterator[None]:
 
 
 def names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package``: a name is loaded from its home, a module, when it is first used."""
+    """Return a module ``__getattr__`` for ``package``, which imports a name from its module at first use. ``homes``
+    maps each name to its module.
+    """
 
     def get(name: str) -> Any:
+        """Return the object ``name``, imported from its home module. Raises AttributeError for a name
+        without a home.
+        """
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with uncollected():

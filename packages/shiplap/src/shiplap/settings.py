@@ -10,7 +10,7 @@ from typing import Any
 
 @cache
 def _user_cache() -> str:
-    """Return Shiplap's folder in the cache of the user."""
+    """Return the path of Shiplap's folder in the platform's cache folder of the user."""
     from platformdirs import user_cache_path
 
     return str(user_cache_path("shiplap"))
@@ -32,6 +32,7 @@ class Settings:
 
     @staticmethod
     def variable(name: str) -> str:
+        """Return the environment variable of the setting ``name``, such as ``SHIPLAP_STRICT`` for ``strict``."""
         return f"SHIPLAP_{name.upper()}"
 
 
@@ -49,18 +50,25 @@ _MEANING = {
 
 
 def settings() -> Settings:
-    """Return the settings of the environment as it is now, so that a test or notebook may set a variable late."""
+    """Return all settings, read from the environment at each call, with the default for each unset variable. A test or
+    a notebook may thus set a variable late.
+    """
+    # Nothing is cached: the environment may change between two calls.
     values: dict[str, Any] = {each.name: _read(each) for each in fields(Settings)}
     return Settings(**{name: value for name, value in values.items() if value is not None})
 
 
 def is_strict() -> bool:
-    """Return the setting ``strict`` alone, which each call of a reference reads."""
+    """Whether ``SHIPLAP_STRICT`` is set. It is read alone, without the other settings, as each call of a reference
+    reads it.
+    """
     return bool(_read(_STRICT))
 
 
 def _read(setting: Field[Any]) -> Any:
-    """Return the value of a variable of the environment, or None where it is unset or an empty text."""
+    """Return the value of a setting from its environment variable, as a bool or a text. None where the variable is
+    unset, and for an empty text.
+    """
     raw = os.environ.get(Settings.variable(setting.name))
     if raw is None:
         return None
@@ -69,10 +77,11 @@ def _read(setting: Field[Any]) -> Any:
     return raw if raw.strip() else None  # an empty path is not the current folder
 
 
+# Found once, since each call of a reference reads this setting.
 _STRICT = next(each for each in fields(Settings) if each.name == "strict")
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """``(variable, value in force, meaning)`` for each setting."""
+    """Return ``(environment variable, its current value as text, its meaning)`` for each setting, in declared order."""
     current = settings()
     return [(Settings.variable(f.name), str(getattr(current, f.name)), _MEANING[f.name]) for f in fields(Settings)]

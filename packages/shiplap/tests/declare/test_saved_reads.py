@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from shiplap.declare.saved_reads import UnknownReads, attributes_read
 
@@ -108,6 +109,76 @@ def shown(grad, saved, needs):
     return saved.x
 
 
+def reads_x(s):
+    return s.x
+
+
+def reads_y(s):
+    return s.y
+
+
+class Family:
+    """Functions of saved in each place that an object has for them."""
+
+    def __init__(self, reads):
+        self.reads, self.part = reads, holder
+
+    def backward(self, grad, saved, needs):
+        return self.reads(saved), self.part.method(saved), self.own(saved), self.named(saved)
+
+    def own(self, s):
+        return s.own
+
+    @classmethod
+    def named(cls, s):
+        return cls.last(s)
+
+    @staticmethod
+    def last(s):
+        return s.last
+
+
+class Heir(Family):
+    def own(self, s):
+        return s.heir
+
+
+def closing(reads):
+    return lambda s: reads(s)
+
+
+closed_x, closed_y = closing(reads_x), closing(reads_y)
+NAMES = ("x", "y")
+ONE, TWO = torch.ones(2), torch.zeros(2)
+
+
+def named(grad, saved, needs):
+    result = {n: getattr(saved, n) for n in ("a", "b")}
+    for name in NAMES:
+        result[name] = getattr(saved, name) if hasattr(saved, name) else None
+    return plain(grad, saved, needs), [n for n in result if n]
+
+
+def meets(grad, saved, needs):
+    s = saved if needs.x else None
+    factor = ONE
+    if needs.x:
+        factor = TWO
+    return s.x * factor, (t := saved).y, t.z
+
+
+def chosen(grad, saved, needs):
+    reads = reads_x if needs.x else reads_y
+    return reads(saved)
+
+
+def changes(grad, saved, needs):
+    reads = reads_x
+    for _ in needs:
+        grad.append(reads(saved))
+        reads = reads_y
+
+
 @decorated
 def wrapped(grad, saved, needs):
     return saved.x
@@ -131,6 +202,11 @@ def late(first, grad, saved, needs):
         (wrapped, "x"),
         (functools.partial(late, 1), "x"),
         (holder, "called"),
+        (Family(reads_x).backward, "x method own last"),
+        (Heir(reads_y).backward, "y method heir last"),
+        (lambda grad, saved, needs: (closed_x(saved), closed_y(saved)), "x y"),
+        (named, "a b x y scale"),
+        (meets, "x y z"),
         (lambda grad, s, needs: {"x": s.x @ s.weight if needs.x and grad is not None else None}, "x weight"),
         (lambda grad, saved, needs: {"x": grad * 2}, ""),
     ],
@@ -150,18 +226,23 @@ def starred(grad, saved, needs):
 @pytest.mark.parametrize(
     ("fn", "why"),
     [
-        (lambda grad, saved, needs: {n: getattr(saved, n) for n in ("x",)}, "getattr of it takes a name that is not"),
+        (lambda grad, saved, needs: {n: getattr(saved, n) for n in needs}, "getattr of it takes a name that is not"),
+        (lambda grad, saved, needs: [getattr(saved, n) for n in (1, "x")], "getattr of it takes a name that is not"),
+        (lambda grad, saved, needs: saved["x"], "it is subscripted"),
+        (lambda grad, saved, needs: [grad for _ in saved], "it is iterated over"),
+        (chosen, "something that cannot be looked into"),
+        (changes, "something that cannot be looked into"),
         (lambda grad, saved, needs: vars(saved), "it is passed to vars"),
-        (lambda grad, saved, needs: [saved], "it is used by BUILD_LIST"),
-        (lambda grad, saved, needs: saved, "it is used by RETURN_VALUE"),
+        (lambda grad, saved, needs: [saved], "it is put into a list"),
+        (lambda grad, saved, needs: saved, "it is returned"),
         (lambda grad, saved, needs: grad.apply(saved), "it is passed to something that cannot be looked into"),
         (lambda grad, saved, needs: saved.__dict__, ".__dict__ of it is read"),
         (lambda *args: 1, "<lambda> takes it in *args"),
-        (lambda grad, saved, needs: {"s": saved}["s"].x, "it is used by BUILD_MAP"),
+        (lambda grad, saved, needs: {"s": saved}["s"].x, "it is put into a list, tuple, set or dict"),
         (lambda grad, saved, needs: (lambda s=saved: s.x)(), "it is"),
         (lambda grad, saved, needs: saved(), "it is called"),
         (kept, "it is stored in an object"),
-        (starred, "it is used by BUILD_LIST"),
+        (starred, "it is put into a list"),
     ],
 )
 def test_the_reads_cannot_be_found(fn: Callable[..., object], why: str) -> None:

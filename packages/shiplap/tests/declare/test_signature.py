@@ -393,6 +393,34 @@ def test_sl118_a_tolerance_is_a_small_number_with_a_reason(ns, tolerance):
             return 2 * x
 
 
+@pytest.mark.parametrize(
+    ("attach", "keyword", "meant"),
+    [
+        (lambda op, **given: op.kernel("cpu", **given), "dtype", "dtypes"),
+        (lambda op, **given: op.kernel("cpu", lambda x: x, **given), "config", "configs"),
+        (lambda op, **given: op.template("cpu", "x.cpp.jinja", **given), "config", "configs"),
+        (lambda op, **given: op.backward(lambda grad, saved, needs: {}, **given), "save", "saves"),
+        (lambda op, **given: op.backward(**given), "surogate", "surrogate"),
+    ],
+)
+def test_a_keyword_that_nothing_attached_has(ns, attach, keyword, meant):
+    @sl.op(f"{ns}::plain")
+    def plain(x: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+        return x
+
+    with fails("SL140", f"write {meant}=", got=f"{keyword}="):
+        attach(plain, **{keyword: ()})
+
+
+@pytest.mark.parametrize("option", ["mutates", "contiguous", "specialize"])
+def test_an_option_that_names_no_argument_is_named(ns, option):
+    def plain(x: Float[Tensor, "n"], dim: int) -> Float[Tensor, "n"]:
+        return x
+
+    with fails("SL107", f"{option}= names no argument", got="dims", expected="one of x, dim"):
+        sl.op(f"{ns}::plain", **{option: ("dims",)})(plain)
+
+
 @pytest.mark.parametrize("declare", [sl.op, sl.adopt])
 @pytest.mark.parametrize(
     ("keyword", "fix"),

@@ -190,17 +190,32 @@ def test_a_declaration_that_takes_over_keeps_the_rule(ns):
         assert first(torch.ones(3)).dtype == second(torch.ones(3)).dtype == HALF
 
 
-@pytest.mark.parametrize("keyword", [False, True])
-def test_an_error_of_a_concrete_dtype_says_autocast(ns, keyword):
-    @sl.op(f"{ns}::shifted")
+@pytest.mark.parametrize(
+    ("way", "rule"),
+    [
+        ("torch.ops", None),
+        *((way, rule) for way in ("call", "keyword", "out", "recorded") for rule in ("widest", None)),
+    ],
+)
+def test_an_error_of_a_concrete_dtype_says_autocast(ns, way, rule):
+    @sl.op(f"{ns}::shifted", autocast=rule)
     def shifted(x: Float32[Tensor, "n n"]) -> Float32[Tensor, "n n"]:
         return x + 1
 
-    x = torch.ones(2, 2)
+    shifted.backward(lambda grad, saved, needs: {"x": grad})
+    x, calls = (
+        torch.ones(2, 2),
+        {
+            "keyword": lambda x: shifted(x=x),
+            "torch.ops": shifted.overload,
+            "out": lambda x: shifted.out(x, out=torch.empty(2, 2)),
+            "recorded": lambda x: shifted(x.requires_grad_()),
+        },
+    )
     with torch.autocast("cpu", HALF):
         narrow = x @ x
         with fails("SL204", 'autocast="float32"', got=f"{HALF}, in a torch.autocast region"):
-            shifted(x=narrow) if keyword else shifted(narrow)
+            calls.get(way, shifted)(narrow)
     with pytest.raises(sl.ShiplapError) as caught:
         shifted(narrow)
     assert "autocast" not in str(caught.value)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shiplap.judge import JudgeResult, Timed
 from shiplap.judge.target import write_judge_statement
 
-RULING = JudgeResult("ref.py:f", "fast.py:g", (), (), ("time",), (), 12, 1.5)
+ACCEPTED = JudgeResult("ref.py:f", "fast.py:g", (), (), ("time",), (), 12, 1.5)
 
 
 def test_a_statement_has_the_verdict_and_the_digests_of_both_files(tmp_path):
@@ -16,7 +16,7 @@ def test_a_statement_has_the_verdict_and_the_digests_of_both_files(tmp_path):
     (tmp_path / "fast.py").write_text("def g(x): return x\n")
     path = tmp_path / "verdict.json"
     timed = Timed("x", 1.0, 2.0, None, 0.1, math.inf, 3)
-    result = replace(RULING, timings=(timed,))
+    result = replace(ACCEPTED, timings=(timed,))
     write_judge_statement(path, result, f"{tmp_path}/ref.py:f", f"{tmp_path}/fast.py:g")
     written = json.loads(path.read_text())
     assert written["_type"] == "https://in-toto.io/Statement/v1"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from shiplap.render import exit_code, facts, findings_html, findings_json, print_findings, render_html
+from shiplap.render import exit_status, facts, findings_html, findings_json, print_findings, render_html
 
 
 def finding(**changes):
@@ -64,10 +64,17 @@ def verdict(word, **changes):
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [([], 0), (["proven"], 0), (["proven", "incomplete"], 3), (["incomplete", "failed", "proven"], 1)],
+    [
+        ([], 0),
+        (["proven"], 0),
+        (["proven", "incomplete"], 3),
+        (["incomplete", "failed", "proven"], 1),
+        (["refused"], 1),
+        (["accepted", "chosen"], 0),
+    ],
 )
-def test_exit_code(words, code):
-    assert exit_code([verdict(word) for word in words]) == code
+def test_exit_status(words, code):
+    assert exit_status(words) == code
 
 
 def test_the_headlines_come_last():

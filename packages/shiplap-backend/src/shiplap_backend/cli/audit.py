@@ -75,7 +75,9 @@ def command(
 
 
 def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
-    """Return ``given`` if all its names are known. Raises SL613 with the nearest name for an unknown one."""
+    """Return ``given``, the names passed to ``option``, if all are known. Raises SL613 with the nearest name for an
+    unknown one.
+    """
     from shiplap.plugin_api import error
     from shiplap_backend.expression import suggest_nearest
 
@@ -89,7 +91,9 @@ def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[
 
 
 def _match_names(pattern: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the known names that match ``pattern``. Raises SL613 for no match and for an invalid expression."""
+    """Return the known names that match the regular expression ``pattern``. Raises SL613 for no match and for an
+    invalid expression.
+    """
     from shiplap.plugin_api import error
 
     try:

@@ -30,7 +30,9 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 
 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
-    """Generate the sources of a project. Return the wrappers and the report."""
+    """Generate the C++ sources of the project in ``directory``, and return the wrappers and a report for the command's
+    output.
+    """
     from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project
 
@@ -76,7 +78,7 @@ def command(
 
 
 def _print_generated(report: dict[str, object], json: bool) -> None:
-    """Print the report of a generation, or emit it as JSON."""
+    """Print the report of a generation, as text or as JSON."""
     if json:
         verbs.emit_json(report)
         return

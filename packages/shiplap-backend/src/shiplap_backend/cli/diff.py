@@ -61,7 +61,7 @@ def command(
 
 
 def _read_installed_schemas(before: SchemaLock, everything: bool) -> SchemaLock:
-    """Return the installed torch's schemas: all of them, or those that the other side has."""
+    """Return the installed torch's schemas, all of them or only those that ``before`` has."""
     from shiplap_backend.lock import SchemaLock, snapshot_schemas
 
     now = snapshot_schemas()

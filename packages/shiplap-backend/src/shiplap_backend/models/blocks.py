@@ -14,20 +14,23 @@ class RotaryAttention(nn.Module):
     """Attention over a window, with two heads of keys for four of queries, and positions as complex rotations."""
 
     def __init__(self, width: int = 32) -> None:
+        """Make the layers of the block for tokens of ``width`` features."""
         super().__init__()
         self.norm, self.query, self.out = nn.RMSNorm(width), nn.Linear(width, width), nn.Linear(width, width)
         self.keys = nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return ``x`` rotated by its positions, pairs of numbers as complex ones."""
+        """Return the query or key ``x`` rotated by its positions, with pairs of numbers taken as complex numbers."""
         rates = 100.0 ** -torch.arange(0, 1, 0.25, device=x.device, dtype=x.dtype)
         angles = positions[:, None].to(x.dtype) * rates
         pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's result: windowed rotary attention, then a gated layer, each added to its input."""
+        """Return the block's result for tokens ``x``: windowed rotary attention, then a gated layer, each added to its
+        input.
+        """
         batch, length, width = x.shape
         hidden = self.norm(x)
         places = torch.arange(length, device=x.device)
@@ -47,12 +50,13 @@ class Detector(nn.Module):
     """Boxes and scores for each place of an image, and the boxes that overlap no better one."""
 
     def __init__(self) -> None:
+        """Make a small convolutional body with heads for scores and boxes."""
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
         self.score, self.sides = nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the boxes that overlap no better one, best first, and their scores."""
+        """Return the boxes of one image that overlap no better one, best first, and their scores."""
         hidden = self.body(x)
         scores = self.score(hidden).flatten()
         sides = f.softplus(self.sides(hidden))[0].flatten(1).t()
@@ -76,11 +80,12 @@ class Aligner(nn.Module):
     """A convolution and a recurrent layer over sound, and the loss of its alignment with letters."""
 
     def __init__(self) -> None:
+        """Make a convolution and a recurrent layer with letters as classes."""
         super().__init__()
         self.conv, self.rnn, self.out = nn.Conv1d(4, 8, 3, stride=2), nn.GRU(8, 6, bidirectional=True), nn.Linear(12, 5)
 
     def forward(self, sound: Tensor, letters: Tensor) -> Tensor:
-        """Return the CTC loss of the letters, from a convolution and a recurrent layer over the sound."""
+        """Return the CTC loss of ``letters`` for the ``sound``, by a convolution and a recurrent layer."""
         hidden, _ = self.rnn(f.gelu(self.conv(sound)).permute(2, 0, 1))
         chances = self.out(hidden).log_softmax(-1)
         heard, written = (torch.full((sound.shape[0],), n) for n in (len(chances), letters.shape[1]))
@@ -88,7 +93,9 @@ class Aligner(nn.Module):
 
 
 def normed_case() -> ModelCase:
-    """Return layers whose weights are normed in each call: by their length, and by their largest singular value."""
+    """Return the test case of layers whose weights are normed in each call: by their length, and by their largest
+    singular value.
+    """
     layers = (
         parametrizations.weight_norm(nn.Conv1d(3, 6, 3)),
         nn.ELU(),

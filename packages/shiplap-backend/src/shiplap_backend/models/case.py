@@ -11,10 +11,13 @@ from torch import Tensor
 
 
 def mean_of_squares(output: Any) -> Tensor:
-    """Return the mean of the squares of every floating-point tensor in ``output``: a loss for any model."""
+    """Return the sum of the mean squares of all floating-point tensors in ``output``, nested in dicts and lists: a loss
+    for any model.
+    """
     means: list[Tensor] = []
 
     def collect(value: Any) -> None:
+        """Append the mean square of a tensor, or of each tensor in a dict or list, to ``means``."""
         if isinstance(value, Tensor):
             means.extend([value.square().mean()] if value.is_floating_point() else [])
         elif isinstance(value, dict):

@@ -40,7 +40,8 @@ class ModelRun:
 
 
 def compare_model(make: CaseMaker, device: str) -> str:
-    """Return how the model differs from the CPU, or "". Seeds torch.
+    """Return how the results, gradients or training step of the model on ``device`` differ from those on the CPU, or an
+    empty text. Seeds torch.
 
     Parameters must stay the same objects, tied parameters must stay tied, and an optimiser that was made before
     ``to(device)`` must train them. Values are compared by the error model above.
@@ -70,7 +71,7 @@ def compare_model(make: CaseMaker, device: str) -> str:
 
 
 def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
-    """Move each parameter of ``case`` by a unit in the last place, up or down at random."""
+    """Move each parameter of ``case`` by a unit in the last place, up or down at random, and return the case."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in case.module.parameters():
@@ -81,7 +82,9 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Return the results of the model on a device, and the fault of a moved parameter, or ""."""
+    """Run the model on a device for inference and one training step. Return the results, and a text if ``.to(device)``
+    made new parameter objects, else an empty text.
+    """
     module: Any = case.module
     run = ModelRun()
     optimiser = torch.optim.SGD(module.parameters(), lr=RATE)
@@ -112,9 +115,10 @@ def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelR
 
 
 def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Move the tensors in nested arguments to a device, floating-point ones in ``dtype``."""
+    """Return nested arguments with all tensors on ``device``, floating-point ones in ``dtype``."""
 
     def there(leaf: Any) -> Any:
+        """Return a tensor on the device, and another value unchanged."""
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
@@ -123,13 +127,15 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of an output, which may be an object with attributes, such as a cache."""
+    """Return the tensors of a model's output, which may be nested, or an object with attributes, such as a cache."""
     given = dict(output) if isinstance(output, dict) else output
     return [t for t in leaves(given) if isinstance(t, Tensor)]
 
 
 def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
-    """Yield differences of tokens, shapes and names of gradients, which rounding does not explain."""
+    """Yield texts on differences of generated tokens, of shapes and of names of gradients, which rounding does not
+    explain.
+    """
     if ours.tokens != theirs.tokens:
         yield f"generated {ours.tokens} for {theirs.tokens}"
     for got, want in zip(ours.shapes, theirs.shapes, strict=True):
@@ -140,7 +146,9 @@ def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
 
 
 def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun) -> Iterator[str]:
-    """Yield the values that exceed the error model. ``theirs`` are runs of the CPU, the first one unperturbed."""
+    """Yield texts on results, gradients and trained parameters that are further from float64 (``exact``) than rounding
+    explains. ``theirs`` are runs on the CPU, the first one unperturbed.
+    """
     for i, (a, e) in enumerate(zip(ours.results, exact.results, strict=True)):
         yield from _describe_distance(f"result {i}", a, [run.results[i] for run in theirs], e)
     for name, a in ours.gradients.items():
@@ -153,7 +161,9 @@ def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun)
 
 
 def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Yield a message if ``ours`` is further from ``exact`` than rounding explains, by the norm of ``exact``."""
+    """Yield a text if the tensor ``ours`` is further from ``exact`` than rounding explains, relative to the norm of
+    ``exact``.
+    """
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():
         if not torch.equal(ours, first):
@@ -168,6 +178,7 @@ def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact:
     scale = max(float(exact.abs().double().norm()), 1e-30)
 
     def off(tensor: Tensor) -> float:
+        """Return the distance of a tensor from ``exact``, relative to the norm of ``exact``."""
         return float((tensor.nan_to_num().to(exact.dtype) - exact).abs().double().norm()) / scale
 
     us, them = off(ours), max(off(t) for t in theirs if t.shape == exact.shape)

@@ -13,14 +13,18 @@ WORDS = 61  # of the vocabulary
 
 
 def _output_loss(output: Any) -> Tensor:
+    """Return the loss that a transformers model has computed itself."""
     loss: Tensor = output.loss
     return loss
 
 
 def _causal_model(kind: str, **options: Any) -> CaseMaker:
-    """Return a maker of a language model: logits, the loss of its own input, and a few generated tokens."""
+    """Return a function that makes the test case of a small transformers language model: logits, the loss of its own
+    input, and a few generated tokens.
+    """
 
     def make() -> ModelCase:
+        """Return the test case with a new model and random tokens."""
         import transformers
 
         common = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -53,7 +57,7 @@ GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "embd_pdrop"
 
 
 def _bert_case() -> ModelCase:
-    """Return a BERT classifier, with one padded sequence."""
+    """Return the test case of a small BERT classifier, with one padded sequence."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
@@ -74,7 +78,7 @@ def _bert_case() -> ModelCase:
 
 
 def _t5_case() -> ModelCase:
-    """Return T5, with generation."""
+    """Return the test case of a small T5, with generation."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     start: dict[str, Any] = {"decoder_start_token_id": 0}
@@ -95,7 +99,7 @@ def _t5_case() -> ModelCase:
 
 
 def _whisper_case() -> ModelCase:
-    """Return Whisper on random spectrograms."""
+    """Return the test case of a small Whisper on random spectrograms."""
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
     config = WhisperConfig(
@@ -123,7 +127,7 @@ def _whisper_case() -> ModelCase:
 
 
 def _vit_case() -> ModelCase:
-    """Return a vision transformer."""
+    """Return the test case of a small vision transformer."""
     from transformers import ViTConfig, ViTForImageClassification
 
     classes: dict[str, Any] = {"num_labels": 5}
@@ -143,7 +147,7 @@ def _vit_case() -> ModelCase:
 
 
 def _resnet_case() -> ModelCase:
-    """Return a ResNet."""
+    """Return the test case of a small ResNet."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
     classes: dict[str, Any] = {"num_labels": 5}
@@ -155,7 +159,7 @@ def _resnet_case() -> ModelCase:
 
 
 def _clip_case() -> ModelCase:
-    """Return CLIP on random pairs of texts and images."""
+    """Return the test case of a small CLIP on random pairs of texts and images."""
     from transformers import CLIPConfig, CLIPModel
 
     common = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

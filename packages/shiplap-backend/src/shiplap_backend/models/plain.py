@@ -10,20 +10,20 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
 def perceptron_case() -> ModelCase:
-    """Return linear layers with an activation of each common kind."""
+    """Return the test case of linear layers with an activation of each common kind."""
     layers = [nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 3)]
     return ModelCase(nn.Sequential(*layers), (torch.randn(5, 6),))
 
 
 def convolution_case() -> ModelCase:
-    """Return convolutions with batch norm, as in an image classifier."""
+    """Return the test case of convolutions with batch norm, as in an image classifier."""
     body = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
     middle = [nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.Hardswish(), nn.AdaptiveAvgPool2d(1)]
     return ModelCase(nn.Sequential(*body, *middle, nn.Flatten(), nn.Linear(8, 4)), (torch.randn(2, 3, 12, 12),))
 
 
 def volume_case() -> ModelCase:
-    """Return 3D convolutions, pooling and transposed convolutions."""
+    """Return the test case of 3D convolutions, pooling and transposed convolutions."""
     layers = [nn.Conv3d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.GELU(), nn.MaxPool3d(2)]
     return ModelCase(nn.Sequential(*layers, nn.ConvTranspose3d(4, 2, 2, stride=2)), (torch.randn(2, 2, 4, 6, 6),))
 
@@ -32,6 +32,7 @@ class Autoencoder(nn.Module):
     """Strided convolutions down, transposed ones and interpolation up, with a skip connection."""
 
     def __init__(self) -> None:
+        """Make the layers of a small convolutional autoencoder."""
         super().__init__()
         self.down, self.up = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
         self.norm, self.out = nn.InstanceNorm2d(8, affine=True), nn.Conv2d(11, 3, 1)
@@ -48,12 +49,13 @@ class Recurrent(nn.Module):
     """Two recurrent layers of different kinds."""
 
     def __init__(self) -> None:
+        """Make a bidirectional LSTM, a GRU and a linear layer."""
         super().__init__()
         self.lstm = nn.LSTM(4, 6, num_layers=2, bidirectional=True, batch_first=True)
         self.gru, self.out = nn.GRU(12, 5, batch_first=True), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs of an LSTM and a GRU, plus those of the GRU's last state."""
+        """Return linear outputs of an LSTM followed by a GRU at each step, plus that of the GRU's last state."""
         hidden, _ = self.lstm(x)
         hidden, last = self.gru(hidden)
         result: Tensor = self.out(hidden) + self.out(last[-1])[:, None]
@@ -64,11 +66,12 @@ class PackedSequences(nn.Module):
     """An LSTM over sequences of different lengths."""
 
     def __init__(self) -> None:
+        """Make a bidirectional LSTM."""
         super().__init__()
         self.lstm = nn.LSTM(4, 6, bidirectional=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the padded outputs and last states of an LSTM over packed sequences."""
+        """Return the padded outputs and the last states of an LSTM over packed sequences of different lengths."""
         packed = pack_padded_sequence(x, torch.tensor([2, 5, 4]), enforce_sorted=False)
         out, (hidden, _) = self.lstm(packed)
         return pad_packed_sequence(out)[0], hidden
@@ -78,6 +81,7 @@ class Cells(nn.Module):
     """Recurrent cells in a Python loop, as in decoders."""
 
     def __init__(self) -> None:
+        """Make an LSTM cell, a GRU cell and a plain recurrent cell."""
         super().__init__()
         self.lstm, self.gru, self.rnn = nn.LSTMCell(4, 6), nn.GRUCell(6, 6), nn.RNNCell(6, 3)
 
@@ -96,13 +100,14 @@ class Tied(nn.Module):
     """A Transformer whose embedding is also the weight of its output."""
 
     def __init__(self) -> None:
+        """Make a Transformer whose output layer shares the weight of its embedding."""
         super().__init__()
         self.embed, self.out = nn.Embedding(11, 8, padding_idx=0), nn.Linear(8, 11, bias=False)
         self.body = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
         self.out.weight = self.embed.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Return logits of a Transformer whose target is masked causally."""
+        """Return logits of a Transformer for ``target`` given ``source``, with a causal mask."""
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
         result: Tensor = self.out(self.body(self.embed(source), self.embed(target), tgt_mask=mask))
         return result
@@ -112,11 +117,14 @@ class Experts(nn.Module):
     """A mixture of experts: tokens are sorted by expert, and counted with ``histc`` and ``bincount``."""
 
     def __init__(self) -> None:
+        """Make a gate and four linear experts."""
         super().__init__()
         self.gate, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of the two chosen experts of each token, zeros if two counts differ."""
+        """Return for each token the weighted sum of its two chosen experts; zeros for all if ``bincount`` and ``histc``
+        count the choices differently.
+        """
         weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=4)
@@ -132,11 +140,12 @@ class MessagePassing(nn.Module):
     """A graph network: messages along edges, summed and maximised at their targets."""
 
     def __init__(self) -> None:
+        """Make the layers for messages and for updates."""
         super().__init__()
         self.message, self.update = nn.Linear(8, 6), nn.Linear(16, 4)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """Return nodes updated by the sums and the maxima of messages along the edges."""
+        """Return the features of nodes updated by the sums and the maxima of messages along ``edges``."""
         source, target = edges
         message = torch.relu(self.message(torch.cat([x[source], x[target]], -1)))
         total = x.new_zeros(len(x), 6).index_add(0, target, message)
@@ -149,6 +158,7 @@ class Spectral(nn.Module):
     """A Fourier layer: complex numbers inside, real ones outside."""
 
     def __init__(self) -> None:
+        """Make a complex weight for five frequencies and a convolution."""
         super().__init__()
         self.weight = nn.Parameter(torch.randn(3, 3, 5, dtype=torch.complex64) / 3)
         self.out = nn.Conv1d(3, 2, 1)
@@ -164,11 +174,12 @@ class Sampler(nn.Module):
     """A spatial transformer: a small network gives the places at which the image is sampled."""
 
     def __init__(self) -> None:
+        """Make the layer that gives the affine map."""
         super().__init__()
         self.where = nn.Linear(64, 6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the image sampled at places that an affine map of its content gives."""
+        """Return the image sampled at places that an affine map computed from it gives."""
         theta = self.where(x.flatten(1)).view(-1, 2, 3) * 0.1 + torch.eye(2, 3, device=x.device)
         grid = nn.functional.affine_grid(theta, list(x.shape), align_corners=False)
         return nn.functional.grid_sample(x, grid, align_corners=False)
@@ -178,11 +189,14 @@ class Bag(nn.Module):
     """Embeddings of bags of words and a classifier, as for click rates."""
 
     def __init__(self) -> None:
+        """Make an embedding bag and a bilinear layer."""
         super().__init__()
         self.bag, self.out = nn.EmbeddingBag(20, 6, mode="mean"), nn.Bilinear(6, 6, 2)
 
     def forward(self, words: Tensor, starts: Tensor) -> Tensor:
-        """Return a bilinear product of the mean embeddings of the bags and of the same in reverse order."""
+        """Return a bilinear product of the mean embeddings of bags of words, which begin at ``starts``, and of the bags
+        in reverse order.
+        """
         bags = self.bag(words, starts)
         result: Tensor = self.out(bags, bags.flip(0))
         return result

@@ -11,9 +11,12 @@ from shiplap_backend.models.case import CaseMaker, ModelCase
 
 
 def _timm_case(name: str, pixels: int = 64, **options: Any) -> CaseMaker:
-    """Return a maker of a timm model for images of ``pixels``."""
+    """Return a function that makes the test case of the timm model ``name`` for random images of ``pixels`` x
+    ``pixels``.
+    """
 
     def make() -> ModelCase:
+        """Return the test case with a new model and random images."""
         import timm
 
         return ModelCase(timm.create_model(name, num_classes=5, **options), (torch.randn(2, 3, pixels, pixels),))
@@ -22,7 +25,7 @@ def _timm_case(name: str, pixels: int = 64, **options: Any) -> CaseMaker:
 
 
 def _lraspp_case() -> ModelCase:
-    """Return the segmentation model LR-ASPP."""
+    """Return the test case of the segmentation model LR-ASPP."""
     from torchvision.models.segmentation import lraspp_mobilenet_v3_large
 
     model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
@@ -33,6 +36,7 @@ class Detector(nn.Module):
     """Faster R-CNN, which takes lists. Images and targets are buffers, so that `.to` moves them as well."""
 
     def __init__(self) -> None:
+        """Make torchvision's Faster R-CNN for small images, with few proposals."""
         from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 
         super().__init__()
@@ -43,7 +47,9 @@ class Detector(nn.Module):
         self.detector = fasterrcnn_mobilenet_v3_large_320_fpn(**options, **sizes, **proposals)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Any:
-        """Return detections, or in training the losses, with a fixed seed for the proposals."""
+        """Return detections in ``images``, or in training the losses for ``boxes`` and ``labels``, with a fixed seed
+        for the proposals.
+        """
         if not self.training:
             return self.detector(list(images))
         torch.manual_seed(0)  # it samples its proposals
@@ -53,14 +59,14 @@ class Detector(nn.Module):
 
 
 def _detector_case() -> ModelCase:
-    """Return Faster R-CNN with one box in each image."""
+    """Return the test case of Faster R-CNN with one box in each image."""
     boxes = torch.tensor([[[4.0, 4.0, 30.0, 40.0]], [[10.0, 8.0, 60.0, 50.0]]])
     args = (torch.rand(2, 3, 64, 64), boxes, torch.tensor([[1], [2]]))
     return ModelCase(Detector(), args, loss=lambda losses: torch.stack(list(losses.values())).sum())
 
 
 def _unet_case() -> ModelCase:
-    """Return a small UNet of diffusers."""
+    """Return the test case of a small UNet of diffusers."""
     from diffusers import UNet2DModel
 
     model = UNet2DModel(
@@ -83,12 +89,14 @@ class GraphNetwork(nn.Module):
     """Convolutions over a graph, and attention over its edges."""
 
     def __init__(self) -> None:
+        """Make a graph convolution and a graph attention layer."""
         from torch_geometric.nn import GATConv, GCNConv
 
         super().__init__()
         self.first, self.second = GCNConv(4, 8), GATConv(8, 3, heads=2)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        """Return the features of nodes after both layers along ``edges``."""
         result: Tensor = self.second(self.first(x, edges).relu(), edges)
         return result
 

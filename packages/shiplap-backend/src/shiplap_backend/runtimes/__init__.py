@@ -31,12 +31,12 @@ def is_path(name: str) -> bool:
 
 
 def runtime_names() -> list[str]:
-    """Return the names of the runtimes of this package and of installed ones."""
+    """Return the names of the runtimes of this package and of installed ones, sorted."""
     return sorted({*_own_runtime_names(), *(p.name for p in _installed_runtimes())})
 
 
 def find_runtime(name: str, base: Path | None = None) -> Runtime:
-    """Return the runtime called ``name``, or the one in the directory ``name``.
+    """Return the description of the vendor runtime called ``name``, or of the one in the directory ``name``.
 
     Args:
         name: of a runtime, or a path: see ``is_path``.
@@ -69,6 +69,7 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
         # Imported when it is used: a runtime's module may need the vendor's package.
         return _check_runtime(import_module(f"{__name__}.{name}").RUNTIME, name)
     try:
+        # It imports another package, which may raise anything.
         offered = points[0].load()
     except Exception as e:
         got = f"{type(e).__name__}: {e}"
@@ -77,18 +78,18 @@ def find_runtime(name: str, base: Path | None = None) -> Runtime:
 
 
 def _own_runtime_names() -> list[str]:
-    """Return the names of the runtimes of this package."""
+    """Return the names of the runtimes that come with this package, sorted."""
     return sorted(p.parent.name for p in RUNTIMES.glob("*/__init__.py"))
 
 
 def _installed_runtimes() -> list[EntryPoint]:
-    """Return the entry points of installed runtimes."""
+    """Return the entry points of runtimes that installed packages offer."""
     return list(entry_points(group=GROUP))
 
 
 @cache
 def _in_directory(directory: Path) -> Runtime:
-    """Return the runtime of ``runtime.py`` in ``directory``. The file is executed: it is the vendor's program."""
+    """Return the runtime that ``runtime.py`` in ``directory`` defines. The file is executed. Raises SL907 and SL910."""
     path = directory / "runtime.py"
     try:
         source = safe_io.read_file(path, LIMIT, safe_io.NAMED)
@@ -104,6 +105,7 @@ def _in_directory(directory: Path) -> Runtime:
     module = ModuleType(f"shiplap_runtime_{directory.name}")
     module.__file__ = str(path)
     try:
+        # With its path, by which the line of an error is found.
         exec(compile(source, str(path), "exec"), module.__dict__)
     except ShiplapError:
         raise
@@ -120,7 +122,9 @@ def _in_directory(directory: Path) -> Runtime:
 
 
 def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
-    """Return ``value`` as a runtime for this package. Raises SL909 and SL910."""
+    """Return ``value`` if it is a usable runtime of this package's contract. Raises SL909 for another contract and
+    SL910 for a mistake.
+    """
     if not isinstance(value, Runtime):
         raise _unusable_runtime_error(where, f"a {type(value).__name__}", "a shiplap_backend.runtime.Runtime")
     # Compared before the fields, whose meaning depends on the contract.
@@ -152,5 +156,5 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
 
 
 def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
-    """Return the SL910 error of a runtime that cannot be used."""
+    """Return the error SL910 for a runtime that cannot be used."""
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

@@ -63,7 +63,9 @@ def model_of(target: str) -> nn.Module:
 
 
 def _load_pretrained(target: str) -> nn.Module:
-    """Load a directory with ``from_pretrained``, also one that was converted, which the report then refuses."""
+    """Return the model in a directory, loaded with ``from_pretrained``; converted models are loaded too. Raises
+    SL601.
+    """
     transformers = _import_transformers(target)
     from shiplap_slidesparse import hf
 
@@ -85,7 +87,7 @@ def _load_pretrained(target: str) -> nn.Module:
 
 
 def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
-    """Return the model that the user's function makes. Raises SL601 with its error."""
+    """Return the model that the user's function makes. Raises SL601 with the function's error."""
     try:
         return make()
     except Exception as e:  # the user's code
@@ -99,11 +101,14 @@ def _call_model_factory(make: Callable[[], Any], target: str) -> Any:
 
 
 def _first_line(failure: Exception) -> str:
+    """Return the class and the first line of the message of an exception."""
     return f"{type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
 
 
 def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
-    """Return the numbers of tokens in a file, or of a text by the tokenizer of ``model``; none without a file."""
+    """Return the token numbers in the file ``tokens``, or those of the file ``text`` by the tokenizer of ``model``; an
+    empty list without a file. Raises SL613.
+    """
     if tokens is not None and text is not None:
         raise error("SL613", where="slidesparse report", got="both --tokens and --text", expected="one of them")
     if tokens is not None:
@@ -124,7 +129,7 @@ def tokens_of(tokens: Path | None, text: Path | None, model: str) -> list[int]:
 
 
 def _tokenize_file(text: Path, model: str) -> list[int]:
-    """Return the tokens of a text by the model's tokenizer. Raises SL613 where it has none."""
+    """Return the tokens of a text file by the tokenizer of the model's directory. Raises SL613 where it has none."""
     if not Path(model).is_dir():
         raise error(
             "SL613",
@@ -147,7 +152,7 @@ def _tokenize_file(text: Path, model: str) -> list[int]:
 
 
 def _read_token_numbers(path: Path) -> list[int]:
-    """Return the numbers of a file: a JSON list, or numbers between spaces."""
+    """Return the numbers in a file, written as a JSON list or separated by spaces. Raises SL613 for other text."""
     written = _read_text_file(path)
     try:
         # A JSON list, or numbers between spaces.
@@ -155,13 +160,14 @@ def _read_token_numbers(path: Path) -> list[int]:
         numbers: Any = [int(part) for part in written.split()] if plain else parse_json(written.encode())
     except ValueError:
         numbers = None
+    # ``true`` in JSON is an int to isinstance.
     if not isinstance(numbers, list) or any(type(v) is not int for v in numbers):
         raise error("SL613", where=str(path), got="other text", expected="numbers of tokens: [1, 2, 3] or 1 2 3")
     return numbers
 
 
 def _read_text_file(path: Path) -> str:
-    """Return the text of a file. Raises SL602."""
+    """Return the text of a UTF-8 file. Raises SL602 if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
@@ -175,7 +181,9 @@ def _read_text_file(path: Path) -> str:
 
 
 def _import_transformers(target: str) -> Any:
-    """Return the module ``transformers``. Raises SL603 where it is not installed."""
+    """Return the module ``transformers``. Raises SL603 where it is not installed, and SL501 if the directory ``target``
+    has no config.json.
+    """
     try:
         import transformers
     except ImportError:

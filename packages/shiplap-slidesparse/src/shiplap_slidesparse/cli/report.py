@@ -94,7 +94,7 @@ def command(
 
 
 def _parse_rows(text: str) -> list[int]:
-    """Return the numbers of rows in a text. Raises SL613."""
+    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raises SL613 for another text."""
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -105,7 +105,7 @@ def _parse_rows(text: str) -> list[int]:
 
 
 def _require_time(seconds: float) -> None:
-    """Raise SL613 for a time that is not positive."""
+    """Raise SL613 for a number of seconds that is not positive and finite."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise error(
             "SL613",

@@ -14,7 +14,9 @@ __all__ = ["format_times", "print_report", "write_page"]
 
 
 def write_page(path: Path, title: str, about: dict[str, str], report: SparsityReport) -> None:
-    """Write one self-contained page to ``path`` and print a note about it."""
+    """Write the report as one self-contained HTML page to ``path``, and print a note about it. ``about`` are the facts
+    shown at its head.
+    """
     verbs.write_text(
         path,
         verbs.render_html(
@@ -30,7 +32,9 @@ def write_page(path: Path, title: str, about: dict[str, str], report: SparsityRe
 
 
 def _report_headline(report: SparsityReport) -> str:
-    """Return the line on how often the converted layer wins, and whether that was measured."""
+    """Return the line that says how often the converted layer is fastest, whether that was measured, and the largest
+    possible gain.
+    """
     buckets = [b for size in report.sizes for b in size.buckets if b.winner]
     form = "dense" if report.pattern == "dense" else "slide"
     won = sum(b.winner == form for b in buckets)
@@ -42,7 +46,9 @@ def _report_headline(report: SparsityReport) -> str:
 
 
 def print_report(report: SparsityReport) -> None:
-    """Print the report as tables, one for each size of a layer."""
+    """Print the report in the terminal as tables, one for each size of a layer, then the conversion and the
+    accuracy.
+    """
     from rich.table import Table
 
     out = verbs.out()
@@ -83,14 +89,16 @@ def print_report(report: SparsityReport) -> None:
 
 
 def _size_title(size: LayerSize) -> str:
-    """Return the line of a layer size with its errors."""
+    """Return the title of the table of a layer size: the size, a layer of it, and the errors of weight and output."""
     more = f" and {len(size.layers) - 1} more" if len(size.layers) > 1 else ""
     off = f"weight off by {size.error:.1%}, output by {size.output_error:.1%}"
     return f"{size.n} x {size.k}: {size.layers[0]}{more}; {off}"
 
 
 def format_times(bucket: LayerBucket, form: str) -> str:
-    """Return the measured time with the predicted one in brackets, or one of the two alone."""
+    """Return the time of a form at a number of rows as text: the measured one with the predicted one in brackets, one
+    of the two alone, or ``-``.
+    """
     from shiplap.plugin_api.timing import show_time
 
     told = [show_time(times[form]) for times in (bucket.measured, bucket.predicted) if form in times]

@@ -35,7 +35,7 @@ SL_EXPORT int slidesparse_linear_int8(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_int8_signature(void);
 
-/* As ``linear_int8``, in float8_e4m3fn.
+/* ``x`` quantised per row, times a float8_e4m3fn weight with a ``scale`` per output channel, plus ``bias``.
  *   slidesparse::linear_fp8(Tensor x, Tensor scale, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   scale: Float32[Tensor, "n"]
@@ -86,7 +86,7 @@ SL_EXPORT int slidesparse_linear_bf16(const sl_context* ctx,
                                       int64_t layout);
 SL_EXPORT const char* slidesparse_linear_bf16_signature(void);
 
-/* As ``linear_bf16``, in float16.
+/* ``x`` times a float16 weight of ``n`` rows, plus ``bias``, summed in float32.
  *   slidesparse::linear_fp16(Tensor x, SymInt n, Tensor? dense=None, Tensor? packed=None, Tensor? bias=None, SymInt pairs=4, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   dense: Float16[Tensor, "n k"] or NULL
@@ -134,7 +134,7 @@ SL_EXPORT int slidesparse_experts_int8(const sl_context* ctx,
                                        int64_t experts);
 SL_EXPORT const char* slidesparse_experts_int8_signature(void);
 
-/* As ``experts_int8``, in float8_e4m3fn.
+/* ``linear_fp8`` of each row with the ``n`` rows of the weight that its expert has. Zeros for a row of none.
  *   slidesparse::experts_fp8(Tensor x, Tensor chosen, Tensor scale, Tensor weight, SymInt experts) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   chosen: Int64[Tensor, "m"]
@@ -174,7 +174,7 @@ SL_EXPORT int slidesparse_quantise_int8(const sl_context* ctx,
                                         int64_t pairs);
 SL_EXPORT const char* slidesparse_quantise_int8_signature(void);
 
-/* As ``quantise_int8``, to float8_e4m3fn.
+/* Rows of ``x`` as float8_e4m3fn with a scale each, lifted for windows of ``pairs``, as ``quantise_int8`` does.
  *   slidesparse::quantise_fp8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Float8e4m3fn[Tensor, "mp kq"] (output)

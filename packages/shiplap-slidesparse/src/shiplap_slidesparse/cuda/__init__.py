@@ -16,6 +16,7 @@ __all__ = ["CONFIGS", "default_lift", "default_quantise"]
 
 
 def _run_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
+    """Quantise the rows of ``x`` into ``q`` and ``scale`` by the Triton kernel, which is imported at the first call."""
     lazy_function("activations", "launch_quantise")(x, pairs, q=q, scale=scale, num_warps=num_warps)
 
 
@@ -25,6 +26,9 @@ for _op in (ops.quantise_int8, ops.quantise_fp8):
 
 @ops.lift.kernel("cuda", name="triton", configs=LIFTS, default=default_lift)
 def _(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
+    """Write the rows of ``x``, lifted (overlapping windows of four neighbours side by side), into ``out`` by the Triton
+    kernel, which is imported at the first call.
+    """
     lazy_function("activations", "launch_lift")(x, pairs, out=out, BLOCK=BLOCK, num_warps=num_warps)
 
 
@@ -34,21 +38,23 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
-    """Return whether there is a packed weight in the GPU's layout, or the reason why not."""
+    """Return True if there is a packed weight in the GPU's layout, otherwise the reason why not."""
     if packed is None:
         return "no packed weight"
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
 
 
 def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
-    """Whether a dense weight fits the tiles, or the reason."""
+    """Return True if there is a dense weight whose sizes are multiples of ``tile``, otherwise the reason why not."""
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
-    """Bind the two kernels of an 8-bit layer, one for each form of the weight."""
+    """Bind the CUDA kernels ``slide`` and ``dense`` of a layer op with weights of the 8-bit ``dtype``, one for each
+    form of the weight.
+    """
 
     def slide(
         x: Tensor,
@@ -61,6 +67,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
+        """Compute the layer with its packed weight into ``out``."""
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
@@ -74,6 +81,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
+        """Compute the layer with its dense weight into ``out``."""
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
@@ -81,7 +89,9 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
-    """Bind the two kernels of a 16-bit layer, one for each form of the weight."""
+    """Bind the CUDA kernels ``slide`` and ``dense`` of a layer op with 16-bit weights, one for each form of the
+    weight.
+    """
 
     def slide(
         x: Tensor,
@@ -94,6 +104,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
+        """Compute the layer with its packed weight into ``out``."""
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
@@ -107,6 +118,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
+        """Compute the layer with its dense weight into ``out``."""
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)

@@ -26,12 +26,17 @@ LEAST = tl.constexpr(MIN_SCALE)
 
 @triton.jit
 def _load_elements(x, at, there, k, stride):
+    """Return the elements ``at`` of a row of ``k`` elements at the pointer ``x``, and 0 behind the row or where
+    ``there`` is false.
+    """
     return tl.load(x + at * stride, mask=there & (at < k), other=0)
 
 
 @triton.jit
 def _window_pair(o, PAIRS: tl.constexpr):
-    """Return the pair of a row at which window ``o`` begins. Windows behind the last group begin behind the row."""
+    """Return the number of the pair of neighbours at which window ``o`` of a row begins; a window is this pair and the
+    next. Windows behind the last group begin behind the row.
+    """
     return o + o // (PAIRS - 1)
 
 
@@ -43,12 +48,14 @@ def _larger_or_nan(a, b):
 
 @triton.jit
 def _float_magnitude(value):
+    """Return the magnitude of ``value`` in float32."""
     return tl.abs(value.to(tl.float32))
 
 
 @triton.jit
 def _quantised_words(value, inverse, INTEGER: tl.constexpr):
-    """Return the quantised bytes in words of 16 bits. For a row that is not finite the bytes are arbitrary.
+    """Return values times ``inverse``, rounded to int8 or float8, as bytes in words of 16 bits. For a row that is not
+    finite the bytes are arbitrary.
 
     Nothing is clamped: three roundings take the largest magnitude less than half a step beyond the limit. Adding
     ``TO_INTEGER`` leaves no bits for a fraction, so the low byte of the sum is the integer in two's complement.
@@ -73,7 +80,9 @@ def _store_windows(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Store the windows ``first`` to ``end`` of a row from its values. Values from ``k`` on are stored as zeros."""
+    """Quantise the values of a row and store its overlapping windows of four bytes, from number ``first`` to ``end``,
+    side by side at ``q``. Values from ``k`` on are stored as zeros.
+    """
     # Pairs of neighbours become words, so that a window is two gathers and not four.
     even, odd = tl.split(tl.reshape(_quantised_words(value, inverse, INTEGER), [SPAN // 2, 2]))
     # Little endian: the first element of a pair is the low byte.
@@ -107,7 +116,9 @@ def quantise_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the scale of each row to ``scales``, and its windows of four quantised values to ``q``."""
+    """Write the scale of one row of ``x`` to ``scales``, and the row's overlapping windows of four quantised values
+    side by side to ``q``.
+    """
     row = tl.program_id(0).to(tl.int64)
     there = row < m
     x += row * row_stride
@@ -140,7 +151,9 @@ def quantise_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def lift_kernel(x, out, m, k, windows, row_stride, stride, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the windows of each row to ``out``, four values each, zeros behind the end of the row."""
+    """Write some of the overlapping windows of one row of ``x`` side by side to ``out``, four values each, with zeros
+    behind the end of the row.
+    """
     row = tl.program_id(0).to(tl.int64)
     o = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     lane = tl.arange(0, 4)[None, :]
@@ -164,7 +177,9 @@ def _next_power_of_two(size: int) -> int:
 
 
 def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warps: int) -> None:
-    """Launch ``ops.quantise_int8`` or ``ops.quantise_fp8``."""
+    """Launch the kernel that quantises the rows of ``x`` into ``q`` and ``scale``, for ``ops.quantise_int8`` and
+    ``ops.quantise_fp8``.
+    """
     (m, k), (rows, depth) = x.shape, q.shape
     if rows == 0:
         return
@@ -193,7 +208,9 @@ def launch_quantise(x: Tensor, pairs: int, *, q: Tensor, scale: Tensor, num_warp
 
 
 def launch_lift(x: Tensor, pairs: int, *, out: Tensor, BLOCK: int, num_warps: int) -> None:
-    """Launch ``ops.lift``."""
+    """Launch the kernel that lifts the rows of ``x`` (writes overlapping windows of four elements side by side) into
+    ``out``, for ``ops.lift``.
+    """
     (m, k), (rows, depth) = x.shape, out.shape
     if out.numel():
         x = _with_32bit_strides(x)

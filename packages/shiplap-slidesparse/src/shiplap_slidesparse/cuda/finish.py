@@ -29,7 +29,10 @@ def finish_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
-    """Write ``out [m, n]``: the totals in float32, scaled by row and column, plus the bias."""
+    """Write one tile of ``out [m, n]``: the totals of a product in float32, scaled by row and by column, plus the
+    bias.
+    """
+    # Offsets in a large result need more than 32 bits.
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     below, within = row < m, column < n
@@ -51,7 +54,9 @@ _finish = triton_launcher(finish_kernel)
 def finish_product(
     total: Tensor, rows: Tensor | None, columns: Tensor | None, bias: Tensor | None, out: Tensor
 ) -> None:
-    """Compute ``out = total[:m, :n] * rows[:, None] * columns + bias`` in float32. ``total`` and ``out`` contiguous."""
+    """Write ``total[:m, :n] * rows[:, None] * columns + bias``, computed in float32, to ``out [m, n]``. ``total`` and
+    ``out`` are contiguous.
+    """
     m, n = out.shape
     if not out.numel():
         return

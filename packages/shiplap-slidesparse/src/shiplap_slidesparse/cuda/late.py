@@ -12,7 +12,7 @@ _lazy_functions: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
 def lazy_function(module: str, name: str) -> Callable[..., Any]:
-    """Return the function ``name`` of a module of this package, which is imported at the first call."""
+    """Return the function ``name`` of a module of this package, which is imported at the first call and then cached."""
     function = _lazy_functions.get((module, name))
     if function is None:
         function = _lazy_functions[module, name] = getattr(import_module(f"{__package__}.{module}"), name)

@@ -17,7 +17,9 @@ _SPARSE = {torch.bfloat16: ops.sparse_mm_bf16, torch.float16: ops.sparse_mm_fp16
 
 
 def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
-    """Quantise without the dispatcher, whose second call would cost as much as all the rest."""
+    """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
+    side), and their scales, without torch's dispatcher, whose call would cost as much as the rest.
+    """
     m, k = x.shape
     rows = -(-m // ROWS) * ROWS
     q = x.new_empty(rows, lifted_depth(k, pairs), dtype=dtype)
@@ -27,7 +29,9 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 
 
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
-    """Lift without the dispatcher, as in ``_quantise_activations``."""
+    """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
+    tiles, without torch's dispatcher. ``pairs`` is the N of the weight's pattern.
+    """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
     activations.launch_lift(x, pairs, out=out, **default_lift({"k": k, "pairs": pairs}))
@@ -44,7 +48,7 @@ def slide_8bit(
     layout: int,
     out: Tensor,
 ) -> None:
-    """Run the 8-bit layer over the packed weight."""
+    """Compute the 8-bit layer of ``x`` with the packed weight into ``out``, with activations quantised to ``dtype``."""
     q, rows = _quantise_activations(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
@@ -57,7 +61,7 @@ def slide_8bit(
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Run the 8-bit layer over the dense weight."""
+    """Compute the 8-bit layer of ``x`` with the dense weight into ``out``, with activations quantised to ``dtype``."""
     q, rows = _quantise_activations(x, dtype, 2)
     if dtype == torch.int8:
         finish_product(ops.mm_int8(q, weight), rows, scale, bias, out)
@@ -71,7 +75,7 @@ def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bia
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
-    """Run the 16-bit layer over the packed weight."""
+    """Compute the 16-bit layer of ``x`` with the packed weight of ``n`` rows into ``out``."""
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lift_activations(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
@@ -79,7 +83,7 @@ def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: i
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Run the 16-bit layer over the dense weight."""
+    """Compute the 16-bit layer of ``x`` with the dense weight into ``out``."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

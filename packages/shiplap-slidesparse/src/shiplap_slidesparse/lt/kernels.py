@@ -29,7 +29,7 @@ DEFAULT = {"ALG": -1, "SPLIT_K": 0, "VERSION": 0}
 
 
 def _bind_product(op: sl.Op, workspace: str, config: dict[str, int]) -> None:
-    """Attach the library's kernel to a product."""
+    """Bind the library's C function as the CUDA kernel of a product op, with a default algorithm in ``config``."""
     symbol = f"slidesparse_lt_{op.spec.opname}"
     op.kernel("cuda", sl.cabi(LIBRARY, symbol, align=16), name=NAME, workspace=workspace, configs=[config])
     op.buckets(n="exact", k="exact")  # weights have few sizes, and the best algorithm hangs on each

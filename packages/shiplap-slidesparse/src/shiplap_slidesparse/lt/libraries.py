@@ -29,7 +29,9 @@ _HOMES = ("nvidia/cu13/lib", "nvidia/cu12/lib", "nvidia/cusparselt/lib", "cuspar
 
 
 def cusparselt_candidates() -> Iterator[Path]:
-    """Yield files that may be cuSPARSELt: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on ``sys.path``."""
+    """Yield paths of files that may be the cuSPARSELt library: in ``SHIPLAP_LIBRARY_PATH``, then in the wheels on
+    ``sys.path``.
+    """
     if (folder := library_folder()) is not None:
         yield folder / NAME
     for entry in dict.fromkeys(sys.path):
@@ -39,7 +41,9 @@ def cusparselt_candidates() -> Iterator[Path]:
 
 @cache
 def open_cusparselt() -> str:
-    """Open the first cuSPARSELt that is new enough, once per process. Returns the reason for a failure, or ""."""
+    """Open the first cuSPARSELt that is new enough, once per process. Return the reason for a failure, or an empty
+    text.
+    """
     refused = []
     # Several wheels may link to one file.
     for path in dict.fromkeys(p.resolve() for p in cusparselt_candidates() if p.is_file()):
@@ -55,7 +59,7 @@ def open_cusparselt() -> str:
 
 
 def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | None = None) -> bool | str:
-    """Return whether products with 2:4 weights of ``dtype`` run on ``device``, or the reason why not.
+    """Return True if products with 2:4 weights of ``dtype`` run on ``device``, otherwise the reason why not.
 
     The first call opens cuSPARSELt.
     """
@@ -73,7 +77,8 @@ def available(device: torch.device | str | int = "cuda", dtype: torch.dtype | No
 def supports_product(
     device: torch.device, source: torch.dtype, result: torch.dtype | None = None, scaling: int = native.UNSCALED
 ) -> bool | str:
-    """Return whether the open cuSPARSELt makes plans of such products, or the message of its refusal.
+    """Return True if the open cuSPARSELt makes plans of products with these dtypes, otherwise the message of its
+    refusal.
 
     Results are cached, so calls of products do not repeat the query. With ``scaling`` PER_ROW the question is whether
     the library applies the scales of a weight's rows itself.
@@ -85,7 +90,9 @@ def supports_product(
 
 @cache
 def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
-    """Whether the library has a plan for these dtypes, or the reason."""
+    """Return True if cuSPARSELt of this version makes a plan for these dtypes, otherwise the message of its refusal.
+    Results are cached by all arguments.
+    """
     with torch.cuda.device(device):
         _ensure_context(device)
         try:
@@ -100,12 +107,12 @@ def _query_support(device: int, source: torch.dtype, result: torch.dtype, scalin
 
 
 def _ensure_context(device: int) -> None:
-    """Make torch create the device's context, without which the driver gives no answer."""
+    """Make torch create the device's CUDA context, without which the driver gives no answer."""
     torch.empty(1, device=torch.device("cuda", device))
 
 
 def require_sparse(device: torch.device, where: str) -> None:
-    """Raise SL401 unless :func:`available`."""
+    """Raise SL401 for ``where`` unless the device has sparse tensor cores and a usable cuSPARSELt."""
     why = available(device)
     if why is not True:
         raise error(

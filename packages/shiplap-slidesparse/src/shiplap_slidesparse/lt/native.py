@@ -75,17 +75,18 @@ class ProductProblem:
     split_k: int = 0
 
     def with_fields(self, **changes: Any) -> ProductProblem:
+        """Return a copy of the problem with these fields changed."""
         return replace(self, **changes)
 
     def as_struct(self) -> Any:
-        """Return the C struct."""
+        """Return the fields as the array of int64 that the C functions take, with CUDA's numbers for dtypes."""
         values = [_CUDA_TYPE[v] if isinstance(v, torch.dtype) else v for v in astuple(self)]
         return (ctypes.c_int64 * len(values))(*values)
 
 
 @cache
 def _load_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library with the types of its functions."""
+    """Return the loaded library with the result types of its functions set."""
     library = ctypes.CDLL(str(path))
     library.slidesparse_lt_plans.restype = ctypes.c_int64
     library.slidesparse_lt_versions.restype = library.slidesparse_lt_forget.restype = None
@@ -93,11 +94,14 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 def _library_functions() -> ctypes.CDLL:
+    """Return the loaded library of slidesparse's CUDA products, which is found and loaded once."""
     return _load_library(find_library(LIBRARY))
 
 
 def _call_library(name: str, *args: Any) -> None:
-    """Call a function that returns a status and a text. Raises Refusal or SL305."""
+    """Call the C function ``slidesparse_lt_<name>``, which returns a status and a text. Raises LibraryRefusal for an
+    unsupported product, or else SL305.
+    """
     text = ctypes.create_string_buffer(1024)
     # ctypes passes a plain integer as 32 bits, which would cut addresses.
     converted = [v.encode() if isinstance(v, str) else ctypes.c_void_p(v) if isinstance(v, int) else v for v in args]
@@ -109,12 +113,14 @@ def _call_library(name: str, *args: Any) -> None:
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
-    """Open the libraries that are not open; empty paths as in ``manage.h``. Raises Refusal with the reason."""
+    """Open those of the libraries that are not open yet, by path; empty paths as in ``manage.h``. Raises LibraryRefusal
+    with the reason.
+    """
     _call_library("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
 
 
 def library_versions() -> tuple[str, str]:
-    """Return the versions of cuBLASLt and cuSPARSELt, ``""`` for one that is not open."""
+    """Return the versions of cuBLASLt and cuSPARSELt as text, empty for one that is not open."""
     numbers = (ctypes.c_int64 * 6)()
     _library_functions().slidesparse_lt_versions(numbers)
     return tuple(".".join(map(str, part)) if part[0] >= 0 else "" for part in (numbers[:3], numbers[3:]))  # type: ignore[return-value]
@@ -130,21 +136,23 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Make the plan unless it exists. Raises Refusal if the library does not support the product."""
+    """Return the plan of a product, which the library makes unless it exists. Raises LibraryRefusal if the library does
+    not support the product.
+    """
     info = (ctypes.c_int64 * 3)()
     _call_library("prepare", problem.as_struct(), ctypes.c_int32(sparse), stream, info)
     return ProductPlan(*info)
 
 
 def compressed_size(problem: ProductProblem) -> tuple[int, int]:
-    """Return the bytes of the compressed weight and of the scratch to make it."""
+    """Return the numbers of bytes of the compressed weight of a product and of the scratch memory to compress it."""
     sizes = (ctypes.c_int64 * 2)()
     _call_library("compressed_size", problem.as_struct(), sizes)
     return sizes[0], sizes[1]
 
 
 def compress_at(problem: ProductProblem, weight: int, compressed: int, scratch: int, stream: int) -> None:
-    """Compress a row-major 2:4 weight. All tensors are passed as addresses."""
+    """Compress a row-major 2:4 weight into ``compressed`` on a CUDA stream. All tensors are passed as addresses."""
     _call_library("compress", problem.as_struct(), weight, compressed, scratch, stream)
 
 
@@ -158,7 +166,8 @@ def multiply_at(
     workspace: tuple[int, int],
     stream: int,
 ) -> None:
-    """Multiply by the plan of ``problem``. All tensors are passed as addresses.
+    """Compute the product of ``problem`` into ``out`` on a CUDA stream by its plan. All tensors are passed as
+    addresses.
 
     The weight is compressed if ``sparse``. Scales may be 0 for none. The workspace has an address and a size.
     """
@@ -169,10 +178,10 @@ def multiply_at(
 
 
 def count_plans() -> int:
-    """Return the number of plans."""
+    """Return the number of plans that the library keeps in this process."""
     return int(_library_functions().slidesparse_lt_plans())
 
 
 def destroy_plans() -> None:
-    """Destroy plans and handles, for tests."""
+    """Destroy all plans and handles of the library, for tests."""
     _library_functions().slidesparse_lt_forget()

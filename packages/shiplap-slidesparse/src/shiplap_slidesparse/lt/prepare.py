@@ -18,7 +18,8 @@ def prepare_captures(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
 ) -> None:
-    """Call ``run`` (a layer, a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device.
+    """Call ``run`` (a layer or a model) on zeros ``[m, k]`` for each ``m`` of ``rows``, and wait for the device, so
+    that later CUDA graph captures find every plan.
 
     Afterwards captures of as many rows find every plan; a capture of another number says which one it misses.
     """

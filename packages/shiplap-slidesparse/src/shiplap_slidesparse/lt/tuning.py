@@ -47,13 +47,16 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.ProductProblem:
-    """Return the product that a call of the leaf ``op`` computes, with the library's own algorithm."""
+    """Return the library's product that a call of the product op ``op`` with these sizes computes, with the library's
+    own choice of algorithm.
+    """
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
     return native.ProductProblem(device, m, n, k, source, native.RESULT[source], scaling)
 
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
+    """Return the product with the algorithm and the split of k of ``config``."""
     return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
@@ -61,13 +64,15 @@ class AlgorithmSource(ConfigSource):
     """The algorithms of a leaf product as the library lists them. A config takes a call for which it has a plan."""
 
     def configs(self, op: sl.Op, device: torch.device, sizes: Mapping[str, Any]) -> list[dict[str, int]]:
-        """Return the library's own choice, then every algorithm for which it makes a plan."""
+        """Return the configs to tune for these sizes: the library's own choice, then every algorithm for which it makes
+        a plan.
+        """
         problem = problem_of(op, _device_index(device), sizes["m"], sizes["n"], sizes["k"])
         default = {"ALG": -1} if op in kernels.DENSE else kernels.DEFAULT
         return [default, *list_algorithms(op, problem, _stream_handle(device))]
 
     def refusal(self, op: sl.Op, config: Mapping[str, Value], args: tuple[Any, ...]) -> str:
-        """Return the library's reason against an algorithm for these arguments, or ""."""
+        """Return the library's reason against the algorithm in ``config`` for these arguments, or an empty text."""
         x = args[0]
         n = len(args[1]) if op in kernels.DENSE else args[2]
         problem = problem_of(op, _device_index(x.device), x.shape[0], n, x.shape[1])
@@ -84,7 +89,9 @@ ALGORITHMS = AlgorithmSource(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 def list_algorithms(
     op: sl.Op, problem: native.ProductProblem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
-    """Return the configs of ``op`` for which the library makes a plan. By default the rows decide the ``splits``."""
+    """Return the configs of ``op`` (algorithm and split of k) for which the library makes a plan. By default the number
+    of rows decides which ``splits`` are tried.
+    """
     sparse = op in kernels.SPARSE
     if sparse:
         libraries.require_sparse(torch.device("cuda", problem.device), op.spec.name)
@@ -104,7 +111,7 @@ def list_algorithms(
 
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Return whether the library makes a plan of this config. The plan then exists."""
+    """Return whether the library makes a plan of the product with this config. The plan then exists."""
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
     except native.LibraryRefusal:
@@ -113,16 +120,18 @@ def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[st
 
 
 def _cusparselt_version() -> int:
-    """Return the version of the open cuSPARSELt as one number, as ``Version::number`` does."""
+    """Return the version of the open cuSPARSELt as one number, as C++'s ``Version::number`` does."""
     major, minor, patch = map(int, native.library_versions()[1].split("."))
     return major * 1000000 + minor * 1000 + patch
 
 
 def _device_index(device: torch.device) -> int:
+    """Return the index of a CUDA device, the current one if it has none."""
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
 def _stream_handle(device: torch.device) -> int:
+    """Return the handle of the current CUDA stream of a device."""
     return torch.cuda.current_stream(device).cuda_stream
 
 
@@ -133,7 +142,9 @@ def tune_product(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Choose the algorithm of a leaf product for each ``(m, n, k)``. Candidates run in a process of their own."""
+    """Tune the algorithm of a product op for each ``(m, n, k)``, with candidates in a process of their own, and return
+    the choices.
+    """
     # A packed weight has a size that only the library knows, here any number.
     more = {"_": 1, "layout": ops.CUSPARSELT} if op in kernels.SPARSE else {}
     samples: list[dict[str, Value]] = [{"m": m, "n": n, "k": k, **more} for m, n, k in dict.fromkeys(sizes)]
@@ -151,10 +162,12 @@ def tune_layer(
     seconds: float = 20.0,
     remeasure: bool = False,
 ) -> list[Choice]:
-    """Choose the algorithms of both forms of a layer ``[n, k]``, then the form, for each number of rows.
+    """Tune the algorithms of both forms of a layer ``[n, k]``, then the form itself, for each number of rows, and
+    return the choices.
 
     The forms are timed in this process, since their products have been verified and their algorithms are in force here.
     """
+    # They are read several times, and may come from an iterator.
     rows = list(rows)
     dense, sparse = _LEAVES[op]
     wide, choices = formats.dense_depth(n), list[Choice]()

@@ -15,7 +15,8 @@ ROWS = 2048  # of an identity matrix at a time
 
 
 def compress_weight(slid: Tensor) -> Tensor:
-    """Compress a 2:4 weight ``[n, k']`` on a GPU, in whole tiles, to cuSPARSELt's bytes, uint8 ``[_]`` (layout 1).
+    """Return a 2:4 weight ``[n, k']`` on a GPU, in whole tiles, in cuSPARSELt's own packed form, uint8 ``[_]`` (layout
+    1).
 
     An empty weight has no bytes. Raises SL211 for another dtype or size, SL401 without a usable cuSPARSELt, and SL305
     if the library refuses.
@@ -50,7 +51,8 @@ def compress_weight(slid: Tensor) -> Tensor:
 def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return ``x [m, k]`` times a weight of ``n`` rows, compressed if ``sparse``, as ``result``: whole tiles.
+    """Return ``x [m, k]`` times a weight of ``n`` rows, packed by cuSPARSELt if ``sparse``, in the dtype ``result``.
+    Sizes are whole tiles.
 
     The leaf ops do not have these cases: other types of results, and FP8 with one scale for all of ``x`` and one for
     all of a dense weight (``scales``, float32 of one element each). Raises SL305 if the library refuses.
@@ -63,7 +65,8 @@ def multiply_weight(
 
 
 def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype) -> Tensor:
-    """Return ``x [m, k]`` times a compressed weight, times the float32 ``scale`` of each weight row, as ``result``.
+    """Return ``x [m, k]`` times a packed weight, times the float32 ``scale`` of each weight row, in the dtype
+    ``result``.
 
     cuSPARSELt applies the scales where it can (for integers, see :func:`libraries.takes`). Otherwise PyTorch does, from
     integers or float32. Either way the result is rounded once.
@@ -82,7 +85,9 @@ def scaled_product(x: Tensor, packed: Tensor, scale: Tensor, result: torch.dtype
 def _run_product(
     problem: native.ProductProblem, sparse: bool, x: Tensor, weight: Tensor, scales: tuple[int, int]
 ) -> Tensor:
-    """Return one product of the library, its operands aligned."""
+    """Return the product of ``problem``, computed by the library from aligned copies of the operands where necessary.
+    ``scales`` are addresses or 0. Raises SL211 and SL305.
+    """
     where, x, weight = "slidesparse.lt.product", _align_operand(x), _align_operand(weight)
     _check_operands(where, problem, sparse, x, weight)
     out = torch.empty(problem.m, problem.n, dtype=problem.result, device=x.device)
@@ -136,14 +141,18 @@ def _check_operands(where: str, p: native.ProductProblem, sparse: bool, x: Tenso
 
 
 def _align_operand(t: Tensor) -> Tensor:
-    """Return ``t`` contiguous and aligned to 16 bytes: a view may begin at any element."""
+    """Return ``t`` contiguous and at an address that is a multiple of 16 bytes, a copy where necessary, since a view
+    may begin at any element.
+    """
     t = t.contiguous()
     # Plans are made for addresses that are multiples of 16 bytes.
     return t.clone() if t.data_ptr() & 15 else t
 
 
 def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
-    """Invert ``compress_weight`` to ``[n, k]``: the product with an identity matrix, a few rows at a time."""
+    """Return the weight ``[n, k]`` of cuSPARSELt's packed form: its product with an identity matrix, a few rows at a
+    time.
+    """
     libraries.require_sparse(packed.device, "slidesparse.lt.expand")
     weight = torch.empty(n, k, dtype=dtype, device=packed.device)
     for start in range(0, k, ROWS):
@@ -156,5 +165,8 @@ def expand_weight(packed: Tensor, n: int, k: int, dtype: torch.dtype) -> Tensor:
 
 
 def _product_problem(device: torch.device, m: int, n: int, k: int, dtype: torch.dtype) -> native.ProductProblem:
+    """Return the library's product of ``[m, k]`` and ``[n, k]`` of ``dtype`` on a device, with the usual dtype of the
+    result.
+    """
     index = device.index if device.index is not None else torch.cuda.current_device()
     return native.ProductProblem(index, m, n, k, dtype, RESULT[dtype])

@@ -66,6 +66,7 @@ def command(
             fix='install them: pip install "shiplap-sparse3d[demo]"',
         )
     _parse_codes(classes)
+    # All options are checked before anything slow is imported.
     if not 0 < unit < 1e6:
         raise error("SL613", where="--unit", got=unit, expected="metres above 0, as 0.3048 for feet")
     _require_device(device)
@@ -84,7 +85,9 @@ def command(
 
 
 def _parse_codes(text: str) -> tuple[int, ...]:
-    """Parse ``"2,9"`` to ``(2, 9)``. Raises SL613 for any other text."""
+    """Return the class codes of a text such as ``"2,9"`` as ``(2, 9)``. Raises SL613 unless it has numbers from 0 to
+    255, separated by commas.
+    """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
         raise error("SL613", where="--classes", got=repr(text), expected="class codes from 0 to 255, as 2,9")
@@ -92,9 +95,8 @@ def _parse_codes(text: str) -> tuple[int, ...]:
 
 
 def _require_device(device: str) -> None:
-    """Raise SL605 for a device without kernels for the demo, before any work.
-
-    The kernels of the demo exist for two kinds of devices.
+    """Raise SL605, before any work, unless ``device`` is of a kind for which the demo has kernels (CPU or CUDA) and is
+    there.
     """
     if device.partition(":")[0] not in DEVICES:
         raise error(
@@ -109,7 +111,9 @@ def _require_device(device: str) -> None:
 
 
 def _print_demo(result: DemoResult) -> None:
-    """Print the numbers of a demo, the verdicts of its audits and the path of its report."""
+    """Print the headline numbers of ``result``, the verdicts of its audits and the path of its HTML report to
+    stdout.
+    """
     from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()

@@ -61,10 +61,11 @@ def command(
         if project is not None and project not in export.PROJECTS:
             raise error("SL613", where="--project", got=project, expected=", ".join(export.PROJECTS))
         held = export.read_checkpoint(checkpoint, project)
+        # The network's module imports spconv when it is loaded.
         with drop_in("spconv"):
             network = _load_network(model)
             found = export.load_weights(network, held, prefix)
-            example = export.example_voxels(network, _cells(network, grid), batch_size, min(65, voxels))
+            example = export.example_voxels(network, _cells_per_axis(network, grid), batch_size, min(65, voxels))
             program = export.trace_network(network, held.project, example, batch_size, voxels)
             ops = export.write_network(program, file, opset=opset, checks=not no_checks)
     size = file.stat().st_size
@@ -77,7 +78,9 @@ def command(
 
 
 def _load_network(target: str) -> Any:
-    """Return the network that ``target`` names, or that the named function makes. SL840 for anything else."""
+    """Return the network that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function makes.
+    Raises SL840 for anything else.
+    """
     from torch.nn import Module
 
     module, name = verbs.load_target(target)
@@ -91,8 +94,10 @@ def _load_network(target: str) -> Any:
     return made
 
 
-def _cells(network: Any, grid: str | None) -> Sequence[int]:
-    """Return the cells per axis that ``--grid`` names, or those of the network."""
+def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:
+    """Return the cells per axis in the text ``grid`` of the option ``--grid`` or, without it, those that ``network``
+    has as an attribute, or else 128 for each. Raises SL613 for other texts.
+    """
     if grid is not None:
         parts = grid.split(",")
         if not all(part.strip().isdigit() for part in parts):

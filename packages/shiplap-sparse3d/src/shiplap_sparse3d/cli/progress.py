@@ -13,7 +13,9 @@ __all__ = ["show_progress"]
 
 @contextlib.contextmanager
 def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]:
-    """Show a bar per stage on stderr if that is a terminal. The bars are removed at the end."""
+    """Show a progress bar for each stage on stderr during the block of a context manager, which gets the function that
+    advances them. Without a terminal, or if ``quiet``, that function does nothing.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total, note: None
         return
@@ -24,6 +26,9 @@ def show_progress(quiet: bool) -> Iterator[Callable[[str, int, int, str], None]]
         tasks = {}
 
         def advance(stage: str, done: int, total: int, note: str) -> None:
+            """Set the bar of ``stage``, which the first call adds, to ``done`` of ``total`` and its text to
+            ``note``.
+            """
             if stage not in tasks:
                 tasks[stage] = bar.add_task(stage, note="")
             bar.update(tasks[stage], completed=done, total=total, note=note)

@@ -68,12 +68,16 @@ def command(
         from shiplap_sparse3d.survey import survey
 
         embedded = workers is None and scheduler is None
+        # With a cluster the device is one of the workers, which check it themselves.
         if embedded:
             verbs.require_device(device)
         loaded = _load_model(model, by_value=not embedded)
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:
+                """Advance the progress bar of ``stage``, or print the address of the workers' dashboard, which is the
+                ``note`` of the stage "workers".
+                """
                 if stage == "workers":
                     verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
                 else:
@@ -99,7 +103,8 @@ def command(
 
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
-    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else.
+    """Return the model that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function returns.
+    Raises SL825 for anything else.
 
     Workers need not have the file of the model if its classes are sent to them ``by_value``.
     """
@@ -132,7 +137,9 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
 
 def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
-    """Return the result of the user's function. Raises SL825 if the function raises, as for missing weights."""
+    """Return ``function()``, the model of ``--model target``. Raises SL825 if the function raises, as for missing
+    weights.
+    """
     try:
         return function()
     except ShiplapError:
@@ -145,7 +152,7 @@ def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
 
 
 def _print_survey(result: SurveyResult) -> None:
-    """Print the numbers of a survey: points, tiles, halo, stride, time, memory and output."""
+    """Print the numbers of a survey to stdout: points, tiles, halo, stride, time, memory and the output's path."""
     rows = [
         ("points", f"{result.points:,}"),
         ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),

@@ -44,7 +44,9 @@ SCRATCH = {
 
 
 def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
-    """Return the launch values of bricks: ``bricks`` is 1 where the table of ``n`` voxels is made by them.
+    """Return expressions, by name, for a launch program: whether bricks (4 x 4 x 4 cells with one bit each) make the
+    table of ``n`` voxels (``bricks``), whether each brick of the grid has a word (``dense``), and the bytes of their
+    slots.
 
     Bricks serve tables that ``sort.py`` ranks, with more voxels than ``hashed``, or than ``dense`` if each brick has
     a word.
@@ -63,7 +65,9 @@ def brick_numbers(hashed: int, dense: int) -> dict[str, str]:
 
 
 def _brick_arguments(rows: str) -> dict[str, str]:
-    """Return the arguments of a program over bricks of ``rows`` voxels."""
+    """Return the arguments, as expressions by name, of a kernel over bricks whose argument ``rows`` is the number of
+    voxels.
+    """
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     around = {f"p{axis}": f"padding_{axis}" for axis in "xyz"}
     taps = {f"K{axis}": f"kernel[{i}]" for i, axis in enumerate("XYZ")}
@@ -71,11 +75,14 @@ def _brick_arguments(rows: str) -> dict[str, str]:
 
 
 def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
+    """Return the types and workspace offsets of the scratch arguments ``names`` of the brick kernels."""
     return {name: SCRATCH[name] for name in names}
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """Add to ``program`` the launches that put voxels into bricks and make the keys of the table's sort."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks and make the
+    keys by which the table's rows are sorted. ``codes`` are the error codes of invalid and of duplicate rows.
+    """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.
     program = program.fill(CLEAR, "slot_bytes + 16 + zeros", when=when).then(
@@ -111,7 +118,9 @@ def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
 
 
 def ordered_entries(program: TritonLaunches, origins: str) -> TritonLaunches:
-    """Add to ``program`` the table in its sorted order. ``origins``: offset of torch's sort in the workspace."""
+    """Return ``program``, a sequence of kernel launches, plus the launch that writes the neighbour table from the
+    bricks in its sorted order. ``origins`` is the workspace offset of torch's sort.
+    """
     return program.then(
         brick_entries_kernel,
         grid=(f"cdiv(n, {ENTRIES.value})", "parts"),

@@ -32,7 +32,9 @@ ENTRIES = tl.constexpr(64)  # rows of a program that writes: those of one mask
 
 @triton.jit
 def _coords_of(coords, row, inside):
-    """Return the four columns of ``row``, read together: rows in random order lie in different cache lines."""
+    """Return the columns (scene, x, y, z) of each ``row`` of ``coords``, -1 where ``inside`` is false. They are read
+    together: rows in random order lie in different cache lines.
+    """
     at = coords + row.to(tl.int64)[:, None] * 4 + tl.arange(0, 4)[None, :]
     columns = tl.reshape(tl.load(at, mask=inside[:, None], other=-1), (row.shape[0], 2, 2))
     by, xz = tl.split(columns)
@@ -43,18 +45,23 @@ def _coords_of(coords, row, inside):
 
 @triton.jit
 def _quarter(size):
+    """Return ``size / 4``, rounded up: the number of bricks along an axis of ``size`` cells."""
     return (size >> 2) + ((size & 3) != 0).to(tl.int32)
 
 
 @triton.jit
 def _brick_number(b, x, y, z, width, height, depth):
-    """Return the number of a brick from its coordinates in bricks."""
+    """Return the number of a brick in the grid, from its scene and its coordinates in bricks. ``width``, ``height`` and
+    ``depth`` count cells.
+    """
     return ((b * _quarter(width) + x) * _quarter(height) + y) * _quarter(depth) + z
 
 
 @triton.jit
 def _word_address(slots, slot, DENSE: tl.constexpr):
-    """Return the address of a brick's bits. In a hash the brick's number + 1 precedes them."""
+    """Return the address of the 64-bit word with a brick's bits: entry ``slot`` of a dense array, or of a hash in which
+    the brick's number + 1 precedes the word.
+    """
     at = slot.to(tl.int64)
     if not DENSE:
         at = at * 2 + 1
@@ -63,7 +70,7 @@ def _word_address(slots, slot, DENSE: tl.constexpr):
 
 @triton.jit
 def _word_of_ones(word):
-    """Return the number of set bits in words of 64, in a form that the compiler turns into one instruction."""
+    """Return the number of set bits of each 64-bit word, in a form that the compiler turns into one instruction."""
     x = word.to(tl.uint64, bitcast=True)
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
@@ -73,17 +80,21 @@ def _word_of_ones(word):
 
 @triton.jit
 def _count_below(word, bit):
-    """Return the number of set bits of a word below ``bit``."""
+    """Return the number of set bits of ``word`` below position ``bit``: the place of a cell among the voxels of its
+    brick.
+    """
     return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
 
 
 @triton.jit
 def _int_pointer(address):
+    """Return the integer ``address`` as a pointer to int32."""
     return address.to(tl.int64).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def _word_pointer(address):
+    """Return the integer ``address`` as a pointer to int64."""
     return address.to(tl.int64).to(tl.pointer_type(tl.int64))
 
 
@@ -93,7 +104,9 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _take_slots(slots, number, good, room):
-    """Take a slot for each brick by its number + 1, if it is free. ``room`` is the number of slots."""
+    """Find or take the hash slot of each brick, whose key is ``number`` (its number + 1), where ``good``, and return
+    the slots as int32. ``room`` is the number of slots.
+    """
     entries, slot = _word_pointer(slots), first_slot(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
     wanting = good & (seen != number)
@@ -125,7 +138,9 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bits of rows in their bricks' words, and list the slot of each row and all used slots."""
+    """Set the bit of each row's cell in the word of its brick, and list the slot of each row (``own``) and all used
+    slots (``taken``). Rows outside the grid and duplicates are reported as late errors (SL211).
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -155,7 +170,9 @@ def brick_insert_kernel(
 def brick_start_kernel(
     slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Reserve space in the list of rows for each brick."""
+    """Write to ``starts`` where each used brick's rows begin in the list of all rows, as long as its number of set
+    bits.
+    """
     at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_int_pointer(counters))
     if tl.program_id(0) * BLOCK < bricks:
         slot = tl.load(_int_pointer(taken) + at, mask=at < bricks, other=0)
@@ -182,7 +199,9 @@ def _bricks_of_window(
     KZ: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """Return ``[rows, 8]``: slots and words of the bricks that windows from (x, y, z) on meet."""
+    """Return ``[rows, 8]`` slots of the eight bricks that the windows from (x, y, z) on may meet, and their 64-bit
+    words, which are 0 where a brick is missing.
+    """
     near = tl.arange(0, 8)[None, :]
     # A window of three cells, or fewer, crosses at most one border of bricks per axis.
     nx, ny, nz = near >> 2, (near >> 1) & 1, near & 1
@@ -200,7 +219,9 @@ def _bricks_of_window(
 
 @triton.jit
 def _split_corners(of, ROWS: tl.constexpr):
-    """Return the eight columns of ``[rows, 8]``."""
+    """Return the eight columns of ``of [rows, 8]`` (a slot or word for each brick that a window meets) as eight
+    tensors.
+    """
     # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
     z0y0, z0y1 = tl.split(z0)
@@ -244,7 +265,9 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write rows into the list of their brick, and the keys of the table's sort."""
+    """Write each row into the list of its brick's rows, and the keys by which the table is sorted: the taps of each row
+    that hit a voxel.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -277,12 +300,15 @@ def brick_hits_kernel(
 
 @triton.jit
 def _bitwise_or(a, b):
+    """Return ``a | b``, with which a Triton reduction joins the bits of several lanes."""
     return a | b
 
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the entries of one tap to their places. ``hits`` has a bit for each hit."""
+    """Write the rows found under one tap to their places in ``columns``, -1 without a hit, and return ``hits`` with the
+    bit of this tap set where there is a hit.
+    """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
     # Rows of a brick are in the order of its bits, so a count of bits is the place in the list.
@@ -318,7 +344,9 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the entries of 64 sorted rows of a part, their mask, and the order as int32 if not ``ORDERED``."""
+    """Write the table entries of 64 sorted rows under the taps of one part to ``columns``, the taps that any of them
+    hits to ``masks``, and unless ``ORDERED`` the order as int32.
+    """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)
     row = sort.ordered_rows(sorted_rows, order, place, part, m, ORDERED)

@@ -43,7 +43,9 @@ COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they a
 
 
 def scenes_for(rows: int, cells: int) -> int:
-    """Return for how many scenes of ``cells`` a bitmap of the output grids pays with so many voxels, or 0."""
+    """Return the number of scenes, of ``cells`` output cells each, for which a bitmap pays with ``rows`` input voxels.
+    It is 0 for few voxels, which are compared with each other, and for grids that are too large.
+    """
     if rows <= FEW or cells == 0:
         return 0
     return min(CELLS_PER_VOXEL * rows // cells, SCENES if cells < VAST else SCENES_OF_VAST)
@@ -51,7 +53,9 @@ def scenes_for(rows: int, cells: int) -> int:
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """Write the voxel of each of ``count`` keys behind those of smaller keys, and padding behind them all."""
+    """Write the voxels of ``count`` distinct keys to ``voxels`` in ascending order of the keys, and padding (-1) behind
+    them. Each key is compared with all others, which suits few keys.
+    """
     m = tl.minimum(tl.load(count), capacity).to(tl.int32)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + row, mask=row < m, other=NO_KEY)
@@ -65,7 +69,9 @@ def place_few_kernel(keys, voxels, count, capacity, width, height, depth, ROWS: 
 
 @triton.jit(do_not_specialize=["keys", "count", "capacity", "width", "height", "depth"])
 def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLOCK: tl.constexpr):
-    """Write the voxels of ``count`` sorted keys, and padding behind them."""
+    """Write the voxels of the first ``count`` of the ascending ``keys`` to ``voxels``, and padding (-1) up to
+    ``capacity``.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < tl.minimum(tl.load(count), capacity), other=NO_KEY)
     write_voxels(voxels, at, key, at < capacity, width, height, depth)
@@ -73,7 +79,7 @@ def write_listed_kernel(keys, voxels, count, capacity, width, height, depth, BLO
 
 @triton.jit(do_not_specialize=["bits", "beyond", "size"])
 def clear_cells_kernel(bits, beyond, size, BLOCK: tl.constexpr):
-    """Write zeros to the ``size`` words of ``bits``, and to ``beyond``."""
+    """Write zeros to the ``size`` words of the bitmap ``bits`` and to the flag ``beyond``."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(bits + at, tl.zeros((BLOCK,), tl.int32), mask=at < size)
     if tl.program_id(0) == 0:
@@ -118,7 +124,9 @@ def mark_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bits of the outputs that a block of inputs reaches, and ``beyond`` if a scene has no bitmap."""
+    """Set the bit of each output cell that a block of input voxels reaches in ``bits``, and the flag ``beyond`` if a
+    voxel lies in a scene without a bitmap. Rows outside the grid are reported as late errors (SL211).
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -139,7 +147,7 @@ def mark_kernel(
 
 @triton.jit
 def _count_bits(words):
-    """Return the number of set bits of each word of 32."""
+    """Return the number of set bits of each 32-bit word."""
     x = words.to(tl.uint32, bitcast=True)
     # The usual parallel count: pairs of bits, then groups of four, eight and more.
     x = x - ((x >> 1) & 0x55555555)
@@ -151,7 +159,7 @@ def _count_bits(words):
 
 @triton.jit(do_not_specialize=["bits", "sums"])
 def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
-    """Count the set bits of each chunk."""
+    """Write the number of set bits of each chunk of ``CHUNK`` words to ``sums``."""
     chunk = tl.program_id(0)
     words = tl.load(bits + chunk.to(tl.int64) * CHUNK + tl.arange(0, CHUNK))
     tl.store(sums + chunk, tl.sum(_count_bits(words), 0))
@@ -159,7 +167,9 @@ def count_cells_kernel(bits, sums, CHUNK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["sums", "beyond", "chunks"])
 def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
-    """Write the number of bits before each chunk, and their total or -1."""
+    """Replace each of the ``chunks`` numbers in ``sums`` by the sum of those before it, and write their total to
+    ``count``, or -1 if the flag ``beyond`` is set.
+    """
     before = tl.zeros((1,), tl.int32)
     for first in range(0, chunks, BLOCK):
         at = first + tl.arange(0, BLOCK)
@@ -173,7 +183,9 @@ def sum_cells_kernel(sums, beyond, count, chunks, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bits", "sums", "capacity"])
 def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
-    """Write the numbers of the set cells of a chunk, in order."""
+    """Write the cell numbers of the set bits of a chunk to ``keys``, ascending, from the place on that ``sums`` has for
+    it. Nothing is written if ``count`` is negative.
+    """
     word = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     words = tl.load(bits + word)
     own = _count_bits(words)
@@ -187,7 +199,9 @@ def list_cells_kernel(bits, sums, keys, count, capacity, CHUNK: tl.constexpr):
 
 
 def _first_voxels() -> TritonLaunches:
-    """Return the program of ``bounded.first_voxels``.
+    """Return the launch program (a sequence of kernel launches) of ``bounded.first_voxels``: the output voxels of a
+    convolution in order, up to a capacity, and their number, by comparison of few keys or by a bitmap of the output
+    cells.
 
     The workspace has the keys, then the hash set or the bits, their sums and a flag for a missing scene.
     """
@@ -222,7 +236,8 @@ def _first_voxels() -> TritonLaunches:
 
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
-    """Add to ``program`` the ordered keys and their number, by one bit for each cell.
+    """Return ``program``, a sequence of kernel launches, plus the launches that list the reached output cells in order,
+    and count them, by one bit for each cell.
 
     ``places`` are offsets in the workspace: of bits, their sums, a flag and the keys.
     """
@@ -263,7 +278,8 @@ FIRST_VOXELS = _first_voxels()
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Run ``ops.out_coords``.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
+    CUDA, by a bitmap of cells or by a hash where a bitmap would be too large.
 
     The number of voxels is read back; if it exceeds the reserved rows, the program runs again with more.
     """

@@ -20,16 +20,24 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
+    """Return a config of a Triton template: a tile of ``m`` rows, ``n`` columns and ``k`` channels, ``warps``, pipeline
+    ``stages`` and ``more`` constants.
+    """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
 
 
 def _tile_columns(sizes: Sizes, columns: str) -> int:
-    """Return the columns of a tile: the channels of a group, between 16 and 256."""
+    """Return the width of a tile for the channels ``sizes[columns]``: those of one group, rounded up to a power of two
+    between 16 and 256.
+    """
     each = max(1, sizes[columns] // sizes["groups"])
     return min(256, max(16, 1 << (each - 1).bit_length()))
 
 
 def _tile_depth(sizes: Sizes, channels: int, itemsize: int = 2) -> int:
+    """Return how many channels a tile multiplies at a time: ``channels`` rounded up to a power of two, at least 16 and
+    at most 128 bytes of ``itemsize``.
+    """
     return min(128 // itemsize, max(16, 1 << (max(1, channels) - 1).bit_length()))
 
 
@@ -53,7 +61,9 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 
 
 def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return tiles for these sizes, likely ones first: as wide as the channels, low ones for few rows."""
+    """Return the configs of the convolution's template that suit ``sizes``, the likely fastest first: tiles as wide as
+    the channels, and low ones first for few rows.
+    """
     wide, deep = _tile_columns(sizes, "co"), _tile_depth(sizes, sizes["cg"])
     # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
     fitting = [t for t in _TILES if t[1] <= wide and (t[1] >= 128 or 2 * t[1] > wide or wide == 64)]
@@ -72,14 +82,18 @@ def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
-    """Return numbers of programs that share a tile. Several pay for few tiles with many channels."""
+    """Return into how many parts of the channels a tile's product may be cut, each with a program of its own: (1,), or
+    (1, 2, 4) for few tiles with many channels.
+    """
     tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
     # An H100 or H200 has 132 multiprocessors: fewer tiles leave some of them idle.
     return (1, 2, 4) if tiles < 132 and sizes["cg"] >= 512 else (1,)
 
 
 def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Whether a tile serves floating-point features of these sizes, or the reason."""
+    """Return True if the tile of ``config`` serves floating-point features of these sizes and dtypes, and otherwise the
+    reason why not.
+    """
     if odd := [str(d) for d in dtypes.values() if d.is_floating_point and d not in FLOATS]:
         return f"{odd[0]}: products are accumulated in float32"
     if empty := [n for n in ("m", "n", "k", "co", "ci", "cg") if sizes.get(n) == 0]:
@@ -94,16 +108,21 @@ def _accepts_floats(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _in_full_precision(sizes: Sizes, dtypes: Dtypes) -> bool:
-    """Return whether products are of full float32, and not of the 19 bits that a tensor core reads of it."""
+    """Return whether products are computed in full float32, and not with the 19 bits (TF32) that a tensor core reads of
+    it.
+    """
     return dtypes["feats"] == torch.float32 and not sizes["tf32"]
 
 
 def _is_for_full(config: Config) -> bool:
+    """Return whether the tile of ``config`` is one of those for float32 in full precision."""
     return (*(config[n] for n in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")), False) in _FULL
 
 
 def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return whether the tile loop supports the call, or the reason why not."""
+    """Return True if the convolution's template with ``config`` supports a call with these sizes and dtypes, and
+    otherwise the reason why not.
+    """
     if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
     # Only sorted tables have masks of the taps that a block hits.
@@ -126,17 +145,21 @@ def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str
 
 
 def _split_k(sizes: Sizes, config: Config) -> int:
+    """Return how many programs add to one output: the parts of the table times the splits of the channels."""
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
 def _tile_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid: tiles of rows and columns, for each part and split."""
+    """Return the launch grid of the convolution: one program for each tile of rows and columns, for each part and
+    split, along the first axis.
+    """
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
 
 
 def _should_fuse(sizes: Sizes) -> bool:
-    """Return whether the rest of the layer is fused: short, unsorted rows beyond the cache are faster apart.
+    """Return whether the rest of the layer (norm, residual, activation) is fused into the convolution: short, unsorted
+    rows beyond the cache are faster apart.
 
     (4,113,056 rows of 64 channels: 1.93 ms with batch norm, residual and ReLU inside, 1.79 behind; H200, 2026-11.)
     """
@@ -158,7 +181,9 @@ _OUTER = (
 
 
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return tiles of a tap's weights: the largest that is not mostly padding, then its neighbours in size."""
+    """Return the configs of the weight gradient's template that suit ``sizes``: the largest tile of a tap's weights
+    that is not mostly padding first, then its neighbours, each with several splits of the rows.
+    """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
         t for t in _OUTER if t[0] <= high and t[1] <= wide and (t[0] * 4 > min(high, 128) and t[1] * 4 > min(wide, 128))
@@ -173,7 +198,9 @@ def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Whether a tile serves the gradient of the weights, or the reason."""
+    """Return True if the weight gradient's template with ``config`` supports a call with these sizes and dtypes, and
+    otherwise the reason why not.
+    """
     if (fits := _accepts_floats(sizes, dtypes, config)) is not True:
         return fits
     if dtypes["feats"] == torch.float32 and config["BLOCK_K"] > 32 and config["BLOCK_M"] * config["BLOCK_N"] > 64 * 64:
@@ -184,14 +211,17 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the grid of the gradient of the weights."""
+    """Return the launch grid of the weight gradient: one program for each tile of each tap's and group's weights and
+    each split of the rows, along the first axis.
+    """
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])
     return sizes["k"] * groups * tiles * config["SPLITS"], 1, 1
 
 
 def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
-    """Return into how many runs of rows the weight gradient is cut: a power of two that fills some waves.
+    """Return into how many runs of rows, each with a program of its own, the weight gradient is cut: a power of two
+    that fills some waves of programs.
 
     Of tiles of 128 x 128 two fit a multiprocessor, of 64 x 64 four; from two waves of whole tiles on, cutting costs.
     (Best of 1 to 64 at 512, 256, 128 and 64 channels: 2, 8, 32 and 64; H200, 2026-11-22.)
@@ -203,7 +233,9 @@ def splits_for(rows: int, taps: int, co: int, cg: int) -> int:
 
 
 def attach_templates(device: str) -> None:
-    """Bind the Triton templates for ``device`` (``"cuda"``; tests bind them for the interpreter's ``"cpu"``)."""
+    """Bind the Triton templates of the convolution and of its weight gradient for ``device``: ``"cuda"``, or ``"cpu"``
+    with Triton's interpreter in tests.
+    """
     ops.conv.template(
         device,
         "cuda/conv.triton.jinja",

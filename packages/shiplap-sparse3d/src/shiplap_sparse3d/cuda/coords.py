@@ -44,7 +44,8 @@ IN_LINE = tl.constexpr(3)
 
 @triton.jit
 def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
-    """Return the j-th output that ``at`` may reach along an axis, and whether it does.
+    """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap of the window
+    leads there.
 
     ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
     """
@@ -90,7 +91,9 @@ def reached_output(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """Return the j-th output that a voxel may reach, and whether it does and lies inside of the output grid."""
+    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads there. ``j`` counts
+    the candidates of all three axes.
+    """
     x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
     y, y_there = _reached_along(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
     z, z_there = _reached_along(z, sz, pz, dz, j % JZ, KZ, UNIT, TZ)
@@ -99,7 +102,9 @@ def reached_output(
 
 @triton.jit
 def _first_slot(key, mask):
-    """Return the first slot of a key in the hash table: the hash of its line, and its place there."""
+    """Return the first slot of ``key`` in the hash set of output cells: the hash of its line of neighbouring keys, and
+    its place in that line.
+    """
     # Neighbouring keys share a line of slots, and with it a sector of memory.
     line = key >> LINE
     # Constants of well-tested integer mixers: close lines must spread over the table.
@@ -112,7 +117,9 @@ def _first_slot(key, mask):
 
 @triton.jit(do_not_specialize=["slots", "keys", "count", "size", "capacity"])
 def clear_kernel(slots, keys, count, size, capacity, BLOCK: tl.constexpr):
-    """Clear the set, the list and the count."""
+    """Write the empty key to the ``size`` slots of the hash set and to the ``capacity`` listed ``keys``, and 0 to
+    ``count``.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     nothing = tl.full((BLOCK,), NO_KEY, tl.int64)
     tl.store(slots + at, nothing, mask=at < size)
@@ -166,7 +173,9 @@ def reach_kernel(
     REACH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Put new keys of the outputs that a block of inputs reaches into the set ``slots`` and the list ``keys``."""
+    """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``, and each new one
+    to the list ``keys`` and to ``count``. Rows outside the grid are reported as late errors (SL211).
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -199,7 +208,9 @@ def reach_kernel(
 
 @triton.jit
 def write_voxels(reached, place, key, inside, width, height, depth):
-    """Write the voxel of each key, or padding, into the rows ``place``."""
+    """Write the voxel (scene, x, y, z) of each ``key``, or padding (-1) for the empty key, to row ``place`` of
+    ``reached``, where ``inside``.
+    """
     there = key != NO_KEY
     at = reached + place.to(tl.int64) * 4
     # Divisions of 64 bits are slow, so remainders are computed by multiplication.
@@ -213,7 +224,9 @@ def write_voxels(reached, place, key, inside, width, height, depth):
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
 def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHERS: tl.constexpr):
-    """Write the voxel of each key behind those of smaller and of earlier equal keys, for few keys."""
+    """Write the voxels of ``m`` keys to ``reached`` in ascending order, equal keys in their old order. Each key is
+    compared with all others, which suits few keys.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     key = tl.load(keys + row, mask=row < m, other=NO_KEY)
     place = row * 0
@@ -227,7 +240,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
 
 @triton.jit(do_not_specialize=["keys", "m", "width", "height", "depth"])
 def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
-    """Write the voxels of sorted keys."""
+    """Write the voxels of ``m`` sorted keys to the rows of ``reached``, in the same order."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < m, other=NO_KEY)
     write_voxels(reached, at, key, at < m, width, height, depth)
@@ -235,13 +248,14 @@ def write_kernel(keys, reached, m, width, height, depth, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["copy", "m"])
 def copy_kernel(keys, copy, m, BLOCK: tl.constexpr):
+    """Write the ``m`` keys to ``copy`` in the workspace, so that the sort may overwrite them."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(copy + at, tl.load(keys + at, mask=at < m), mask=at < m)
 
 
 @triton.jit(do_not_specialize=["voxels", "capacity", "code"])
 def count_kernel(voxels, count, status: tl.int64, capacity, code):
-    """Write the number of voxels as int32. More than the capacity are reported as an error."""
+    """Write the number ``voxels`` as int32 to ``count``, at most ``capacity``. A larger one is reported as an error."""
     total = tl.load(voxels)
     tl.store(count, tl.minimum(total, capacity).to(tl.int32))
     report_row(status, code, capacity, total > capacity)
@@ -253,7 +267,9 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def output_numbers() -> dict[str, str]:
-    """Return the values of a call: its output grid, the candidates of one input along each axis, and sizes."""
+    """Return the values, as expressions by name, of a launch program for output voxels: the output grid, the number of
+    candidates of an input along each axis, the size of the hash set and the scenes.
+    """
     axes = list(enumerate(AXES))
     return {
         **{f"grid_{axis}": OUTPUT_GRID.format(i=i) for i, axis in axes},
@@ -272,7 +288,9 @@ def output_numbers() -> dict[str, str]:
 
 
 def window_arguments() -> dict[str, str]:
-    """Return the arguments of a kernel that follows a window: both grids, the window and its candidates."""
+    """Return the arguments, as expressions by name, of a kernel that follows a convolution's window: both grids, the
+    window and the number of its candidates.
+    """
     axes = list(enumerate(AXES))
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     grid = {f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)}
@@ -288,7 +306,10 @@ def window_arguments() -> dict[str, str]:
 
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
-    """Add to ``program`` the keys and their number: as outputs, or at ``scratch`` in the workspace, as is the set."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
+    cells and count them. ``scratch`` has the workspace offsets of the hash set and of results that are no outputs of
+    the op.
+    """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
     return program.then(
@@ -313,10 +334,12 @@ def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when
 def _order_keys(
     program: TritonLaunches, few: int, rows: str, grid: tuple[str, str, str], given: dict[str, str], keys: str, out: str
 ) -> TritonLaunches:
-    """Add to ``program`` the voxels of ``rows`` keys in order. More than ``few`` keys lie at ``keys`` in the workspace.
+    """Return ``program``, a sequence of kernel launches, plus the launches that write the voxels of ``rows`` keys in
+    ascending order to the argument ``out``: up to ``few`` keys by comparison, more by a sort at the offset ``keys`` of
+    the workspace.
 
-    ``given``: the argument that has the keys, where they are one. Those in the workspace have room for two more behind
-    them, of what is sorted and of where it was.
+    ``given`` names the argument that has the keys. It is empty if they lie in the workspace, with room behind them for
+    the sorted keys and their old places.
     """
     cells = {name: f"max(1, {size})" for name, size in zip(("width", "height", "depth"), grid, strict=True)}
     arguments, there = {**cells, "m": rows, "reached": out}, ("int64", keys)
@@ -346,17 +369,24 @@ def _order_keys(
 
 
 def _reach_program(keys: dict[str, tuple[str, str]]) -> TritonLaunches:
-    """Return a program for the keys and their number. Its workspace starts with the set."""
+    """Return a launch program (a sequence of kernel launches) for the keys of the reached output cells and their
+    number. ``keys`` has their workspace offsets, and the hash set lies at the start of the workspace.
+    """
     return with_keys(launch_program(values=output_numbers(), errors=status.ERRORS), {"slots": ("int64", "0"), **keys})
 
 
 def voxels_of_keys(few: int) -> TritonLaunches:
-    """Return the program of ``bounded.voxels_of_keys``: up to ``few`` keys are compared with each other."""
+    """Return the launch program (a sequence of kernel launches) of ``bounded.voxels_of_keys``, which writes the voxels
+    of keys in ascending order. Up to ``few`` keys are compared with each other, and more are sorted.
+    """
     return _order_keys(launch_program(), few, "m", ("grid[0]", "grid[1]", "grid[2]"), {"keys": "keys"}, "0", "out")
 
 
 def out_coords_bounded(few: int) -> TritonLaunches:
-    """Return the program of ``bounded.out_coords_bounded``. Workspace: the set, the number of keys, the keys."""
+    """Return the launch program (a sequence of kernel launches) of ``bounded.out_coords_bounded``, which writes the
+    output voxels of a convolution and their number without a read-back. The workspace has the hash set, the number of
+    keys and the keys.
+    """
     voxels, keys = "8 * size", "8 * size + 8"
     program = _reach_program({"count": ("int64", voxels), "keys": ("int64", keys)})
     return _order_keys(program, few, "capacity", ("grid_x", "grid_y", "grid_z"), {}, keys, "reached").then(
@@ -375,7 +405,8 @@ REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach_program({}), voxels_of_keys(FEW),
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Run ``ops.out_coords``.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
+    CUDA, by a hash set of their keys.
 
     The number of voxels is read back; if there are more outputs than inputs, the program runs again. It is read before
     the sort, so that fewer keys are sorted, and so that the device is not idle while the next ops are launched.

@@ -21,7 +21,7 @@ BLOCK = 512
 
 @triton.jit
 def _spread_bits(x):
-    """Return the low 21 bits of ``x`` with two zeros between each."""
+    """Return the low 21 bits of ``x`` with two zero bits between neighbours, for interleaving three axes."""
     # Each step moves half of the bits apart and masks the copies.
     x = (x | (x << 32)) & 0x1F00000000FFFF
     x = (x | (x << 16)) & 0x1F0000FF0000FF
@@ -32,7 +32,7 @@ def _spread_bits(x):
 
 @triton.jit
 def _gather_bits(x):
-    """Invert ``_spread_bits``."""
+    """Return every third bit of ``x``, 21 in all, without the bits between them: the inverse of ``_spread_bits``."""
     x = x & 0x1249249249249249
     x = (x | (x >> 2)) & 0x10C30C30C30C30C3
     x = (x | (x >> 4)) & 0x100F00F00F00F00F
@@ -43,13 +43,17 @@ def _gather_bits(x):
 
 @triton.jit
 def _invert_first_axis(first, bit):
-    """Apply Skilling's step for the first axis itself."""
+    """Return ``first`` with all bits below ``bit`` inverted where ``bit`` is set: Skilling's step of the Hilbert curve
+    for the first axis with itself.
+    """
     return first ^ tl.where((first >> bit) & 1 == 1, (1 << bit) - 1, 0)
 
 
 @triton.jit
 def _exchange_axes(first, other, bit):
-    """Invert the low bits of the first axis, or exchange them with another axis."""
+    """Return (first, other) after Skilling's step of the Hilbert curve: where ``bit`` of ``other`` is set, the lower
+    bits of ``first`` are inverted, and otherwise those of both axes are exchanged.
+    """
     flip = (other >> bit) & 1 == 1
     swap = tl.where(flip, 0, (first ^ other) & ((1 << bit) - 1))
     return first ^ swap ^ tl.where(flip, (1 << bit) - 1, 0), other ^ swap
@@ -57,7 +61,9 @@ def _exchange_axes(first, other, bit):
 
 @triton.jit
 def _to_hilbert(x, y, z, BITS: tl.constexpr):
-    """Return the axes of a voxel as a transposed Hilbert index."""
+    """Return the coordinates of a voxel as a transposed Hilbert index of ``BITS`` bits an axis, whose interleaved bits
+    are the index.
+    """
     for step in range(1, BITS):
         x = _invert_first_axis(x, BITS - step)
         x, y = _exchange_axes(x, y, BITS - step)
@@ -73,7 +79,9 @@ def _to_hilbert(x, y, z, BITS: tl.constexpr):
 
 @triton.jit
 def _from_hilbert(x, y, z, BITS: tl.constexpr):
-    """Return the axes of a voxel from its transposed Hilbert index."""
+    """Return the coordinates of a voxel from its transposed Hilbert index of ``BITS`` bits an axis: the inverse of
+    ``_to_hilbert``.
+    """
     last = z >> 1
     z = z ^ y
     y = y ^ x
@@ -100,7 +108,9 @@ def encode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the curve code of each voxel to ``codes [n]``, -1 for padding, and report rows that do not fit."""
+    """Write the curve code of each voxel to ``codes [n]``, -1 for padding. Rows that do not fit the code are reported
+    through ``status`` as late errors (SL211).
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     b = tl.load(coords + row * 4, mask=inside, other=-1)
@@ -131,7 +141,9 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding, and report bad codes."""
+    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding. Invalid codes are reported through
+    ``status`` as late errors (SL211).
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)
@@ -155,9 +167,12 @@ _decode = triton_launcher(decode_kernel)
 
 
 def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
-    """Launch ``serialize.z_order_encode`` or ``hilbert_encode``."""
+    """Write the curve code of each voxel to ``codes``, which the Triton kernel of ``op`` (a z-order or Hilbert encode
+    op) computes. Rows that do not fit ``width`` bits are reported as late errors (SL211).
+    """
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
+        # The bits above those of the three axes hold the scene.
         scenes = min(2**31, 2 ** (width - 3 * bits))
         _encode[(-(-rows // BLOCK),)](
             coords.contiguous(),
@@ -176,7 +191,9 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
 
 
 def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
-    """Launch ``serialize.z_order_decode`` or ``hilbert_decode``."""
+    """Write the voxel of each curve code to ``coords``, which the Triton kernel of ``op`` (a z-order or Hilbert decode
+    op) computes. Invalid codes are reported as late errors (SL211).
+    """
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:
         _decode[(-(-rows // BLOCK),)](

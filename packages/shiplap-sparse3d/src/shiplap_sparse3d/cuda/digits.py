@@ -27,18 +27,21 @@ WARPS = 4
 
 @triton.jit
 def _int_pointer(address):
+    """Return the integer ``address`` as a pointer to int32."""
     return address.to(tl.int64).to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
-    """Return the offset of the counts of a part: lines of its pages, then of its groups."""
+    """Return a pointer to the digit counts of a part (a group of taps): a line of ``BINS`` for each of its pages of
+    rows, and then one for each group of pages.
+    """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
 def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count one more row of this page with this digit."""
+    """Add 1 to the count of ``digit`` in the line of ``page`` and in that of its group of pages, where ``inside``."""
     # Each row is counted in the line of its page and in that of its group.
     mine = _counts_begin(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
@@ -47,7 +50,8 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the rows of a whole page, and add the page's counts to those of its group, once for each digit.
+    """Count the digits of all rows of one page, which this program has as a whole, and then add the page's counts to
+    its group's, once for each digit.
 
     Atomics on one address wait for each other, and some digits occur thousands of times in a group.
     """
@@ -62,7 +66,9 @@ def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
-    """Add ``count`` to the line and digit ``target``, or nothing for -1."""
+    """Add ``count`` to the counts of the page line and digit that ``target`` encodes and to its group's, where
+    ``wanted`` and ``target`` is not -1.
+    """
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
     tl.atomic_add(line + target, count, mask=wanted, sem="relaxed")
@@ -72,9 +78,8 @@ def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 @triton.jit
 def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Merge each pair of ``SIZE`` neighbours: the first one also counts for the second.
-
-    A second one with another target is counted by itself.
+    """Merge the counts of each pair of neighbours with the same ``target``, and return half as many targets and counts.
+    The second one of a pair with another target is counted at once.
     """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
@@ -84,7 +89,9 @@ def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexp
 
 @triton.jit
 def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count as ``count_digit``, with one atomic for up to eight neighbours of the same page and digit."""
+    """Count the digits of ``SIZE`` rows like ``count_digit``, with one atomic addition for up to eight neighbours of
+    the same page and digit.
+    """
     line, target = _counts_begin(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _add_pairs(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
     target, count = _add_pairs(line, pages, target, count, BINS, SIZE // 2)
@@ -94,7 +101,9 @@ def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _sum_counts(at, first, begin, before, end, bins, BINS: tl.constexpr):
-    """Return for each digit its counts in the lines from ``begin`` to ``before``, and up to ``end``."""
+    """Return two sums for each digit over the lines ``first`` to ``first + GROUP`` of counts: from ``begin`` up to
+    ``before``, and from ``begin`` up to ``end``.
+    """
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]
     count = tl.load(at + line[:, None] * BINS + bins[None, :], mask=inside, other=0)
@@ -118,7 +127,8 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the rows of a page behind those of smaller digits in their run, and of equal digits before them.
+    """Move the keys and rows of a page to their places by one digit of a stable radix sort: behind the smaller digits
+    of their run, and behind the equal digits before them.
 
     ``each``: pages of a run, a multiple of those of a group if there are several runs.
     """
@@ -157,10 +167,9 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values of the digits, which come before those that all sorts have.
-
-    They are: whether there are any digits, how many, and of how many bits; the pages of rows, or tiles of ``tile``
-    rows, and the lines of counts. ``ranked`` is known.
+    """Return the launch values, expressions by name that each call computes, of a radix sort by digits: whether there
+    are any digits, how many and of how many bits, the pages of rows (without digits, tiles of ``tile`` rows), and the
+    lines of counts. The value ``ranked`` must be known.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     # Runs have to end at the border of a group, or a group's counts would belong to two runs.
@@ -176,7 +185,9 @@ def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
 
 
 def by_digits(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Add to ``program`` the sort of each part's rows by their keys into the output ``order``."""
+    """Return ``program``, a sequence of kernel launches, plus the launches of a radix sort, one for each digit, that
+    write each part's rows in the order of their keys into the output ``order``.
+    """
     p, parts, rows = sort.prefix, sort.parts, sort.rows
     each = f"4 * {parts} * {rows}"
     columns = [f"{p}keys + {turn} * {each}" for turn in range(4)]

@@ -30,7 +30,7 @@ STATUS_BITS = tl.constexpr(40)  # status.ROW_BITS
 
 @triton.jit
 def load_coords(coords, row, mask):
-    """Return the four columns of ``row``, or padding where ``mask`` is off."""
+    """Return the columns (scene, x, y, z) of each ``row`` of ``coords``, or padding (-1) where ``mask`` is false."""
     at = coords + row.to(tl.int64) * 4
     b = tl.load(at, mask=mask, other=-1)
     x = tl.load(at + 1, mask=mask, other=-1)
@@ -41,12 +41,17 @@ def load_coords(coords, row, mask):
 
 @triton.jit
 def is_inside(b, x, y, z, width, height, depth, batches):
+    """Return whether each voxel lies in one of ``batches`` scenes and in the grid of ``width`` x ``height`` x ``depth``
+    cells.
+    """
     return (b >= 0) & (b < batches) & (x >= 0) & (x < width) & (y >= 0) & (y < height) & (z >= 0) & (z < depth)
 
 
 @triton.jit
 def report_row(status, code, row, bad):
-    """Write an error word for the host if any row is ``bad``."""
+    """Write ``code`` and one of the rows that are ``bad``, if any, to the word at the address ``status``, from which
+    the host raises an error later.
+    """
     # Any one of several bad rows may win: an error names one row.
     at = status.to(tl.int64).to(tl.pointer_type(tl.int64)) + row * 0
     tl.store(at, (code.to(tl.int64) << STATUS_BITS) | row.to(tl.int64), mask=bad)
@@ -54,12 +59,15 @@ def report_row(status, code, row, bad):
 
 @triton.jit
 def _half_size(size):
+    """Return ``size / 2``, rounded up: the number of 2 x 2 x 2 blocks along an axis of ``size`` cells."""
     return (size >> 1) + (size & 1)
 
 
 @triton.jit
 def number_of(b, x, y, z, width, height, depth):
-    """Return the number of a cell's block, from 1."""
+    """Return the number, from 1 on, of the block of 2 x 2 x 2 cells that holds each cell: the key of the hash, in which
+    0 is an empty slot.
+    """
     # From 1, since 0 is an empty slot.
     line = (b.to(tl.int64) * _half_size(width) + (x >> 1)) * _half_size(height) + (y >> 1)
     return line * _half_size(depth) + (z >> 1) + 1
@@ -67,7 +75,7 @@ def number_of(b, x, y, z, width, height, depth):
 
 @triton.jit
 def first_slot(number, capacity):
-    """Return the first slot of a number's search."""
+    """Return the slot below ``capacity`` at which the search for the block ``number`` begins: a hash of the number."""
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97
@@ -77,16 +85,18 @@ def first_slot(number, capacity):
 
 @triton.jit
 def cell_addresses(slots, slot, x, y, z, capacity):
-    """Return the addresses of the rows of cells. ``slots`` is an address."""
+    """Return the addresses of the row numbers (+ 1) of cells in the hash at the address ``slots``: entry ``slot``,
+    which has eight cells, and in it the cell of (x, y, z).
+    """
     rows = (slots.to(tl.int64) + capacity.to(tl.int64) * 8).to(tl.pointer_type(tl.int32))
     return rows + slot.to(tl.int64) * 8 + ((x & 1) * 4 + (y & 1) * 2 + (z & 1))
 
 
 @triton.jit
 def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
-    """Insert the ``active`` rows. Of several with the same coordinates the last one stays.
+    """Insert the ``active`` rows into the hash of blocks. Of several rows with the same coordinates the last one stays.
 
-    ``slots`` is an address. Returns for each row a row + 1 that was there before, or 0.
+    ``slots`` is the address of the hash. Returns, for each row, the number + 1 of a row that had its cell before, or 0.
     """
     # Launch programs pass addresses of the workspace as integers.
     entries, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
@@ -103,9 +113,10 @@ def insert_rows(slots, row, b, x, y, z, active, width, height, depth, capacity):
 
 @triton.jit
 def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
-    """Return ``(slot, there)``: the slots ``[rows, blocks]`` of blocks by number, and whether each block exists.
+    """Return ``(slot, there)`` of shape ``[rows, blocks]``: the hash slots of blocks by their ``number``, where
+    ``active``, and whether each block exists.
 
-    A slot of ``WORDS`` starts with the number.
+    A slot has ``WORDS`` 64-bit words, of which the first is the block's number.
     """
     slots, capacity = slots.to(tl.int64).to(tl.pointer_type(tl.int64)), capacity.to(tl.uint32)
     slot, searching, there = first_slot(number, capacity), active, active & False
@@ -120,6 +131,8 @@ def search_blocks(slots, number, active, capacity, WORDS: tl.constexpr = 1):
 
 @triton.jit
 def find_rows(slots, b, x, y, z, active, width, height, depth, capacity):
-    """Return ``[rows, taps]``: the row with these coordinates or -1. ``slots`` is an address."""
+    """Return ``[rows, taps]``: the row with the coordinates (b, x, y, z), or -1 where there is none or ``active`` is
+    false. ``slots`` is the address of the hash.
+    """
     slot, there = search_blocks(slots, number_of(b, x, y, z, width, height, depth), active, capacity)
     return tl.load(cell_addresses(slots, slot, x, y, z, capacity), mask=there, other=0) - 1

@@ -32,7 +32,7 @@ NO_VALUE = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _first_slot_of_key(key, capacity):
-    """Return the first slot of a key's search: ``hashing.home``."""
+    """Return the first slot at which each key of a hash map is searched, as ``hashing.home`` computes it on the CPU."""
     mixed = (key ^ (key >> 33)) * 0xFF51AFD7ED558CCD
     mixed = (mixed ^ (mixed >> 33)) * 0xC4CEB9FE1A85EC53
     mixed = mixed ^ (mixed >> 33)
@@ -41,12 +41,15 @@ def _first_slot_of_key(key, capacity):
 
 @triton.jit
 def _load_keys(keys, row, n):
+    """Return the keys of the rows as unsigned numbers, or the empty key beyond the ``n`` rows."""
     return tl.load(keys + row, mask=row < n, other=-1).to(tl.uint64)
 
 
 @triton.jit
 def slot_of(table, key, capacity):
-    """Return the slot of each key (of any shape), or -1 for keys that are not in the table."""
+    """Return the slot of the hash map ``table`` that holds each key (of any shape), int64, or -1 for keys that are not
+    there.
+    """
     slot, active = _first_slot_of_key(key, capacity), key != EMPTY
     result = tl.where(active, -1, -1).to(tl.int64)
     step = 0
@@ -62,10 +65,10 @@ def slot_of(table, key, capacity):
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Insert ``keys``.
+    """Insert ``keys`` into the slots of the hash map ``table``, and report rows for which the table is full.
 
-    While a slot is free no key passes it. If the last one is taken meanwhile, the key in hand is in the table already,
-    at most another round away.
+    No key passes a free slot. If the last free slot is taken meanwhile, the key in hand is in the table already, at
+    most another round away.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)
@@ -84,7 +87,9 @@ def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.constexpr):
-    """Offer each key its value, or its row without values. The lowest one remains."""
+    """Lower the value of each key in ``table_values`` to its new value, or without ``values`` to its row number: the
+    lowest one remains.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     if values is None:
@@ -96,7 +101,7 @@ def values_kernel(table, table_values, keys, values, n, capacity, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=["n", "capacity"])
 def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constexpr):
-    """Write the value of each key to ``out [n]``, -1 where the table does not hold the key."""
+    """Write the value of each key of the hash map to ``out [n]``, or -1 for keys that it does not hold."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     tl.store(out + row, tl.load(table_values + slot, mask=slot >= 0, other=-1), mask=row < n)
@@ -104,7 +109,7 @@ def lookup_kernel(table, table_values, keys, out, n, capacity, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Report the rows that have an earlier copy, which the table finds instead of them."""
+    """Report the rows whose key an earlier row has as well: the table holds the number of another row."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     slot = slot_of(table, _load_keys(keys, row, n), capacity)
     first = tl.load(table_values + slot, mask=slot >= 0, other=-1)
@@ -115,7 +120,9 @@ def twins_kernel(table, table_values, keys, status, n, capacity, code, BLOCK: tl
 def voxel_keys_kernel(
     coords, keys, status, n, width, height, depth, batches, code, SEARCH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write ``((b*X + x)*Y + y)*Z + z``, or -1 outside the grid, which is an error unless ``SEARCH``."""
+    """Write the key ``((b*X + x)*Y + y)*Z + z`` of each voxel, or -1 outside the grid. Rows outside are reported, with
+    ``SEARCH`` only those whose scene has no keys.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -132,31 +139,40 @@ _voxel_keys = triton_launcher(voxel_keys_kernel)
 
 
 def _row_grid(rows: int) -> tuple[int]:
+    """Return the launch grid for ``rows`` rows: one program for each block of them."""
     return (-(-rows // BLOCK),)
 
 
 def insert_keys(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None) -> None:
-    """Run ``hashing.hash_insert``. Without ``values`` each key gets its row number."""
+    """Insert ``keys`` with ``values``, or with their row numbers, into the hash map: ``hashing.hash_insert`` on CUDA.
+    ``op`` is the op's name in error messages.
+    """
     _launch_insert(op, status.word(keys.device), table_keys, table_values, keys.contiguous(), values)
 
 
 def insert_voxels(
     op: str, table_keys: Tensor, table_values: Tensor, coords: Tensor, values: Tensor | None, shape: Sequence[int]
 ) -> None:
-    """Run ``hashing.hash_insert_3d`` or ``hash_insert_3d_index``."""
+    """Insert the voxels ``coords`` of a grid of ``shape`` with ``values``, or with their row numbers, into the hash
+    map: ``op``, ``hash_insert_3d`` or ``hash_insert_3d_index``, on CUDA.
+    """
     word = status.word(coords.device)  # asked once: what this call meets is for the next one to tell
     keys = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE))
     _launch_insert(op, word, table_keys, table_values, keys, values)
 
 
 def look_up_keys(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """Run ``hashing.hash_lookup``."""
+    """Write the value of each key to ``out``, -1 for keys that the hash map does not hold: ``hashing.hash_lookup`` on
+    CUDA.
+    """
     status.word(keys.device)
     _launch_lookup(table_keys, table_values, keys.contiguous(), out)
 
 
 def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, shape: Sequence[int], out: Tensor) -> None:
-    """Run ``hashing.hash_lookup_3d``."""
+    """Write the value of each voxel of a grid of ``shape`` to ``out``, -1 for voxels that the hash map does not hold:
+    ``hashing.hash_lookup_3d`` on CUDA.
+    """
     code = status.code_of("hash_lookup_3d", TOO_FAR)
     _launch_lookup(
         table_keys, table_values, _keys_of(coords, shape, status.word(coords.device), code, search=True), out
@@ -164,7 +180,9 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 
 
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
-    """Return a new table of the row numbers of ``coords``. Rows outside the grid and duplicates are reported."""
+    """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
+    Rows outside the grid and duplicates are reported as late errors (SL211) in the word at the address ``word``.
+    """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
     if rows:
@@ -178,15 +196,19 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
 def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
-    """Launch the insertion of keys. A full table is reported through the status word."""
+    """Launch the kernels that insert ``keys`` into the hash map, with the lowest of old and new values for each. A full
+    table is reported in the word at the address ``word``.
+    """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
+        # As after an insertion, in which the values of empty slots become -1.
         table_values.masked_fill_(table_keys == -1, -1)
         return
     table, slots = table_keys.contiguous(), table_values.contiguous()
     # Insertion moves old keys too, so old values are offered again from a copy.
     before, values = (table.clone(), slots.clone()), None if values is None else values.contiguous()
     _keys[_row_grid(count)](table, keys, word, count, capacity, code, BLOCK=BLOCK)
+    # As an unsigned number -1 is the largest, so every value is lower.
     slots.fill_(-1)
     if capacity:
         _values[_row_grid(capacity)](table, slots, *before, capacity, capacity, BLOCK=BLOCK)
@@ -198,14 +220,16 @@ def _launch_insert(
 
 
 def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: Tensor) -> None:
-    """Launch the look-up of keys."""
+    """Launch the kernel that writes the value of each key of the hash map to ``out``, or -1."""
     table, values, count = table_keys.contiguous(), table_values.contiguous(), keys.shape[0]
     if count:
         _lookup[_row_grid(count)](table, values, keys, out, count, table.shape[0], BLOCK=BLOCK)
 
 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
-    """Return ``int64 [n]`` keys. Invalid rows are reported with ``code``."""
+    """Return the hash keys ``int64 [n]`` of the voxels ``coords`` in a grid of ``shape``, -1 outside. Invalid rows are
+    reported with ``code`` in the word at the address ``word``; in a ``search``, rows outside are valid.
+    """
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)
     if rows:

@@ -66,9 +66,11 @@ class LookupQueries(NamedTuple):
 
 
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
-    """Return the launch values of a lookup, besides those of its sort (``sort.numbers``).
+    """Return the launch values, expressions by name that each call computes, of a lookup of neighbours, besides those
+    of its sort (``sort.sort_numbers``): grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels
+    are compared with each other.
 
-    ``otherwise`` is an expression for whether rows are found in another way.
+    ``otherwise`` is an expression for whether rows are found in another way, as by bricks.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)
@@ -89,17 +91,20 @@ def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> d
 
 
 def batches_below(shape: Sequence[int]) -> int:
-    """Return how many scenes of this grid have fewer than 2^63 cells together."""
+    """Return the largest number of scenes whose grids of ``shape`` have fewer than 2^63 cells together."""
     return min(2**31 - 1, (MAX_CELLS - 1) // max(1, shape[0] * shape[1] * shape[2]))
 
 
 def scenes_below(*grid: str) -> str:
-    """Return :func:`batches_below` as an expression of 64-bit numbers. An empty grid allows any number of scenes."""
+    """Return an expression for :func:`batches_below` of a grid, whose three sizes are expressions, in 64-bit numbers.
+    An empty grid allows any number of scenes.
+    """
     return f"min({2**31 - 1}, {MAX_CELLS - 1} // {' // '.join(f'max(1, {size})' for size in grid)})"
 
 
 def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
-    """Add to ``program`` the lookup of all taps of all queries into ``table`` in the workspace, with sort keys.
+    """Return ``program``, a sequence of kernel launches, plus the launches that look all taps of all queries up and
+    write the rows found to ``table`` in the workspace, together with the keys of the sort.
 
     The workspace starts with the hash. The zeros of the sort lie behind it.
     """
@@ -132,7 +137,9 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
-    """Add to ``program`` the hash of the voxels."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
+    Rows outside the grid and duplicates are reported as late errors (SL211).
+    """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
         insert_kernel,
@@ -147,7 +154,7 @@ def _add_hash(program: TritonLaunches) -> TritonLaunches:
 
 
 def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
-    """Return the arguments that both kernels of a lookup take."""
+    """Return the arguments, as expressions by name, that both kernels of a lookup take."""
     return {
         **_voxel_grid("batches_of_grid"),
         **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},
@@ -166,7 +173,9 @@ def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
 
 
 def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches:
-    """Add to ``program`` the comparison of few voxels with each other."""
+    """Return ``program``, a sequence of kernel launches, plus the launch that compares few voxels with each other and
+    writes the rows under all taps to ``table``.
+    """
     return program.then(
         near_kernel,
         grid=f"cdiv(n, {NEAR_ROWS})",
@@ -186,6 +195,8 @@ def _add_near(program: TritonLaunches, table: tuple[str, str]) -> TritonLaunches
 
 
 def _voxel_grid(batches: str) -> dict[str, str]:
-    """Return the grid of the voxels, and the number of scenes that it allows."""
+    """Return the arguments, as expressions by name, for the grid of the voxels. ``batches`` is the expression of the
+    number of scenes.
+    """
     sizes = {name: f"spatial_shape[{i}]" for i, name in enumerate(("width", "height", "depth"))}
     return {**sizes, "batches": batches}

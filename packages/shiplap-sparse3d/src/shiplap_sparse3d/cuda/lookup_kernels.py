@@ -37,7 +37,9 @@ def insert_kernel(
     code_twice,
     BLOCK: tl.constexpr,
 ):
-    """Insert rows of ``coords`` into ``slots``, without padding and without rows outside the grid."""
+    """Insert each row of ``coords`` into the hash ``slots``, without padding. Rows outside the grid and duplicates are
+    reported as late errors (SL211).
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)
@@ -49,7 +51,9 @@ def insert_kernel(
 
 @triton.jit
 def _coord_under_tap(at, stride, padding, dilation, tap, WIDE: tl.constexpr):
-    """Return ``[rows, taps]``: the coordinate under each tap."""
+    """Return ``[rows, taps]``: the input coordinate ``at * stride - padding + tap * dilation`` along one axis, in 64
+    bits if ``WIDE``.
+    """
     if WIDE:
         at, tap = at.to(tl.int64), tap.to(tl.int64)
     return (at * stride - padding)[:, None] + (tap * dilation)[None, :]
@@ -125,7 +129,8 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j, and sort keys if ``KEY`` is not 0.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part and, unless
+    ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are reported as late errors (SL211).
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -214,7 +219,8 @@ def block_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Look up as ``lookup_kernel`` for dilation 1 and at most three cells per axis: eight blocks, then their cells.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j, as ``lookup_kernel``, for dilation 1 and at
+    most three cells per axis: eight blocks are searched for each query, then their cells.
 
     Each tap is one cell of one block.
     """
@@ -253,7 +259,9 @@ def block_kernel(
 
 @triton.jit
 def _tap_at(offset, dilation, SIZE: tl.constexpr):
-    """Return the tap at ``offset`` from the first one, and whether it exists."""
+    """Return the tap of a kernel with ``SIZE`` taps that lies ``offset`` cells from the first one, and whether there is
+    one.
+    """
     tap = offset // dilation
     # Between the taps of a dilated kernel there is none.
     return tap, (offset >= 0) & (tap < SIZE) & (tap * dilation == offset)
@@ -303,7 +311,9 @@ def near_kernel(
     ROWS: tl.constexpr,
     OTHERS: tl.constexpr,
 ):
-    """Write the table of voxels among themselves: a program compares its rows with all of them."""
+    """Write the neighbour table of few voxels among themselves, ``[n, k]`` rows or -1: each program compares its rows
+    with all of them. Rows outside the grid and duplicates are reported as late errors (SL211).
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)
     good = is_inside(b, x, y, z, width, height, depth, batches)

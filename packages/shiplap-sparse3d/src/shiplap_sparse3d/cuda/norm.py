@@ -12,7 +12,9 @@ __all__ = ["NORM_RELU"]
 
 @triton.jit(do_not_specialize=["n"])
 def norm_relu_kernel(feats, mean, var, weight, bias, out, n, c, eps, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Write ``out [n, c]``: features normalised by given statistics, scaled, shifted, and clamped at 0."""
+    """Write ``out [n, c]``: the features normalised by ``mean`` and ``var``, times ``weight`` plus ``bias``, with
+    negative values set to 0. NaN stays NaN.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < c

@@ -51,28 +51,35 @@ class TableWindow(NamedTuple):
 
     @property
     def few_blocks(self) -> bool:
-        """Return whether the taps of a query lie in eight blocks of the hash."""
+        """Return whether the taps of a query lie in at most eight blocks (2 x 2 x 2 cells) of the hash: at most three
+        cells per axis without dilation.
+        """
         return max(self.kernel) <= 3 and max(self.dilation) == 1
 
     @property
     def wide(self) -> bool:
-        """Return whether a coordinate under a tap may need more than 32 bits."""
+        """Return whether the coordinate under a tap may need more than 32 bits."""
         _, grid, kernel, stride, padding, dilation = self
         return max(grid) * max(stride) + max(padding) + max(kernel) * max(dilation) >= 2**31
 
     @property
     def taps(self) -> dict[str, Any]:
-        """Return the kernel's cells per axis, as kernels take them."""
+        """Return the cells of the convolution kernel per axis and ``WIDE``, as keyword arguments of the Triton
+        kernels.
+        """
         return {**dict(zip(("KX", "KY", "KZ"), self.kernel, strict=True)), "WIDE": self.wide}
 
 
 def subm_table(
     coords: Tensor, shape: list[int], kernel: list[int], dilation: list[int], *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Run ``ops.subm_table``."""
+    """Write the neighbour table ``[n, k]`` of a submanifold convolution to ``out``: ``ops.subm_table`` on CUDA. Few
+    voxels are compared with each other, more are found in a hash in ``workspace``.
+    """
     word = status.word(coords.device)
     if not out.numel():
         return
+    # A submanifold kernel is centred on its voxel.
     padding = [k // 2 * d for k, d in zip(kernel, dilation, strict=True)]
     window, coords, n = (
         TableWindow(shape, shape, kernel, (1, 1, 1), padding, dilation),
@@ -112,9 +119,12 @@ def conv_table(
     out: Tensor,
     workspace: Tensor,
 ) -> None:
-    """Run ``ops.conv_table``."""
+    """Write the neighbour table ``[m, k]`` of a convolution from ``coords`` to ``out_coords`` to ``out``:
+    ``ops.conv_table`` on CUDA, by a hash in ``workspace``.
+    """
     word = status.word(coords.device)
     if not coords.shape[0]:
+        # Without inputs there is no hash to look anything up in.
         out.fill_(-1)
     elif out.numel():
         grid = output_shape(shape, kernel, stride, padding, dilation)
@@ -133,7 +143,9 @@ def _look_up(
     message: str,
     workspace: Tensor,
 ) -> None:
-    """Look up all taps of all queries, by a hash at the start of ``workspace``."""
+    """Write the row of ``coords`` under each tap of each of ``queries`` to ``out``, or -1, by a hash at the start of
+    ``workspace``. Errors are late ones (SL211), reported in the word at the address ``word``.
+    """
     capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()
     (m, k), (shape, grid, _, stride, padding, dilation) = out.shape, window
     tensors, code = (queries, slots, out, 0, 0, None, word, m), status.code_of(op, message)
@@ -151,7 +163,9 @@ def _look_up(
 
 
 def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
-    """Fill the hash at the start of ``workspace`` and return its capacity."""
+    """Insert the voxels ``coords`` into a hash at the start of ``workspace`` and return its number of slots. Rows
+    outside the grid and duplicates are reported as late errors (SL211).
+    """
     n = coords.shape[0]
     capacity = max(2 * n, 64)
     # The workspace is for the largest use, and only the part of the hash must be cleared.

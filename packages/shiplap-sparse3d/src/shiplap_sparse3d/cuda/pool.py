@@ -22,19 +22,22 @@ TILE = 2048  # values of a program: 16 a thread
 
 
 def blocks_of(c: int) -> dict[str, int]:
-    """Return rows and channels of a program."""
+    """Return the constants of a pooling kernel for ``c`` channels: rows and channels of a program, and warps."""
     # Adjacent channels are adjacent in memory, so wide rows of channels make full loads.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     return {"ROWS": TILE // channels, "CHANNELS": channels, "num_warps": 4}
 
 
 def is_wide(t: Tensor) -> dict[str, bool]:
+    """Return the constant ``WIDE`` of a kernel: whether ``t`` is float64, and so are its sums."""
     return {"WIDE": t.dtype == torch.float64}
 
 
 @triton.jit
 def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return rows and channels of a program, each with a mask of valid ones."""
+    """Return the rows of a program with a mask of those below ``m``, and its channels with a mask of those
+    below ``c``.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return row, row < m, channel[None, :].to(tl.int64), (channel < c)[None, :]
@@ -42,7 +45,9 @@ def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
-    """Return the entries of one tap and a mask of hits. Entries other than -1 outside ``[0, n)`` are reported."""
+    """Return the table entries of the rows under tap ``v`` as a column, and a mask of those that are input rows.
+    Entries other than -1 outside ``[0, n)`` are reported as late errors (SL211).
+    """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)
     report_row(status, code, row, (entry != -1) & ~hit)
@@ -51,12 +56,13 @@ def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code)
 
 @triton.jit
 def make_accumulator(ROWS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+    """Return zeros ``[ROWS, CHANNELS]``, float64 if ``WIDE`` and otherwise float32."""
     return tl.zeros([ROWS, CHANNELS], tl.float64 if WIDE else tl.float32)
 
 
 @triton.jit
 def is_larger(x, best):
-    """Return whether ``x`` is larger; NaN is larger than any number."""
+    """Return whether ``x`` is larger than ``best``, where NaN counts as larger than any number."""
     # ``x != x`` is true for NaN only.
     return (x > best) | ((x != x) & (best == best))
 
@@ -81,7 +87,9 @@ def max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``, the largest value under the taps, and ``taps [m, c]``, its tap or -1."""
+    """Write ``out [m, c]``, the largest value under the taps of each output (0 without a hit), and ``taps [m, c]``, the
+    tap that it comes from, or -1.
+    """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     best = make_accumulator(ROWS, CHANNELS, WIDE)
     tap = tl.full([ROWS, CHANNELS], -1, tl.int32)
@@ -118,7 +126,9 @@ def max_grad_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``: for each input, the sum of gradients of the outputs whose maximum is there."""
+    """Write the gradient of a max pooling, ``out [m, c]``: for each input, the sum of the gradients of those outputs
+    whose maximum it is, by the transposed ``table`` and the ``taps`` of the maxima.
+    """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
     for v in range(k):
@@ -148,7 +158,9 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``out [m, c]``: the sum of the values under the taps, or their mean over the hits."""
+    """Write ``out [m, c]``: the sum of the values under the taps of each output or, if ``AVERAGE``, their mean over the
+    hits.
+    """
     row, there, channel, within = _program_block(m, c, ROWS, CHANNELS)
     total = make_accumulator(ROWS, CHANNELS, WIDE)
     hits = tl.zeros([ROWS, 1], tl.int32)
@@ -165,12 +177,15 @@ _max, _max_grad, _sum = (triton_launcher(kernel) for kernel in (max_kernel, max_
 
 
 def _pool_grid(m: int, c: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Return the launch grid for ``m`` rows and ``c`` channels, and the constants of the kernel."""
     blocks = blocks_of(c)
     return (triton.cdiv(m, blocks["ROWS"]), triton.cdiv(c, blocks["CHANNELS"])), blocks
 
 
 def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, out: Tensor, taps: Tensor) -> None:
-    """Run ``pooling.max_pool_with_taps``."""
+    """Write the maximum of each output's rows to ``out`` and the tap that it comes from to ``taps``:
+    ``pooling.max_pool_with_taps`` on CUDA.
+    """
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
         grid, blocks = _pool_grid(m, c)
@@ -193,7 +208,9 @@ def max_pool_with_taps(feats: Tensor, table: Tensor, table_t: Tensor | None, *, 
 
 
 def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -> None:
-    """Run ``pooling.max_pool_grad``."""
+    """Write the gradient of a max pooling for its input to ``out``, by the transposed table: ``pooling.max_pool_grad``
+    on CUDA.
+    """
     word, (m, k), (n, c) = status.word(grad.device), table_t.shape, grad.shape
     if out.numel():
         grid, blocks = _pool_grid(m, c)
@@ -217,7 +234,7 @@ def max_pool_grad(grad: Tensor, taps: Tensor, table_t: Tensor, *, out: Tensor) -
 
 
 def sum_pool(feats: Tensor, table: Tensor, table_t: Tensor | None, average: bool, *, out: Tensor) -> None:
-    """Run ``pooling.sum_pool``."""
+    """Write the sum of each output's rows, or their mean if ``average``, to ``out``: ``pooling.sum_pool`` on CUDA."""
     word, (m, k), (n, c) = status.word(feats.device), table.shape, feats.shape
     if out.numel():
         grid, blocks = _pool_grid(m, c)

@@ -20,7 +20,7 @@ TAPS = 32  # bits of a code
 
 @triton.jit
 def _load_table(table, row, n, v, TAPS: tl.constexpr):
-    """Return ``[rows, taps]`` of the table, -1 beyond it."""
+    """Return the table entries ``[rows, taps]`` of these rows, -1 beyond its ``n`` rows and ``v`` taps."""
     tap = tl.arange(0, TAPS)[None, :]
     at = row[:, None] * v + tap
     return tl.load(table + at, mask=(row < n)[:, None] & (tap < v), other=-1)
@@ -28,7 +28,9 @@ def _load_table(table, row, n, v, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write Gray code and rank of each row, and how many rows of the block hit each tap (tap-major)."""
+    """Write for each row which taps it hits as bits (``codes``) and their rank as a Gray code (``ranks``), and for each
+    block of rows how many of them hit each tap (``counts [v, blocks]``).
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     hits = _load_table(table, row, n, v, TAPS) >= 0
@@ -46,7 +48,9 @@ def codes_kernel(table, codes, ranks, counts, n, v, blocks, ROWS: tl.constexpr, 
 
 @triton.jit(do_not_specialize=["n", "v", "blocks"])
 def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write the pairs of a block of rows: for each tap behind those of the blocks before."""
+    """Write the (input row, output row) pairs of a block of rows to ``inputs`` and ``outputs``: for each tap, behind
+    the pairs of the blocks before. ``ends`` are the running sums of the counts.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     tap = tl.arange(0, TAPS)
     entry = _load_table(table, row, n, v, TAPS)
@@ -61,7 +65,9 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
-    """Write the taps that any row of a block hits, as bits, and their number."""
+    """Write which taps any row of each block of the order ``index`` hits, as bits in ``unions``, and how many those
+    are. Invalid row numbers are reported as late errors (SL211).
+    """
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)
     any_row = tl.zeros([TAPS], dtype=tl.int64)
@@ -81,7 +87,9 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
 
 @triton.jit
 def list_kernel(unions, ends, taps, TAPS: tl.constexpr):
-    """Write the set bits of each union, ascending, up to their end."""
+    """Write the numbers of the set bits of each union, ascending, to ``taps``, from the start on that ``ends`` has for
+    it.
+    """
     tap = tl.arange(0, TAPS)
     hit = (tl.load(unions + tl.program_id(0)) >> tap) & 1
     first = tl.load(ends + tl.program_id(0))
@@ -95,7 +103,9 @@ _list = triton_launcher(list_kernel)
 
 
 def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """Run ``postprocess.masked_gemm_signals``."""
+    """Write the tap bits of each row, the stable order of the rows by their Gray rank, and the pairs of each tap with
+    their ends: ``postprocess.masked_gemm_signals`` on CUDA.
+    """
     status.word(table.device)
     n, v = table.shape
     ends.zero_()
@@ -110,13 +120,16 @@ def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, 
     if v:
         inputs.fill_(-1)
         outputs.fill_(-1)
+        # Tap by tap, so that one running sum gives the places of the pairs of all taps.
         reached = counts.flatten().cumsum(0).view(v, blocks)  # int64
         ends[1:] = reached[:, -1]
         _pairs[(blocks,)](table, reached, inputs, outputs, n, v, blocks, ROWS=ROWS, TAPS=TAPS)
 
 
 def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends: Tensor) -> None:
-    """Run ``postprocess.masked_gemm_kernels``."""
+    """Write the taps that any row of each block of ``block`` rows hits to ``taps``, and where those of each block end
+    to ``ends``: ``postprocess.masked_gemm_kernels`` on CUDA.
+    """
     word, n, blocks = status.word(codes.device), codes.shape[0], ends.shape[0] - 1
     ends.zero_()
     if not n:
@@ -134,6 +147,7 @@ def launch_kernels(codes: Tensor, index: Tensor, block: int, taps: Tensor, ends:
         ROWS=ROWS,
         TAPS=TAPS,
     )
+    # The counts stand behind a leading 0, so their sums are the begins and the last end.
     ends.copy_(ends.cumsum(0))
     taps.fill_(-1)
     _list[(blocks,)](unions, ends, taps, TAPS=TAPS)

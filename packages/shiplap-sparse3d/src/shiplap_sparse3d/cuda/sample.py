@@ -27,7 +27,9 @@ BLOCK = 256
 
 @triton.jit
 def _cell_of_query(value, size):
-    """Return a whole number in floating point as a coordinate, and whether it lies in the grid."""
+    """Return a whole number in floating point as an int32 coordinate, and whether it lies in ``[0, size)``. NaN and
+    numbers beyond int32 do not.
+    """
     known = (value >= 0) & (value < 2147483648.0)
     cell = tl.where(known, value, 0.0).to(tl.int32)
     return cell, known & (cell < size)
@@ -49,7 +51,9 @@ def query_kernel(
     CORNERS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write the row of each query's voxel (one corner), or rows and weights of the voxels around it (eight)."""
+    """Write the row of the voxel that holds each query to ``indices`` (``CORNERS`` 1), or rows and weights of the eight
+    voxels around it (8). A missing voxel is -1 with weight 0.
+    """
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     corner = tl.arange(0, CORNERS)[None, :]
     inside = query < count
@@ -92,7 +96,9 @@ def sum_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write ``out [queries, channels]``: the weighted sum over the corners, and report invalid indices."""
+    """Write ``out [queries, channels]``: for each query, the sum over its corners of a feature row times a weight.
+    Invalid indices are reported as late errors (SL211).
+    """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -124,7 +130,9 @@ def grad_kernel(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Write ``out[r]``, the sum over ``entries[starts[r] : starts[r + 1]]`` in this order."""
+    """Write the gradient of a row's features to ``out[r]``: the weighted sum of the gradients at
+    ``entries[starts[r] : starts[r + 1]]``, in this order.
+    """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -146,7 +154,9 @@ def grad_kernel(
 
 @triton.jit(do_not_specialize=["count", "rows", "corners", "code"])
 def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.constexpr):
-    """Write the sort keys: the row, or ``rows`` for entries without a row."""
+    """Write the sort key of each entry of ``indices``: its row, or ``rows`` if it has none (-1). Invalid entries are
+    reported as late errors (SL211).
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)
     report_row(status, code, at // corners, (entry < -1) | (entry >= rows))
@@ -162,7 +172,9 @@ _check = triton_launcher(check_kernel)
 def find_queries(
     op: str, coords: Tensor, queries: Tensor, shape: Sequence[int], indices: Tensor, weights: Tensor | None
 ) -> None:
-    """Run ``grid_sample.nearest_map`` or, with ``weights``, ``trilinear_map``."""
+    """Write the row of the voxel that holds each query to ``indices`` (``grid_sample.nearest_map`` on CUDA) or, with
+    ``weights``, rows and weights of the eight voxels around it (``trilinear_map``).
+    """
     word, count = status.word(coords.device), queries.shape[0] * queries.shape[1]
     table, rows = index_voxels(op, coords, shape, word)
     if not count:
@@ -175,6 +187,7 @@ def find_queries(
         rows,
         queries.contiguous(),
         indices,
+        # A pointer is needed in any case, and for one corner nothing is written to it.
         indices if weights is None else weights,
         count,
         queries.shape[1],
@@ -186,13 +199,15 @@ def find_queries(
 
 
 def _sum_tile(channels: int) -> tuple[int, int]:
-    """Return rows and channels of a program: about 1024 elements, with adjacent channels."""
+    """Return the number of rows and of channels that a program sums: about 1,024 elements with adjacent channels."""
     wide = min(128, max(16, triton.next_power_of_2(channels)))
     return 1024 // wide, wide
 
 
 def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Run ``grid_sample.indice_weighted_sum``."""
+    """Write the weighted sum of the rows ``indices`` of ``feats`` for each query to ``out``:
+    ``grid_sample.indice_weighted_sum`` on CUDA.
+    """
     word, (queries, corners), channels = status.word(feats.device), indices.shape, feats.shape[1]
     if not out.numel():
         return
@@ -215,7 +230,9 @@ def weighted_sum(feats: Tensor, indices: Tensor, weights: Tensor, out: Tensor) -
 
 
 def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int, out: Tensor) -> None:
-    """Run ``grid_sample.indice_weighted_sum_grad``."""
+    """Write the gradient of the weighted sum for its ``rows`` features to ``out``, added in a fixed order:
+    ``grid_sample.indice_weighted_sum_grad`` on CUDA.
+    """
     word, count, corners = status.word(grad.device), indices.numel(), indices.shape[1]
     if not out.numel() or not count:
         out.zero_()

@@ -24,7 +24,7 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _program_part(parts, c, CHANNELS: tl.constexpr):
-    """Return part, scene and channels of a program, and a mask of valid channels."""
+    """Return the part of the rows, the scene and the channels of a program, and a mask of the channels below ``c``."""
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return pid % parts, pid // parts, channel[None, :].to(tl.int64), (channel < c)[None, :]
@@ -32,7 +32,9 @@ def _program_part(parts, c, CHANNELS: tl.constexpr):
 
 @triton.jit
 def _scene_members(coords, row, end, scene, scenes, coords_row, status, code):
-    """Return a mask of the rows of the scene."""
+    """Return a column mask of the rows below ``end`` that belong to ``scene``. Scene numbers outside of -1 to
+    ``scenes - 1`` are reported as late errors (SL211).
+    """
     b = tl.load(coords + row * coords_row, mask=row < end, other=-1)
     report_row(status, code, row, (b < -1) | (b >= scenes))
     return (b == scene)[:, None]
@@ -57,7 +59,9 @@ def global_max_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``partial[part, scene, c]``: the first row with the largest value, or -1."""
+    """Write ``partial[part, scene, c]``: the first row of this part of the rows with the largest value of the scene, or
+    -1.
+    """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -85,7 +89,9 @@ def global_max_kernel(
 def global_max_finish(
     feats, partial, out, rows, c, parts, scenes, feats_row, feats_col, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write ``out`` and ``rows [scenes, c]``: the maximum over all parts and its row, or -1."""
+    """Write the maximum of each scene over all parts to ``out [scenes, c]``, 0 without rows, and its row, or -1, to
+    ``rows``.
+    """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     best = make_accumulator(1, CHANNELS, WIDE)
     best_row = tl.full([1, CHANNELS], -1, tl.int32)
@@ -119,7 +125,9 @@ def global_sum_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write ``partial[part, scene, c]`` and ``counts[part, scene]``: sums, and numbers of rows."""
+    """Write the sums ``partial[part, scene, c]`` and the numbers of rows ``counts[part, scene]`` of this part of the
+    rows.
+    """
     part, scene, channel, within = _program_part(parts, c, CHANNELS)
     start = part.to(tl.int64) * part_rows
     end = tl.minimum(start + part_rows, n)
@@ -142,7 +150,9 @@ def global_sum_kernel(
 def global_sum_finish(
     partial, counts, out, c, parts, scenes, AVERAGE: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Write ``out [scenes, c]``: the sum over all parts, or the mean over the rows of the scene."""
+    """Write ``out [scenes, c]``: the sum over all parts or, if ``AVERAGE``, the mean over the rows of the scene, 0
+    without rows.
+    """
     _, scene, channel, within = _program_part(1, c, CHANNELS)
     total = make_accumulator(1, CHANNELS, WIDE)
     count = 0
@@ -160,7 +170,7 @@ _finish_max, _finish_sum = triton_launcher(global_max_finish), triton_launcher(g
 
 
 def _split_rows(n: int) -> tuple[int, int]:
-    """Return the number of parts and their rows."""
+    """Return into how many parts ``n`` rows are cut for a pooling over scenes, and the number of rows in each."""
     parts = min(triton.cdiv(n, PART), PARTS)
     return parts, triton.cdiv(n, parts) if parts else 0
 
@@ -168,7 +178,9 @@ def _split_rows(n: int) -> tuple[int, int]:
 def global_max_pool(
     feats: Tensor, coords: Tensor, batch_size: int, *, out: Tensor, rows: Tensor, workspace: Tensor
 ) -> None:
-    """Run ``pooling.global_max_pool``."""
+    """Write the maximum over each of ``batch_size`` scenes to ``out`` and its row, or -1, to ``rows``:
+    ``pooling.global_max_pool`` on CUDA.
+    """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_max_pool", SCENE)
     if not out.numel():
         return
@@ -200,7 +212,9 @@ def global_max_pool(
 def global_sum_pool(
     feats: Tensor, coords: Tensor, batch_size: int, average: bool, *, out: Tensor, workspace: Tensor
 ) -> None:
-    """Run ``pooling.global_sum_pool``."""
+    """Write the sum, or the mean if ``average``, over each of ``batch_size`` scenes to ``out``:
+    ``pooling.global_sum_pool`` on CUDA.
+    """
     word, (n, c), code = status.word(feats.device), feats.shape, status.code_of("global_sum_pool", SCENE)
     if not out.numel():
         return

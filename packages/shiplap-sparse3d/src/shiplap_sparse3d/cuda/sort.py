@@ -35,7 +35,9 @@ MASK_ROWS = tl.constexpr(64)  # ROWS_PER_MASK
 
 @triton.jit
 def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
-    """Return the entries of the rows under the taps of a part, and one bit for each hit."""
+    """Return the table entries ``[rows, taps]`` of the rows under the taps of a part (a group of ``SIZE`` taps), a
+    number with a bit for each hit, and a mask of the entries inside the table.
+    """
     v = tl.arange(0, TAPS)
     tap = part * SIZE + v
     inside = (row < m)[:, None] & ((v < SIZE) & (tap < k))[None, :]
@@ -45,7 +47,9 @@ def _load_hits(table, row, m, k, part, SIZE: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def _sort_key(hits, SIZE: tl.constexpr):
-    """Return the sort key: ascending keys are descending ranks, and rows without a hit come last."""
+    """Return the sort key of the tap bits ``hits``: descending ranks in Gray code, so that neighbours in the order hit
+    similar taps and rows without a hit come last.
+    """
     rank = hits ^ (hits >> 1)  # the prefix XOR that undoes a Gray code
     rank ^= rank >> 2
     rank ^= rank >> 4
@@ -56,7 +60,9 @@ def _sort_key(hits, SIZE: tl.constexpr):
 
 @triton.jit
 def _store_key_bits(keys, place, key, inside, KEY: tl.constexpr):
-    """Store a key of ``KEY`` bits."""
+    """Store each key as a number of ``KEY`` bits (16, 32 or 64) at ``place`` behind the address ``keys``, where
+    ``inside``.
+    """
     if KEY == 16:
         tl.store(keys.to(tl.int64).to(tl.pointer_type(tl.int16)) + place, key.to(tl.int16), mask=inside)
     elif KEY == 32:
@@ -81,7 +87,7 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the keys of rows with these ``hits``, and count them for the sort.
+    """Store the sort keys of rows with the tap bits ``hits``, and count them for the sort that follows.
 
     With ``BINS`` the keys are counted in tiles of rows, and masks are cleared. With 0 a key has part and run as well.
     ``PAGE`` is the number of rows of a page in which a first digit is counted instead, or 0.
@@ -127,7 +133,7 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the keys and counts of a tile of rows under one part."""
+    """Write the sort keys of a tile of rows under one part of the taps, and count them for the sort that follows."""
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
     store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
@@ -146,7 +152,9 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sort all rows of a part in one program, ``ROWS`` at a time. Masks follow from the ranks in a block."""
+    """Sort all rows of a part in one program, ``ROWS`` at a time, and write the table in that order, the order, and the
+    taps that each block hits.
+    """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
     for first in range(0, m, ROWS):
@@ -182,7 +190,9 @@ def alone_kernel(
 def scan_kernel(
     counts: tl.int64, totals: tl.int64, tiles, BINS: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr
 ):
-    """Replace each histogram by the counts of the tiles before it, and write the sums to ``totals``."""
+    """Replace the histogram of each tile by the counts of the tiles before it, and write the sums over all tiles to
+    ``totals``.
+    """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     part = tl.program_id(1)
@@ -214,7 +224,9 @@ def place_kernel(
     BINS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the rows of a tile to their places: after smaller keys, then after equal keys before them."""
+    """Write the table rows of a tile to their sorted places: behind smaller keys, and behind equal keys before them.
+    The order and the taps that each block hits are written too.
+    """
     counts = counts.to(tl.int64).to(tl.pointer_type(tl.int32))
     totals = totals.to(tl.int64).to(tl.pointer_type(tl.int32))
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -240,7 +252,9 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at these places of a part, from ``order`` or from the result of torch's sort."""
+    """Return the rows at the sorted places ``place`` of a part: from ``order`` if ``ORDERED``, and otherwise from the
+    result of torch's sort, which is then written to ``order`` as int32.
+    """
     first = part.to(tl.int64) * m
     if ORDERED:
         row = tl.load(order + first + place, mask=place < m, other=0)
@@ -264,7 +278,9 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the entries of 64 sorted rows of a part, their mask, and the order as int32 if not ``ORDERED``."""
+    """Write the table entries of 64 sorted rows of a part to ``columns``, the taps that any of them hits to ``masks``,
+    and unless ``ORDERED`` the order as int32.
+    """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
     row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
@@ -276,7 +292,7 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values of a sort.
+    """Return the launch values, expressions by name that each call computes, of the sort of one table.
 
     ``size`` taps of a part; which way it is sorted (``alone``, ``count_digit``, ``ranked``: by ``digits`` or torch);
     ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a
@@ -308,12 +324,16 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
 
 
 def scratch_bytes(rows: str, parts: str) -> str:
-    """Return the most bytes that any sort needs, in whole 64-bit words, since keys may follow."""
+    """Return an expression for the most bytes that any sort of ``rows`` rows in ``parts`` parts needs, rounded up to
+    whole 64-bit words, since keys may follow.
+    """
     return f"({parts} * (24 * {rows} + min(8 * {rows}, {1 << 21}) + 16384) + 7) // 8 * 8"
 
 
 def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Add to ``program`` zeros and keys for a sort."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that clear the counts of a sort and write
+    the keys of its table's rows.
+    """
     p, rows = sort.prefix, f"max(64, 2048 // {sort.prefix}taps)"
     return program.fill(f"{p}counts", f"{p}zeros", when=f"{p}zeros > 0").then(
         key_kernel,
@@ -337,7 +357,9 @@ def add_sort_keys(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
 
 
 def add_row_sort(program: TritonLaunches, sort: TableSort) -> TritonLaunches:
-    """Add to ``program`` the sort itself, once the keys exist."""
+    """Return ``program``, a sequence of kernel launches, plus the launches that sort a table whose keys exist, and
+    write its sorted columns, the order and the masks of each block.
+    """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     outputs = {name: f"{name}{sort.outputs}" for name in ("columns", "order", "masks")}
     common = {**sort.given, **outputs, "m": rows, "SIZE": f"{p}size", "TAPS": f"{p}taps"}
@@ -384,7 +406,9 @@ SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """Write the blocks that hit one tap from the front of its row, and zeros for the others from the back."""
+    """Write for each tap the blocks of sorted rows that hit it, from the front of ``blocks[tap]``, zeros from the back
+    for the others, and the number of hits to ``counts``.
+    """
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)
     mine = blocks + tap.to(tl.int64) * b

@@ -28,15 +28,19 @@ class TableSort(NamedTuple):
 
     @property
     def origins(self) -> str:
-        """Return the offset of the result of torch's sort."""
+        """Return the expression of the workspace offset at which torch's sort writes the row numbers."""
         return f"{self.prefix}keys + 16 * {self.parts} * {self.rows}"
 
     @property
     def given(self) -> dict[str, str]:
-        """Return the kernel argument ``table`` if the table is a tensor."""
+        """Return the kernel argument ``table`` as a dictionary, which is empty unless the table is a tensor of the
+        call.
+        """
         return {"table": self.table} if isinstance(self.table, str) else {}
 
     @property
     def placed(self) -> dict[str, tuple[str, str]]:
-        """Return the kernel argument ``table`` if the table lies in the workspace."""
+        """Return the scratch argument ``table`` with its type and workspace offset, or an empty dictionary if the table
+        is a tensor of the call.
+        """
         return {} if isinstance(self.table, str) else {"table": self.table}

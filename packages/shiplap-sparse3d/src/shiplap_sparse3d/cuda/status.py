@@ -14,12 +14,15 @@ word, poll = ERRORS.word, ERRORS.poll
 
 
 def code_of(op: str, message: str) -> int:
-    """Return a number for this message, to be written as ``code << ROW_BITS | row``."""
+    """Return the number under which a kernel reports the error ``message`` of ``op``, as ``code << ROW_BITS | row`` in
+    the status word.
+    """
     return ERRORS.code(f"sparse3d::{op}", message)
 
 
 def synchronize(device: torch.device | str | None = None) -> None:
-    """Wait for ``device`` (default: the current CUDA device) and raise the errors of its sparse3d kernels.
+    """Wait for ``device`` (by default the current CUDA device) and raise the errors that sparse3d kernels have reported
+    on it. Other devices are ignored.
 
     Raises:
         ArgumentError: SL211, naming the op and the row.
@@ -29,6 +32,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     place = torch.device("cuda" if device is None else device)
     if place.type != "cuda":
         return
+    # A plain ``cuda`` means the current device, whose index is needed below.
     with torch.cuda.device(place):
         place = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.synchronize(place)

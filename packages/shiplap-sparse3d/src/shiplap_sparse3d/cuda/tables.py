@@ -49,9 +49,11 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
-    """Return the program of ``planning.subm_plan``, whose table lies in the workspace behind hash and sort memory.
+    """Return the launch program (a sequence of kernel launches) of ``planning.subm_plan``, which makes the sorted
+    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other.
 
-    Of more than ``hashed`` voxels, or ``dense`` where there is a word for each brick, there is no table (bricks.py).
+    With more than ``hashed`` voxels, or ``dense`` where each brick has a word, bricks take the place of the table
+    (bricks.py).
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
@@ -74,7 +76,9 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
-    """Write ``out[table[j, v], v] = j``. Of two such j the larger one stays."""
+    """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one stays, and
+    the row is reported as a late error (SL211), as are entries outside of -1 to ``rows - 1``.
+    """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
     row = at // k
@@ -87,12 +91,15 @@ def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_
 
 @triton.jit(do_not_specialize=["size"])
 def nothing_kernel(out, size, BLOCK: tl.constexpr):
+    """Write -1 to the ``size`` entries of the table ``out``, into which a transpose is written afterwards."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + at, tl.full((BLOCK,), -1, tl.int32), mask=at < size)
 
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """Add to ``program`` the transpose of a table of ``m`` rows into a table that is filled with -1."""
+    """Return ``program``, a sequence of kernel launches, plus the launch that writes the transpose of a table of ``m``
+    rows into one that is filled with -1. ``twice`` is the error message for duplicates.
+    """
     return program.then(
         transpose_kernel,
         grid="cdiv(m * k, 1024)",
@@ -115,7 +122,10 @@ TRANSPOSE_TABLE = _add_transpose(
 
 
 def _conv_plan() -> TritonLaunches:
-    """Return the program of ``planning.conv_plan``. Workspace: the hash, the memory of both sorts, the tables."""
+    """Return the launch program (a sequence of kernel launches) of ``planning.conv_plan``, which makes the sorted
+    neighbour tables of a strided convolution in both directions. The workspace has the hash, the memory of both sorts,
+    and the tables.
+    """
     table, back = ("int32", "place"), ("int32", "place_back")
     sorting = sort.TableSort("", "m", "parts", table, HASHED)
     behind = f"{HASHED} + {sort.scratch_bytes('m', 'parts')}"

@@ -19,14 +19,16 @@ BLOCK = 256
 
 @triton.jit
 def _column_extent(low, high, axis: tl.constexpr):
-    """Return the lowest value of a column, and its radix."""
+    """Return the lowest value of column ``axis``, and how many values there are from it to the highest one."""
     start = tl.load(low + axis).to(tl.int64)
     return start, tl.load(high + axis).to(tl.int64) - start + 1
 
 
 @triton.jit(do_not_specialize=["n"])
 def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
-    """Write keys in the order of the rows; ``wide`` is set if the columns span too many cells."""
+    """Write a key for each row of ``coords``, in the lexicographic order of the rows, and 1 to ``wide`` if the columns
+    span more cells than keys of 63 bits can count.
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
     b_low, batches = _column_extent(low, high, 0)
@@ -47,7 +49,7 @@ def pack_kernel(coords, low, high, keys, wide, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def first_kernel(keys, first, n, BLOCK: tl.constexpr):
-    """Write 1 where another key begins."""
+    """Write 1 to ``first`` where a sorted key differs from the one before it, and otherwise 0."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + at, mask=at < n, other=0)
     before = tl.load(keys + at - 1, mask=(at > 0) & (at < n), other=0)
@@ -56,7 +58,9 @@ def first_kernel(keys, first, n, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n"])
 def group_kernel(coords, rows, groups, unique, inverse, counts, n, BLOCK: tl.constexpr):
-    """Write ``groups[i]``, one more than the group of the i-th row in order. ``counts`` starts as zeros."""
+    """Write the distinct rows, the ``inverse`` (the distinct row of each input), and how many inputs each has.
+    ``groups`` is one more than the number of the distinct row of each sorted input; ``counts`` starts as zeros.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = at < n
     row = tl.load(rows + at, mask=there, other=0)
@@ -79,7 +83,9 @@ _group = triton_launcher(group_kernel)
 
 
 def unique_coords(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Run ``ops.unique_coords``, and read back the number of distinct rows."""
+    """Return the distinct rows of ``coords`` in ascending order, the row of each input among them, and their counts:
+    ``ops.unique_coords`` on CUDA. The number of distinct rows is read back. Raises SL211 if they span too many cells.
+    """
     n, coords = coords.shape[0], coords.contiguous()
     status.word(coords.device)
     inverse = coords.new_empty(n)
@@ -121,7 +127,9 @@ def mean_kernel(
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Write the mean of one segment, whose rows are adjacent in ``rows``, the order of ``index``."""
+    """Write the mean of the rows of ``feats`` in one segment to ``out``. ``rows`` is the order of the rows by segment.
+    Segment numbers outside the output are reported as late errors (SL211).
+    """
     segment = tl.program_id(0)
     if segment == 0:
         lowest, highest = tl.load(index), tl.load(index + n - 1)
@@ -144,13 +152,16 @@ _mean = triton_launcher(mean_kernel)
 
 
 def segment_mean(feats: Tensor, index: Tensor, counts: Tensor, *, out: Tensor) -> None:
-    """Run ``ops.segment_mean``: rows are sorted by segment and added in order, so sums do not vary."""
+    """Write the mean of the rows of each segment to ``out``: ``ops.segment_mean`` on CUDA. Rows are sorted by segment
+    and added in order, so sums do not vary.
+    """
     word, (n, c), m = status.word(feats.device), feats.shape, counts.shape[0]
     if not n:
         out.zero_()
         return
     ordered, rows = index.sort(stable=True)
     starts = torch.searchsorted(ordered, torch.arange(m + 1, dtype=torch.int32, device=index.device), out_int32=True)
+    # The grid below has one program at least, which checks the segment numbers.
     channels = min(128, triton.next_power_of_2(max(c, 1)))
     _mean[(max(m, 1), max(1, -(-c // channels)))](
         feats,

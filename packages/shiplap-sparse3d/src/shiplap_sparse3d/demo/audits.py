@@ -23,7 +23,9 @@ OPS: tuple[sl.Op, ...] = (
 
 
 def audit_network_ops(quick: bool, progress: Progress) -> dict[str, AuditVerdicts]:
-    """Return the verdicts of ``shiplap audit`` on each op of the network, on the CPU, by the name of the op."""
+    """Run ``shiplap audit`` on each op of the demonstration's network on the CPU, and return how many checks ended with
+    each verdict, by the name of the op. ``quick`` runs fewer checks with a smaller budget.
+    """
     verdicts: dict[str, AuditVerdicts] = {}
     for done, op in enumerate(OPS):
         progress("audit", done, len(OPS), op.spec.name)

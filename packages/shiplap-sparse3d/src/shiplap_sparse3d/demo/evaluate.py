@@ -21,7 +21,9 @@ _BASELINE_CELL, _BASELINE_HEIGHT = 12.0, 0.8  # metres: plain numbers, fitted to
 
 
 def predict_by_height(scan: Scan) -> Tensor:
-    """Return the plain rule ``bool [p]``: ground is less than 0.8 m above the lowest point of its 12 m cell."""
+    """Return ``bool [p]``, the prediction of a plain rule to compare the network with: a point is ground if it is less
+    than 0.8 m above the lowest point of its 12 m cell.
+    """
     cell = (scan.xyz[:, :2] / _BASELINE_CELL).long()
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
     lowest = scan.xyz.new_full((int(flat.max()) + 1,), 1e4).scatter_reduce(0, flat, scan.xyz[:, 2], "amin")
@@ -29,7 +31,8 @@ def predict_by_height(scan: Scan) -> Tensor:
 
 
 def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
-    """Return the logits of the ``wanted`` points (a mask of a strip of x), ``[wanted]``.
+    """Return the logits ``[w]`` of the points that the mask ``wanted`` selects, which must form a strip along x.
+    ``levels`` is the number of levels of the network.
 
     The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
     """
@@ -50,7 +53,9 @@ class StepTimes:
 
 
 def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
-    """Time both in turns on the same tile, so that a busy moment slows both."""
+    """Return the median times in ms of ``runs`` training steps of ``compiled`` and of ``net`` on the same ``tile``.
+    Both run in turns, so that a busy moment slows both.
+    """
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.
     for forward in (compiled, net):
@@ -62,7 +67,7 @@ def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs
 
 
 def _time_step(forward: Forward, tile: TrainingTile) -> float:
-    """Return the time of forward and backward on a tile in ms."""
+    """Return the time in ms of one forward and backward pass on ``tile``, including the wait for a GPU."""
     synchronize: Callable[[], None] = torch.cuda.synchronize if tile.ground.is_cuda else (lambda: None)
     synchronize()
     start = time.perf_counter()

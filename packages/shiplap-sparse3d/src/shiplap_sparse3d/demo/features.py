@@ -27,13 +27,16 @@ _FAR = 1e4  # metres: above any terrain
 
 
 def point_spacing(xyz: Tensor) -> float:
-    """Return the distance in metres of neighbours on a grid as dense as ``xyz`` where it has points, at most 5 m."""
+    """Return the mean distance of neighbouring points in metres, if those of ``xyz`` lay on a square grid: from the
+    number of points in the 5 m squares that have any, at most 5 m.
+    """
     squares = (xyz[:, :2] / 5).floor().long().unique(dim=0)
     return (25 * len(squares) / max(1, len(xyz))) ** 0.5
 
 
 def describe_points(xyz: Tensor, step: float) -> Tensor:
-    """Return the features of each point, ``[p, 3] -> [p, FEATURES]``; ``step`` is the spacing in metres.
+    """Return the features of each point that the network learns from, heights over the ground and over neighbours:
+    ``[p, 3] -> [p, FEATURES]``. ``step`` is the spacing of the points in metres.
 
     Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
     """
@@ -42,7 +45,8 @@ def describe_points(xyz: Tensor, step: float) -> Tensor:
 
 
 def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
-    """Return the heights over three surfaces for each radius, ``[p, 3 r]`` in metres.
+    """Return the height of each point over three surfaces for each radius, ``[p, 3 r]`` in metres. ``step`` is the
+    spacing of the points in metres.
 
     The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
     radius, and the opening is the highest erosion within it: on a slope the erosion lies below the ground, and the
@@ -68,15 +72,21 @@ def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
 
 
 def _square_maximum(raster: Tensor, radius: int) -> Tensor:
-    """Return the maximum over the square of ``radius`` cells around each cell."""
+    """Return a matrix with the maximum of ``raster`` over the square from ``-radius`` to ``radius`` cells around each
+    cell.
+    """
     for _ in range(2):
+        # The transpose lets the second round go along the other axis, and undoes itself.
         raster = _maximum_along_rows(raster, radius).T
     return raster
 
 
 def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
-    """Return the maximum over ``2 radius + 1`` rows, from windows that double."""
+    """Return a matrix in which row ``i`` is the maximum of the rows ``i - radius`` to ``i + radius`` of ``raster``,
+    computed from windows that double in length.
+    """
     window, wide, rows = 2 * radius + 1, 1, raster.shape[0]
+    # Cells beyond the border never are the maximum.
     raster = F.pad(raster, (0, 0, radius, radius), value=-torch.inf)
     while 2 * wide <= window:
         # Windows double: the number of passes is logarithmic in the radius.
@@ -86,13 +96,17 @@ def _maximum_along_rows(raster: Tensor, radius: int) -> Tensor:
 
 
 def _square_mean(values: Tensor, weights: Tensor, radius: int) -> Tensor:
-    """Return the weighted mean over the square of ``radius`` cells around each cell, or 0 where all weights are 0."""
+    """Return a matrix with the weighted mean of ``values`` over the square from ``-radius`` to ``radius`` cells around
+    each cell, or 0 where all weights are 0.
+    """
     total, weight = (_square_sum(v, radius) for v in (values * weights, weights))
     return (total / weight.clamp_min(0.5)).to(values)
 
 
 def _square_sum(values: Tensor, radius: int) -> Tensor:
-    """Return the sum over the square, from running sums in float64."""
+    """Return the sum of ``values`` over the square from ``-radius`` to ``radius`` cells around each cell, ``float64``,
+    from differences of running sums.
+    """
     total = values.double()
     for _ in range(2):
         # A difference of running sums is the sum of a window, whatever its size.
@@ -102,7 +116,9 @@ def _square_sum(values: Tensor, radius: int) -> Tensor:
 
 
 def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
-    """Return how a point lies among its nearest neighbours in the plane, ``[p, ...]``."""
+    """Return features of the heights and distances of each point's nearest neighbours in the plane (shares, quantiles,
+    deviations and slopes), ``[p, n]``. ``step`` is the spacing in metres.
+    """
     rise, distance = nearest_points(xyz, _NEIGHBOURS[-1], step)
     told = []
     for count in _NEIGHBOURS:
@@ -117,7 +133,8 @@ def _neighbour_features(xyz: Tensor, step: float) -> Tensor:
 
 
 def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` nearest other points in the plane: height difference and distance, ``[p, count]``, metres.
+    """Return the height differences (neighbour minus point) and the horizontal distances of the ``count`` nearest other
+    points in the plane, both ``[p, count]`` in metres. ``step`` is the spacing in metres.
 
     A neighbour farther than five spacings may be missed. A missing neighbour has that distance and the height 0.
     """
@@ -136,7 +153,9 @@ def nearest_points(xyz: Tensor, count: int, step: float) -> tuple[Tensor, Tensor
 
 
 def _square_blocks(xy: Tensor, step: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows of the points of each square block, and of those within the margin around it."""
+    """Yield pairs of index tensors: points of one square block (at most 2,048 at a time), and all points in that block
+    and in the margin around it. All blocks together contain each point once.
+    """
     place = ((xy - xy.amin(0)) / (_BLOCK * step)).long()
     block = place[:, 0] * (int(place[:, 1].max()) + 1) + place[:, 1]
     order, (along, by_x) = block.argsort(stable=True), xy[:, 0].sort()

@@ -22,12 +22,16 @@ class ConvNormLayer(nn.Module):
     """
 
     def __init__(self, conv: SubMConv3d | SparseConv3d | SparseInverseConv3d) -> None:
+        """Set the layers: the sparse convolution ``conv``, whose weights are drawn from a normal distribution, and a
+        layer norm without weights.
+        """
         super().__init__()
         self.conv, self.norm = conv, nn.LayerNorm(conv.out_channels, elementwise_affine=False)
         # A norm follows, so the scale is free: it only sets how fast Adam turns the weights (validated).
         nn.init.normal_(conv.weight, std=2 / math.sqrt(conv.weight[0].numel()))
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return ``relu(norm(conv(x)))`` as a sparse tensor on the voxels of the convolution's output."""
         x = self.conv(x)
         return x.replace(torch.relu(self.norm(x.feats)))
 
@@ -43,6 +47,9 @@ class GroundNet(nn.Module):
     """
 
     def __init__(self, channels: int, levels: int) -> None:
+        """Build a U-Net of ``levels`` grids, each twice as coarse as the one before, with ``channels`` features a voxel
+        in all of them, and the head for single points.
+        """
         super().__init__()
         c, steps = channels, range(levels - 1)
         self.of_features = nn.Linear(VOXEL_FEATURES, c, bias=False)
@@ -57,7 +64,9 @@ class GroundNet(nn.Module):
         self.logit = nn.Linear(2 * c, 1, bias=False)
 
     def forward(self, voxels: SparseTensor, points: Tensor, inverse: Tensor) -> Tensor:
-        """Return a logit for each point, from its own features and from those of its voxel."""
+        """Return a logit for each point, ``[p]``, from its own features ``points`` and from those that the U-Net
+        computes for its voxel, whose row is ``inverse[p]``.
+        """
         x, skips = self.encoder[0](self.stem(voxels.replace(self.of_features(voxels.feats)))), []
         for down, encode in zip(self.down, self.encoder[1:], strict=True):
             skips.append(x)

@@ -23,9 +23,10 @@ _SQUARE = 0.85  # from this ratio of depth to width on, the panels stand in a ro
 
 
 def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -> bytes:
-    """Return a PNG, 1,000 pixels wide: height and truth above, prediction below. Points right of the line are held out.
+    """Return a PNG, 1,000 pixels wide, of the scan from above: panels for its heights, the true classes and the
+    predicted ones, with a line left of the held-out points.
 
-    The three panels of a scan as deep as wide stand in a row.
+    If the scan is about as deep as wide, the three panels stand in a row.
 
     Args:
         scan: all points.
@@ -60,9 +61,10 @@ def draw_picture(scan: Scan, held_out: Tensor, predicted: Tensor, labels: str) -
 
 
 def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
-    """Place two small panels above a wide one, or three in a row.
+    """Add three panels to ``figure`` and set its size: two small panels above a wide one, or three in a row for a scan
+    that is about as deep as wide. Returns the axes for heights, truth and prediction.
 
-    They are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
+    The panels are placed by hand. A metre is as long in y as in x, so the sizes are known, and matplotlib's layouts cut
     labels off at a fixed aspect.
     """
     low, high = scan.xyz[:, :2].amin(0) - _MARGIN, scan.xyz[:, :2].amax(0) + _MARGIN
@@ -93,7 +95,9 @@ def _place_panels(figure: Figure, scan: Scan) -> tuple[Axes, Axes, Axes]:
 
 
 def _draw_heights(ax: Axes, scan: Scan) -> None:
-    """Draw the heights. Colours span the terrain: with tree tops in the range no wall or slope would be visible."""
+    """Draw the points of ``scan`` from above into ``ax``, coloured by height, with a colour bar. Colours span the lower
+    90 % of the heights: with tree tops in the range no wall or slope would be visible.
+    """
     # Higher points are drawn later, on top of lower ones, as seen from above.
     xyz = scan.xyz[scan.xyz[:, 2].argsort()]
     low, high = (float(xyz[int(len(xyz) * q), 2]) for q in (0.01, 0.9))
@@ -105,7 +109,9 @@ def _draw_heights(ax: Axes, scan: Scan) -> None:
 
 
 def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], size: float) -> None:
-    """Draw the points of each class in its colour, with a legend."""
+    """Draw the points of each group (name, colour, mask of points) in its colour, with dots of ``size``, and a legend
+    with their numbers.
+    """
     for name, colour, mask in groups:
         x, y, _ = scan.xyz[mask].T.numpy()
         ax.scatter(x, y, color=colour, s=size, linewidths=0, label=f"{name} ({len(x):,})")
@@ -116,7 +122,7 @@ def _draw_classes(ax: Axes, scan: Scan, groups: list[tuple[str, str, Tensor]], s
 
 
 def _name_sides(ax: Axes, border: float) -> None:
-    """Label the two sides of the line."""
+    """Write "trained on" to the left and "held out" to the right of the line at x = ``border``."""
     for text, side, shift in (("trained on", "right", -6), ("held out", "left", 6)):
         arrow = f"← {text}" if side == "right" else f"{text} →"
         ax.annotate(

@@ -22,13 +22,16 @@ FEWEST_OF_A_CLASS = 100  # in the training area, and in the one that is held out
 
 
 def load_shipped_scan() -> Scan:
-    """Return the scan that comes with the package: the Statue of Liberty. Provenance: ``data/README.md``."""
+    """Return the scan that comes with the package, a laser scan of the Statue of Liberty. Provenance:
+    ``data/README.md``.
+    """
     with as_file(files("shiplap_sparse3d.demo") / "data" / "liberty.laz") as path:
         return read_scan(path, (2,), 1.0)
 
 
 def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
-    """Return the last returns of ``path`` without noise. Ground points are those of ``classes``.
+    """Return the last returns in the file ``path``, without noise, with coordinates in metres from their minimum.
+    Points of ``classes`` are ground.
 
     Args:
         path: LAS, LAZ or COPC.
@@ -47,6 +50,7 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
             keep = last & ~np.isin(code, NOISE)
             xyz.append(np.stack([points.x, points.y, points.z], 1)[keep])
             codes.append(code[keep])
+            # For each chunk, so that a huge file is refused before it fills the memory.
             if sum(map(len, codes)) > MOST:
                 raise _unfit_scan_error(
                     path, f"more than {MOST:,} last returns", "a smaller part: the demonstration trains on one area"
@@ -75,7 +79,9 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
 
 
 def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> None:
-    """Raise an error for a scan in which all points are ground, or none."""
+    """Raise SL826 for a scan in which all points or none have one of the ``classes`` that count as ground. ``code`` has
+    the class code of each point.
+    """
     present, counts = np.unique(code, return_counts=True)
     listed = (
         ", ".join(f"class {c}: {n:,}" for c, n in zip(present.tolist(), counts.tolist(), strict=True)) or "no points"
@@ -89,4 +95,5 @@ def _check_classes(path: Path, code: np.ndarray, classes: tuple[int, ...]) -> No
 
 
 def _unfit_scan_error(path: Path, got: str, expected: str) -> ShiplapError:
+    """Return the error SL826 for a scan from which the demonstration cannot learn."""
     return error("SL826", where=str(path), got=got, expected=expected)

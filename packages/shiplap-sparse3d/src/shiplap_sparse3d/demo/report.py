@@ -21,7 +21,9 @@ VERDICTS = (
 
 
 def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
-    """Return ``(label, value, note)`` of every headline number, for the terminal and the HTML report."""
+    """Return ``(label, value, note)`` as text for every headline number of ``result``, for the terminal and the HTML
+    report.
+    """
     r = result
     here = "" if r.backend == "inductor" else "no C++ compiler was found, so Inductor did not take part"
     return [
@@ -43,7 +45,7 @@ def headline_rows(result: DemoResult) -> list[tuple[str, str, str]]:
 
 
 def render_demo_report(result: DemoResult, image: bytes) -> str:
-    """Return the report as text. ``image`` is a PNG that is embedded."""
+    """Return the report as one HTML page. ``image`` is a PNG, which the page contains."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("shiplap_sparse3d.demo"), undefined=StrictUndefined, autoescape=True)
@@ -64,7 +66,10 @@ def render_demo_report(result: DemoResult, image: bytes) -> str:
 
 
 def _chart(losses: Sequence[float]) -> dict[str, Any]:
-    """The losses as the points of an SVG polyline, with the numbers along its axes and where they stand."""
+    """Return the values that the template draws the loss curve from: the points of an SVG polyline, its box, and the
+    labels along both axes with their positions.
+    """
+    # A single step has no distance to the next one.
     top, last = _round_up(max(losses)), max(1, len(losses) - 1)
     points = [(_LEFT + i * _WIDTH / last, _TOP + _HEIGHT * (1 - loss / top)) for i, loss in enumerate(losses)]
     steps = dict.fromkeys((0, last // 2, len(losses) - 1))
@@ -77,7 +82,7 @@ def _chart(losses: Sequence[float]) -> dict[str, Any]:
 
 
 def _round_up(value: float) -> float:
-    """The lowest of 1, 2 and 5 times a power of ten that is not below ``value``; 1 for 0."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is not below ``value``, or 1 for values up to 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))

@@ -57,9 +57,9 @@ class FittedRule:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The measurements. Times in seconds (``_s``) or milliseconds (``_ms``); IoU of the class ground, held out.
-
-    ``scan`` is the file that was read, or None for the packaged one, and ``backend`` that of torch.compile.
+    """All measurements of a demonstration, times in seconds (``_s``) or milliseconds (``_ms``), and the paths of its
+    files. ``iou`` is that of the class ground on the held-out area, ``scan`` the file that was read (None: the packaged
+    one), and ``backend`` that of torch.compile.
     """
 
     graphs: int
@@ -88,5 +88,5 @@ class DemoResult:
     backend: str = "inductor"
 
     def json(self) -> dict[str, Any]:
-        """Return one object of plain values."""
+        """Return the result as a dictionary of plain values for JSON."""
         return asdict(self)

@@ -31,7 +31,9 @@ _CELL = 2.0  # metres, raster of local minima
 
 
 def over_cell(xyz: Tensor, width: float) -> Tensor:
-    """Return the height of each point over the lowest of its cell, ``[p, 3] -> [p]`` in metres."""
+    """Return the height of each point over the lowest point of its square cell, whose edge is ``width`` metres:
+    ``[p, 3] -> [p]`` in metres.
+    """
     cell = (xyz[:, :2] / width).floor().long()
     cell -= cell.amin(0)
     flat = cell[:, 0] * (int(cell[:, 1].max()) + 1) + cell[:, 1]
@@ -42,7 +44,8 @@ def over_cell(xyz: Tensor, width: float) -> Tensor:
 
 
 def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
-    """Return the height of each point above the lowest point within ``radii`` metres, on a raster of 2 m cells.
+    """Return the height of each point above the lowest point within each of ``radii`` (metres), measured on a raster of
+    2 m cells.
 
     Shape: ``[p, 3] -> [p, len(radii)]``, metres, never negative.
     """
@@ -55,7 +58,9 @@ def lowest_within(xyz: Tensor, radii: Sequence[float]) -> Tensor:
 
 
 def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
-    """Return the minimum over a disc of ``radius`` cells: one pooling along x for each row, shifted along y."""
+    """Return the minimum of ``raster`` (``[1, 1, x, y]``) over a disc of ``radius`` cells around each cell: one pooling
+    along x for each row of the disc, shifted along y.
+    """
     result = torch.full_like(raster, _FAR)
     height = raster.shape[-1]
     for row in range(min(radius, height - 1) + 1):
@@ -69,7 +74,9 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
-    """Return the best rule of each family on the training area, and its IoU held out. The fit does not use ``held``."""
+    """Return the best rule of each of two families, as fitted on the points that the mask ``held`` does not select,
+    each with its intersection over union on the held-out ones.
+    """
     return tuple(
         _best_rule(name, tried, scan, held)
         for name, tried in (("height over cell", _cell_rules(scan.xyz)), ("slope", _slope_rules(scan.xyz)))
@@ -77,7 +84,9 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
-    """Return the rule with the best score on the points that may be used."""
+    """Return the rule of ``tried`` (text, prediction ``bool [p]``) with the greatest intersection over union outside of
+    the mask ``held``, together with its score inside of it.
+    """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
         fitted = iou(ground[~held], scan.ground[~held])
@@ -87,7 +96,9 @@ def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held:
 
 
 def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield rules by the height above the lowest point of a cell."""
+    """Yield (text, prediction ``bool [p]``) of rules that call a point ground below a height above the lowest point of
+    its cell, for several heights and widths of cells.
+    """
     for width in _CELLS:
         height = over_cell(xyz, width)
         for limit in _HEIGHTS:
@@ -95,7 +106,9 @@ def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield rules by the height above the lowest point within distances."""
+    """Yield (text, prediction ``bool [p]``) of rules that call a point ground if it is below a height plus a slope
+    times the distance above the lowest point within each of several distances.
+    """
     height, distance = lowest_within(xyz, RADII), xyz.new_tensor(RADII)
     for limit, slope in product(_HEIGHTS, _SLOPES):
         text = f"less than {limit:g} m + {slope:g} d above the lowest point within d = {RADII[0]:g} to {RADII[-1]:g} m"

@@ -36,7 +36,9 @@ QUICK = TrainingRecipe(steps=100, levels=3)
 
 
 def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, total, note: None) -> DemoResult:
-    """Read, train, measure, audit and report."""
+    """Run the demonstration: read the scan, train, measure on the held-out area, audit the ops, and write the picture
+    and the HTML report. The number of torch's threads is 1 meanwhile, and then what it was.
+    """
     # A tile is a few thousand voxels: work for one core. With two, every small loop ends in a wait for the slower one,
     # and on a busy machine a step of 40 ms takes 1,600 (2 cores, load 7, 2026-11-21).
     threads = torch.get_num_threads()
@@ -48,8 +50,11 @@ def run_demo(settings: DemoSettings, progress: Progress = lambda stage, done, to
 
 
 def _run_demo_stages(settings: DemoSettings, progress: Progress) -> DemoResult:
-    """Read the scan, train, evaluate and draw. Return the result."""
+    """Read the scan, train, evaluate, audit the ops, and write the picture and the report. Returns all measurements.
+    ``progress`` is called at the beginning and the end of each stage.
+    """
     start = time.perf_counter()
+    # The counts of graphs and recompiles are those of this run alone.
     reset_compiler()
     recipe, device = QUICK if settings.quick else FULL, torch.device(settings.device)
     progress("read", 0, 1, "")
@@ -86,7 +91,9 @@ def _collect_result(
     counts: CompileCounts,
     verdicts: dict[str, AuditVerdicts],
 ) -> DemoResult:
-    """Return all measurements. ``points`` are of the training area and of the held-out one."""
+    """Return the result of the demonstration, put together from its parts. ``points`` are the numbers of points in the
+    training area and in the held-out one, ``seconds`` the time of the whole run.
+    """
     return DemoResult(
         graphs=counts.graphs,
         graph_breaks=counts.graph_breaks,
@@ -116,7 +123,9 @@ def _collect_result(
 
 
 def _write_files(files: dict[Path, bytes]) -> None:
-    """Write the files so that each is old or new, never half: an interrupt may come at any time."""
+    """Write each file of ``files`` (path to content), with its folders, so that it holds its old or its new content,
+    never half: an interrupt may come at any time.
+    """
     drafts = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
     try:
         for path, content in files.items():
@@ -132,6 +141,8 @@ def _write_files(files: dict[Path, bytes]) -> None:
 
 @dataclass(frozen=True)
 class _HeldOutScores:
+    """Scores on the held-out area, the speed of the prediction, and the prediction of all points."""
+
     iou: float
     baseline: float
     points_per_s: float
@@ -140,7 +151,8 @@ class _HeldOutScores:
 
 
 def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: TrainingRecipe) -> _HeldOutScores:
-    """Compute the scores on the held-out labels, which are read here only.
+    """Return the scores of the trained network, of the plain baseline and of the best rules on the points that the mask
+    ``held`` selects, and the prediction of all points.
 
     The training area is predicted again for the picture only.
     """
@@ -162,5 +174,6 @@ def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: T
 
 
 def _describe_environment(device: torch.device) -> str:
+    """Return one line for the report: the GPU or CPU, the versions of torch and Python, and the date."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} thread"
     return f"{name}; torch {torch.__version__}; Python {platform.python_version()}; {time.strftime('%Y-%m-%d')}"

@@ -25,15 +25,16 @@ class Scan:
     ground: Tensor
 
     def __len__(self) -> int:
+        """Return the number of points."""
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Scan:
-        """Return the points of ``rows`` (indices or a mask)."""
+        """Return the points selected by ``rows``, a tensor of indices or a boolean mask."""
         return Scan(self.xyz[rows], self.ground[rows])
 
 
 def held_out_mask(scan: Scan) -> Tensor:
-    """Return ``bool [p]``: the held-out points, the 30 % with the largest x.
+    """Return the mask ``bool [p]`` of the held-out points: the 30 % with the largest x.
 
     The cut is straight, so no tile lies on both sides.
     """

@@ -8,5 +8,5 @@ __all__ = ["iou"]
 
 
 def iou(predicted: Tensor, truth: Tensor) -> float:
-    """Return the intersection over union of two masks, or 0 if both are empty."""
+    """Return the intersection over union of two boolean masks of points, or 0 if both are empty."""
     return float((predicted & truth).sum() / (predicted | truth).sum().clamp_min(1))

@@ -46,7 +46,7 @@ class DescribedArea:
     spacing: float
 
     def take(self, rows: Tensor) -> DescribedArea:
-        """Return the points of ``rows`` (indices or a mask)."""
+        """Return the points and features selected by ``rows``, a tensor of indices or a boolean mask."""
         return DescribedArea(self.scan.take(rows), self.features[rows], self.spacing)
 
 
@@ -60,7 +60,9 @@ class FeatureScaling:
 
     @classmethod
     def of(cls, areas: Sequence[Scan]) -> tuple[FeatureScaling, list[DescribedArea]]:
-        """Return the scaling that fits ``areas``, and these areas. Each is described by its own points."""
+        """Return the scaling of features with mean 0 and deviation 1 over all points of ``areas``, and these areas with
+        their scaled features. Each area is described by its own points.
+        """
         step = point_spacing(max(areas, key=len).xyz)
         described = [describe_points(area.xyz, step) for area in areas]
         every = torch.cat(described)
@@ -68,10 +70,11 @@ class FeatureScaling:
         return look, [look._standardise_features(area, told) for area, told in zip(areas, described, strict=True)]
 
     def describe_area(self, scan: Scan) -> DescribedArea:
-        """Return ``scan`` as the network takes it. No label is used."""
+        """Return ``scan`` with its scaled features, as input of :func:`make_tile`. No label is used."""
         return self._standardise_features(scan, describe_points(scan.xyz, self.spacing))
 
     def _standardise_features(self, scan: Scan, told: Tensor) -> DescribedArea:
+        """Return ``scan`` with the features ``told``, scaled by mean and deviation and clamped."""
         return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
 
@@ -93,7 +96,9 @@ class TrainingTile:
 
 
 def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
-    """Return the voxels of ``area``, with the tables for a U-Net of ``levels`` levels."""
+    """Return the points of ``area`` as one tile: voxels, features of points, the voxel of each point and the ground
+    labels. The tables for a U-Net of ``levels`` levels are built, and all sizes are marked as dynamic.
+    """
     xyz, told = area.scan.xyz, area.features
     size = tuple(area.spacing * cells for cells in VOXEL)
     cells = (xyz - xyz.amin(0)) / xyz.new_tensor(size)
@@ -110,7 +115,9 @@ def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
 
 
 def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
-    """Build every table of the U-Net now, so that the graph contains tensors only."""
+    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, which keeps them, and
+    return their tensors. So the compiled graph contains no building of tables.
+    """
     tables: list[Tensor] = []
     for level in range(levels):
         tables += [geometry.coords, *geometry.subm(3).tensors]
@@ -122,14 +129,18 @@ def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
 
 
 def _let_sizes_vary(tile: TrainingTile, tables: Sequence[Tensor]) -> None:
-    """Mark the sizes of a tile as dynamic."""
+    """Mark the first size of the tile's tensors and of its ``tables`` as dynamic, so that the next tile compiles
+    nothing again.
+    """
     for tensor in (tile.voxels.feats, tile.points, tile.inverse, *tables):
         # Otherwise the second tile would be compiled for its own sizes before sizes became dynamic.
         mark_dynamic(tensor, 0)
 
 
 def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iterator[TrainingTile]:
-    """Yield endless tiles of 50 to 120 spacings, each cut from one area, thinned, turned and mirrored at random."""
+    """Yield random tiles without end, from a generator with ``seed``: squares of 50 to 120 spacings of one area,
+    thinned out, turned and mirrored, with at least 500 points.
+    """
     draw = torch.Generator().manual_seed(seed)
     # Areas are drawn in proportion to their points.
     weights = torch.tensor([float(len(area.scan)) for area in areas])
@@ -141,11 +152,14 @@ def random_tiles(areas: Sequence[DescribedArea], levels: int, seed: int) -> Iter
 
 
 def _draw_uniform(low: float, high: float, draw: torch.Generator) -> float:
+    """Return a random number between ``low`` and ``high`` from the generator ``draw``."""
     return low + (high - low) * float(torch.rand((), generator=draw))
 
 
 def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return a square around a random point, with 70 to 100 % of its points."""
+    """Return a square of ``area`` around a random point, 50 to 120 spacings wide, with a random 70 to 100 % of its
+    points.
+    """
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]
     half, share = _draw_uniform(25, 60, draw) * area.spacing, _draw_uniform(0.7, 1, draw)
@@ -154,7 +168,9 @@ def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
 
 
 def _turn_and_mirror(tile: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Turn about the vertical by a random angle, and mirror: neither changes ground labels or distances."""
+    """Return ``tile`` turned about the vertical by a random angle and perhaps mirrored: neither changes ground labels
+    or distances.
+    """
     angle, mirror = _draw_uniform(0, 2 * math.pi, draw), 1 if _draw_uniform(0, 1, draw) < 0.5 else -1
     c, s = math.cos(angle), math.sin(angle)
     turn = tile.scan.xyz.new_tensor([[mirror * c, s, 0], [-mirror * s, c, 0], [0, 0, 1]])

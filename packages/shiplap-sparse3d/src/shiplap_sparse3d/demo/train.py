@@ -64,12 +64,14 @@ class TrainedNetwork:
 
 
 def loss_of(forward: Forward, tile: TrainingTile) -> Tensor:
-    """Return the binary cross-entropy over the points of ``tile``."""
+    """Return the mean binary cross-entropy of the network's logits over the points of ``tile``, with gradients."""
     return F.binary_cross_entropy_with_logits(forward(tile.voxels, tile.points, tile.inverse), tile.ground)
 
 
 def choose_backend(device: torch.device) -> str:
-    """Return the backend of torch.compile: Inductor, or one that compiles nothing on a CPU without a C++ compiler."""
+    """Return the name of the backend for torch.compile on ``device``: ``inductor`` or, on a CPU without a C++ compiler,
+    ``aot_eager``, which generates no code.
+    """
     found = device.type != "cpu" or shutil.which(os.environ.get("CXX") or "g++") is not None
     return "inductor" if found else "aot_eager"
 
@@ -77,7 +79,10 @@ def choose_backend(device: torch.device) -> str:
 def train_network(
     areas: Sequence[Scan], recipe: TrainingRecipe, seed: int, progress: Progress, *, compiled: bool = True
 ) -> TrainedNetwork:
-    """Train on tiles of ``areas``, on the device they are on. No tile lies in two areas."""
+    """Train a network on random tiles of ``areas``, on their device, and return it with its threshold and the course of
+    the training. No tile lies in two areas.
+    """
+    # Weights are drawn from torch's own generator, and tiles from one of theirs.
     torch.manual_seed(seed)
     look, described = FeatureScaling.of(areas)
     net = GroundNet(recipe.channels, recipe.levels).to(areas[0].xyz.device)
@@ -110,7 +115,8 @@ def train_network(
 
 
 def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: int) -> float:
-    """Return the logit above which points are called ground: the best for IoU if the probabilities are right.
+    """Return the logit above which points are called ground: the best threshold for intersection over union if the
+    probabilities are right.
 
     Where labels are ambiguous, no probability is near 1, and a threshold of one half would miss most ground. If J is
     the best IoU that any threshold reaches, this threshold is ``J / (1 + J)``, whose logit is the logarithm of J. J is
@@ -125,7 +131,7 @@ def _best_threshold(forward: Forward, areas: Sequence[DescribedArea], levels: in
 
 
 def _training_step(forward: Forward, tile: TrainingTile, optimizer: torch.optim.Optimizer) -> float:
-    """Take one step of the optimizer. Return the loss."""
+    """Compute the loss on ``tile``, take one step of ``optimizer``, and return the loss."""
     loss = loss_of(forward, tile)
     loss.backward()
     optimizer.step()
@@ -134,5 +140,5 @@ def _training_step(forward: Forward, tile: TrainingTile, optimizer: torch.optim.
 
 
 def count_parameters(net: nn.Module) -> int:
-    """Return the number of learned numbers."""
+    """Return the number of elements of all parameters of ``net``."""
     return sum(p.numel() for p in net.parameters())

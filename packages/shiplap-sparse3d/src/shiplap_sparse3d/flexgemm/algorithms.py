@@ -13,7 +13,7 @@ __all__ = ["ALGORITHMS", "DEFAULT", "Algorithm", "PlanCache", "check_algorithm",
 
 
 class Algorithm:
-    """The algorithms of a convolution. Tiles are the tuned choice of each call."""
+    """Names of the algorithms of a convolution. The tile sizes of each are tuned for each call."""
 
     EXPLICIT_GEMM = "explicit_gemm"
     IMPLICIT_GEMM = "implicit_gemm"
@@ -27,7 +27,7 @@ DEFAULT = Algorithm.MASKED_IMPLICIT_GEMM_SPLITK
 
 
 def check_algorithm(algorithm: str, splitk: int = 1) -> None:
-    """Raise SL208 for an unknown algorithm and ``splitk`` below 1."""
+    """Raise SL208 unless ``algorithm`` is one of FlexGEMM's names (``ALGORITHMS``) and ``splitk`` is at least 1."""
     if algorithm not in ALGORITHMS or splitk < 1:
         raise error(
             "SL208",
@@ -38,13 +38,15 @@ def check_algorithm(algorithm: str, splitk: int = 1) -> None:
 
 
 def flat_table(plan: Plan) -> Tensor:
-    """Return ``int32 [m, k]``: the input row under each tap, in the order of the outputs and of the weight's taps."""
+    """Return the neighbour table of ``plan``, ``int32 [m, k]``: the input row of each output under each tap, or -1, in
+    the order of the outputs and of the weight's taps.
+    """
     table = plan.unsorted().table
     return table.flip(1) if plan.reflect else table
 
 
 def gather_rows(feats: Tensor, rows: Tensor) -> Tensor:
-    """Return ``feats[rows]``, zeros for rows of -1."""
+    """Return ``feats[rows]``, with zeros where a row is -1. ``rows`` may have any shape."""
     return torch.cat([feats, feats.new_zeros(1, feats.shape[1])])[rows.long()]  # -1 is the last row
 
 
@@ -52,16 +54,21 @@ class PlanCache:
     """The plan of a convolution, for any number of layers and any algorithm, with gradients or without."""
 
     def __init__(self, plan: Plan) -> None:
+        """Keep ``plan``, from which the plans for other algorithms are derived when they are needed."""
         self._use_plan(plan)
 
     def _use_plan(self, plan: Plan) -> None:
+        """Replace the kept plan by ``plan``, and forget those that were derived from the old one."""
         self._built = plan
         self._plans: dict[int, Plan] = {0 if plan.order is None else -1: plan}  # by parts; -1: as many as are fast
 
     def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
-        """Return the plan that ``algorithm`` reads: a product over ``splitk`` parts of the taps, if it is above 1."""
+        """Return the form of the plan that ``algorithm`` reads, derived once: unsorted, sorted for masked kernels, or
+        cut into ``splitk`` parts of the taps for algorithms that split the sum.
+        """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:
+            # Each part needs a tap, and holds MAX_PART of them at most.
             parts = max(min(splitk, taps), -(-taps // MAX_PART))
         elif algorithm.startswith("masked") and wants_sorted(self._built.table):
             parts = -1  # only the masked kernels skip taps, for which the table has to be sorted
@@ -73,9 +80,13 @@ class PlanCache:
     def convolve(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str, tf32: bool | None = None
     ) -> Tensor:
-        """Convolve ``feats [n, ci]`` with ``weight [co, k, ci]`` to ``[m, co]``."""
+        """Return the convolution of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``: ``[m, co]``. Tables
+        of the way back are built first if a gradient of ``feats`` will be needed. Raises SL208 for an unknown
+        algorithm.
+        """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:
+            # Otherwise each backward pass would build the tables of the way back again.
             self._use_plan(self._built.complete())
         if algorithm == Algorithm.EXPLICIT_GEMM:
             return explicit_gemm(feats, weight, bias, flat_table(self._built))
@@ -83,5 +94,7 @@ class PlanCache:
 
 
 def explicit_gemm(feats: Tensor, weight: Tensor, bias: Tensor | None, table: Tensor) -> Tensor:
-    """Convolve by one product over gathered neighbours, ``[m, k * ci]``: the plainest way, with the most memory."""
+    """Return the convolution ``[m, co]`` of ``feats [n, ci]`` with ``weight [co, k, ci]`` by one product over gathered
+    neighbours, ``[m, k * ci]``. ``table`` has the input rows ``[m, k]`` or -1. This way needs the most memory.
+    """
     return torch.nn.functional.linear(gather_rows(feats, table).flatten(1), weight.flatten(1), bias)

@@ -20,17 +20,23 @@ AXES = {2: "two", 3: "three", 4: "four"}
 
 
 def functions_of_axes(call: Call, *names: str) -> tuple[Call, Call, Call]:
-    """Return ``call`` for two, three and four axes, whose arguments ``names`` may be one number."""
+    """Return three functions that call ``call`` for two, three and four axes. Each of the arguments ``names`` may be
+    one number for all axes.
+    """
     known = [*inspect.signature(call).parameters]
+    # An argument may be passed by its position or by its name.
     places = tuple((name, known.index(name) if name in known else len(known)) for name in names)
     two, three, four = (_function_of(call, ndim, places) for ndim in AXES)
     return cast("Call", two), cast("Call", three), cast("Call", four)
 
 
 def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
-    """Return ``call`` for ``ndim`` axes, whose arguments at ``places`` may be one number."""
+    """Return a function that calls ``call`` for ``ndim`` axes. An argument at one of ``places`` (name, position) may be
+    one number for all axes.
+    """
 
     def on_axes(*arguments: Any, **options: Any) -> Any:
+        """Return ``call(...)``, with one number per axis for each argument that may be a single number."""
         given = list(arguments)
         for name, place in places:
             if place < len(given) and given[place] is not None:
@@ -39,13 +45,16 @@ def _function_of(call: Callable[..., Any], ndim: int, places: tuple[tuple[str, i
                 options[name] = per_axis(options[name], name, ndim)
         return call(*given, **options)
 
+    # Tracebacks and documentation show the name for this number of axes.
     on_axes.__name__ = on_axes.__qualname__ = f"{call.__name__}{ndim}d"
     on_axes.__module__, on_axes.__doc__ = call.__module__, f":func:`{call.__name__}` for {AXES[ndim]} axes."
     return on_axes
 
 
 def classes_of_axes(kind: Kind) -> tuple[Kind, Kind, Kind]:
-    """Return subclasses of ``kind`` for two, three and four axes, whose arguments per axis may be one number."""
+    """Return three subclasses of the module class ``kind`` for two, three and four axes, whose arguments per axis may
+    be one number for all.
+    """
     two, three, four = (
         type(
             f"{kind.__name__}{ndim}d",

@@ -59,7 +59,7 @@ __all__ = [
 
 
 class FlexModule(nn.Module):
-    """What the modules share: arguments per axis, their text, and the call of a function with them.
+    """Base of FlexGEMM's modules, with their arguments per axis, their text, and the call of a function with them.
 
     Attributes:
         ndim: axes, or None for any number of them.
@@ -72,19 +72,25 @@ class FlexModule(nn.Module):
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def _read_axes(self, value: Axes, name: str, least: int = 1) -> tuple[int, ...]:
-        """Return one number for each axis. Raises SL208 for one number where the axes are not known."""
+        """Return ``value``, one number for all axes or one for each, as a tuple with one number for each axis. Raises
+        SL208 for numbers below ``least``, and for a single number where the number of axes is not known.
+        """
         if self.ndim is not None:
             return per_axis(value, name, self.ndim, least)
+        # Without the number of axes a single number cannot be expanded.
         if isinstance(value, int):
             where = f"{type(self).__name__}, argument {name!r}"
             raise error("SL208", where=where, got=value, expected="one number for each axis")
         return per_axis(value, name, len(value), least)
 
     def _call_function(self, *voxels: Any, **options: Any) -> Any:
+        """Return the result of the module's function for ``voxels`` and ``options``, with the module's attributes
+        ``arguments`` as further arguments.
+        """
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 
     def extra_repr(self) -> str:
-        """Return the sizes and other arguments of the module as text."""
+        """Return the sizes and other arguments of the module as text, for its ``repr``."""
         sizes = ("in_channels", "out_channels", "kernel_size")
         shown = dict.fromkeys(
             name for name in (*sizes, *self.arguments) if name not in ("weight", "bias", "allow_tf32")
@@ -93,18 +99,20 @@ class FlexModule(nn.Module):
 
 
 class ModuleOnInputs(FlexModule):
-    """A module whose outputs lie on the voxels of its input: ``(features, cache)``."""
+    """Base of the modules whose outputs lie on the voxels of the input. They return ``(features, cache)``."""
 
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
-        """Return the features on the voxels of the input, and the cache of neighbours."""
+        """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours, which further
+        calls on the same ``coords`` may get. Raises SL830 for the cache of another call.
+        """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made
 
 
 class ModuleOnOutputs(FlexModule):
-    """A module that leads to other voxels: ``(features, coordinates, shape, cache)``."""
+    """Base of the modules that lead to other voxels. They return ``(features, coordinates, shape, cache)``."""
 
     def forward(
         self,
@@ -115,14 +123,18 @@ class ModuleOnOutputs(FlexModule):
         output_shape: Ints | None = None,
         neighbor_cache: NeighborCache | None = None,
     ) -> Result:
-        """Return the features, coordinates and shape of the outputs, and the cache of neighbours."""
+        """Return the features of the outputs, their coordinates, their shape (channels last), and the cache of
+        neighbours. Raises SL830 for the cache of another call.
+        """
         given = {"output_coords": output_coords, "output_shape": output_shape, "neighbor_cache": neighbor_cache}
         made: Result = self._call_function(feats, coords, shape, **given)
         return made
 
 
 class FlexConvolution(FlexModule):
-    """What the convolutions share: ``weight [out_channels, *kernel, in_channels]``, ``bias``, and initial values."""
+    """Base of the convolutions, with ``weight [out_channels, *kernel, in_channels]``, ``bias``, and their initial
+    values.
+    """
 
     def __init__(
         self,
@@ -136,6 +148,9 @@ class FlexConvolution(FlexModule):
         algorithm: str | None = None,
         allow_tf32: bool | None = None,
     ) -> None:
+        """Create the weight ``[out, *kernel, in]`` and the bias. Stride and dilation are 1 and the padding is 0 unless
+        given. Raises SL208 for sizes of the wrong number or too small.
+        """
         super().__init__()
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size = self._read_axes(kernel_size, "kernel_size")
@@ -149,7 +164,9 @@ class FlexConvolution(FlexModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw initial values uniformly, as ``torch.nn.ConvNd`` does for ``in_channels * taps`` inputs."""
+        """Set weight and bias to uniform random values, as ``torch.nn.ConvNd`` does for ``in_channels * taps``
+        inputs.
+        """
         fan_in = self.in_channels * math.prod(self.kernel_size)
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         for parameter in self.parameters():
@@ -157,7 +174,8 @@ class FlexConvolution(FlexModule):
 
 
 class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
-    """Submanifold convolution: ``(features, cache)`` on the voxels of the input.
+    """Submanifold convolution on the voxels of the input, ``feats [n, in_channels]`` -> ``[n, out_channels]``. It
+    returns ``(features, cache)``.
 
     Args:
         in_channels, out_channels: of the features.
@@ -180,11 +198,13 @@ class SubmanifoldConv(FlexConvolution, ModuleOnInputs):
         algorithm: str | None = None,
         allow_tf32: bool | None = None,
     ) -> None:
+        """Create the weight ``[out, *kernel, in]`` and the bias. The layer has no stride and no padding."""
         super().__init__(in_channels, out_channels, kernel_size, None, dilation, None, bias, algorithm, allow_tf32)
 
 
 class SparseConv(FlexConvolution, ModuleOnOutputs):
-    """Strided convolution: ``(features, coordinates, shape, cache)``.
+    """Strided convolution, ``feats [n, in_channels]`` -> ``[m, out_channels]``. It returns
+    ``(features, coordinates, shape, cache)``.
 
     Args:
         in_channels, out_channels, kernel_size, dilation, bias, algorithm, allow_tf32: as in :class:`SubmanifoldConv`.
@@ -196,13 +216,15 @@ class SparseConv(FlexConvolution, ModuleOnOutputs):
 
 
 class SparseConvTranspose(SparseConv):
-    """Transposed convolution; a cache is the ``.T`` of that of a convolution. Otherwise as :class:`SparseConv`."""
+    """Transposed convolution onto a finer grid, ``feats [n, in_channels]`` -> ``[m, out_channels]``. The arguments
+    are those of :class:`SparseConv`, and a cache is the ``.T`` of that of a convolution.
+    """
 
     function = staticmethod(sparse_conv_transpose)
 
 
 class SubmanifoldPool(ModuleOnInputs):
-    """Pooling onto the voxels of the input: ``(features, cache)``.
+    """Pooling onto the voxels of the input, ``feats [n, c]`` -> ``[n, c]``. It returns ``(features, cache)``.
 
     Args:
         kernel_size: per axis.
@@ -213,12 +235,13 @@ class SubmanifoldPool(ModuleOnInputs):
     arguments = ("kernel_size", "reduce")
 
     def __init__(self, kernel_size: Axes, reduce: str = "mean") -> None:
+        """Set the size of the window and the reduction. Raises SL208 for unknown reductions."""
         super().__init__()
         self.kernel_size, self.reduce = self._read_axes(kernel_size, "kernel_size"), _check_reduce(reduce)
 
 
 class SparsePool(ModuleOnOutputs):
-    """Strided pooling: ``(features, coordinates, shape, cache)``.
+    """Strided pooling, ``feats [n, c]`` -> ``[m, c]``. It returns ``(features, coordinates, shape, cache)``.
 
     Args:
         kernel_size, reduce: as in :class:`SubmanifoldPool`.
@@ -232,6 +255,9 @@ class SparsePool(ModuleOnOutputs):
     def __init__(
         self, kernel_size: Axes, stride: Axes | None = None, padding: Axes | None = None, reduce: str = "mean"
     ) -> None:
+        """Set the window and the reduction. The stride is ``kernel_size`` and the padding is 0 unless given. Raises
+        SL208 for unknown reductions.
+        """
         super().__init__()
         self.kernel_size, self.reduce = self._read_axes(kernel_size, "kernel_size"), _check_reduce(reduce)
         self.stride = self.kernel_size if stride is None else self._read_axes(stride, "stride")
@@ -239,7 +265,8 @@ class SparsePool(ModuleOnOutputs):
 
 
 class SparseUpsample(ModuleOnOutputs):
-    """Upsampling to blocks of ``scale_factor`` voxels: ``(features, coordinates, shape, cache)``.
+    """Upsampling of each voxel to a block of ``scale_factor`` voxels, ``feats [n, c]`` -> ``[m, c]``. It returns
+    ``(features, coordinates, shape, cache)``.
 
     Args:
         scale_factor: per axis.
@@ -250,35 +277,42 @@ class SparseUpsample(ModuleOnOutputs):
     arguments = ("scale_factor", "mode", "padding_mode")
 
     def __init__(self, scale_factor: Axes, mode: str = "nearest", padding_mode: str = "normalize") -> None:
+        """Set the factor for each axis and the modes, which each call checks."""
         super().__init__()
         self.scale_factor = self._read_axes(scale_factor, "scale_factor")
         self.mode, self.padding_mode = mode, padding_mode
 
 
 class SparsePixelShuffle(ModuleOnOutputs):
-    """Pixel shuffle onto finer voxels: ``(features, coordinates, shape, cache)``."""
+    """Pixel shuffle onto finer voxels, ``feats [n, V * c]`` -> ``[n * V, c]`` with ``V = prod(upscale_factor)``. It
+    returns ``(features, coordinates, shape, cache)``.
+    """
 
     function = staticmethod(sparse_pixel_shuffle)
     arguments = ("upscale_factor",)
 
     def __init__(self, upscale_factor: Axes) -> None:
+        """Set the factor for each axis."""
         super().__init__()
         self.upscale_factor = self._read_axes(upscale_factor, "upscale_factor")
 
 
 class SparsePixelUnshuffle(ModuleOnOutputs):
-    """Pixel unshuffle onto coarser voxels: ``(features, coordinates, shape, cache)``."""
+    """Pixel unshuffle onto coarser voxels, ``feats [n, c]`` -> ``[m, V * c]`` with ``V = prod(downscale_factor)``.
+    It returns ``(features, coordinates, shape, cache)``.
+    """
 
     function = staticmethod(sparse_pixel_unshuffle)
     arguments = ("downscale_factor",)
 
     def __init__(self, downscale_factor: Axes) -> None:
+        """Set the factor for each axis."""
         super().__init__()
         self.downscale_factor = self._read_axes(downscale_factor, "downscale_factor")
 
 
 def _check_reduce(reduce: str) -> str:
-    """Return the name of a reduction, or raise SL208 for an unknown one."""
+    """Return ``reduce``. Raises SL208 unless it is one of ``REDUCTIONS`` (sum, mean, max, min, prod)."""
     if reduce not in REDUCTIONS:
         raise error("SL208", where="pooling, argument 'reduce'", got=repr(reduce), expected=f"one of {REDUCTIONS}")
     return reduce

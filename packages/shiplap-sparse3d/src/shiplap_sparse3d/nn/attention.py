@@ -43,6 +43,9 @@ class SparseAttention(SparseModule):
         dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
+        """Create the projections. Raises SL208 unless ``num_heads`` divides ``channels`` and ``order`` is known, and
+        SL209 for unknown arguments.
+        """
         super().__init__()
         self._refuse_arguments(others)
         self.channels, self.num_heads = (
@@ -60,7 +63,9 @@ class SparseAttention(SparseModule):
         self.proj = nn.Linear(channels, channels, bias, device, dtype)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the attention of each voxel to the voxels of its patch, zeros for padding."""
+        """Return the sparse tensor of the attention of each voxel to the voxels of its patch (``patch_size`` neighbours
+        along the curve), with zeros for padding.
+        """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.size(1) != self.channels:
             raise other_channels("SparseAttention", x.feats, self.channels, "channels")
@@ -79,7 +84,9 @@ class SparseAttention(SparseModule):
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
-        """The place of each row among those of all patches, where each scene begins one, and the number of patches."""
+        """Return ``int64 [n]``, the slot of each row in patches of ``patch_size`` slots, filled along the curve, of
+        which each scene begins a new one, and a bound of the number of patches that no data decides.
+        """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
         codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)
         order = codes.argsort(stable=True)
@@ -91,7 +98,9 @@ class SparseAttention(SparseModule):
         begin, start = count.cumsum(0) - count, (patches_of.cumsum(0) - patches_of) * size
         place = torch.arange(scene.shape[0], device=scene.device) - begin.index_select(0, scene)
         slots = torch.empty_like(order).scatter(0, order, start.index_select(0, scene) + place)
+        # A bound that no data decides: each scene, and the padding, may leave a patch incomplete.
         return slots, (scene.shape[0] + size - 1) // size + scenes + 1
 
     def extra_repr(self) -> str:
+        """Return the sizes and options of the module as text, for its ``repr``."""
         return f"{self.channels}, num_heads={self.num_heads}, patch_size={self.patch_size}, order={self.order!r}"

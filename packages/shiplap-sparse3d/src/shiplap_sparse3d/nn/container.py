@@ -16,7 +16,8 @@ __all__ = ["Sequential"]
 
 
 class Sequential(nn.Sequential, SparseModule):
-    """Sparse modules get the tensor, any other module (batch norm, activation, linear) its features.
+    """Container in which sparse modules get the sparse tensor, and any other module (batch norm, activation, linear)
+    its features.
 
     Behind a :class:`GlobalPool` everything gets the plain tensor that it returns. What
     ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` puts in place of a batch norm counts voxels, as
@@ -27,7 +28,9 @@ class Sequential(nn.Sequential, SparseModule):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:
-        """Apply the modules in turn to the sparse tensor, to its features, or to a plain tensor."""
+        """Return ``x`` after all modules in turn. Sparse modules get the sparse tensor, and torch's own modules get its
+        features. A plain tensor goes through all of them.
+        """
         if isinstance(x, SparseTensor):
             self._check_gradient(x)
         for module in self:
@@ -36,7 +39,9 @@ class Sequential(nn.Sequential, SparseModule):
 
 
 def _apply_module(module: nn.Module, x: Any) -> Any:
-    """``module`` of a sparse tensor, of its features, or of a plain tensor."""
+    """Return ``module`` applied to ``x``: to a sparse tensor if the module takes one, to its features otherwise, or to
+    a plain tensor. Raises SL208 for a batch norm that would learn from padding.
+    """
     if not isinstance(x, SparseTensor) or isinstance(module, SparseModule):
         return module(x)
     if type(module) is nn.SyncBatchNorm and norm.shares_statistics(module):
@@ -54,7 +59,9 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
 
 
 def _refuse_learning(module: nn.Module) -> None:
-    """Refuse batch norms of torch, at any depth, that would learn from rows of padding."""
+    """Raise SL208 for a batch norm of torch in ``module``, at any depth, that is in training mode and would learn from
+    rows of padding.
+    """
     for inner in module.modules():
         if inner.training and isinstance(inner, (nn.BatchNorm1d, nn.SyncBatchNorm)):
             raise error(

@@ -52,7 +52,7 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Convolution(SparseModule):
-    """Weight, bias and the call that all sparse convolutions share."""
+    """Base of the sparse convolutions, with weight, bias and the call that they share."""
 
     ndim = 3
 
@@ -68,7 +68,11 @@ class Convolution(SparseModule):
         others: Mapping[str, Any],
         taps: tuple[int, ...] | None = None,
     ) -> None:
+        """Create the weight ``[out, *kernel, in / groups]``, or ``[out, taps, in / groups]`` with ``taps``, and the
+        bias. Raises SL208, SL209 or SL204 for sizes, ``others`` (arguments that the layer does not have) and dtypes.
+        """
         super().__init__()
+        # torch's layers have this argument, and its default is the only mode here.
         if others.get("padding_mode") == "zeros":
             others = {name: value for name, value in others.items() if name != "padding_mode"}
         self._refuse_arguments(others)
@@ -92,11 +96,14 @@ class Convolution(SparseModule):
         self.reset_parameters()
 
     def _dtype_error(self, what: str, dtype: torch.dtype) -> ShiplapError:
+        """Return the error SL204 for ``what`` of a dtype in which convolutions are not computed."""
         expected = ", ".join(map(str, _FLOATS))
         return error("SL204", where=f"{type(self).__name__}, {what}", got=dtype, expected=expected)
 
     def _padding(self, padding: Axes | str, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
-        """``padding`` per axis: numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``."""
+        """Return the padding per axis from numbers, ``"valid"`` or ``"same"``, as in ``torch.nn.Conv3d``. Raises SL208
+        for other words, and for ``"same"`` where it would be uneven.
+        """
         if not isinstance(padding, str):
             return per_axis(padding, "padding", self.ndim, 0)
         where = f"{type(self).__name__}, argument 'padding'"
@@ -112,13 +119,19 @@ class Convolution(SparseModule):
         return tuple(cells // 2 for cells in around)
 
     def _triple(self, value: tuple[int, ...], fill: int = 1) -> Triple:
+        """Return ``value`` for three axes, with ``fill`` on the axes that the layer does not have."""
         return expand_axes(value, "window", self.ndim, fill)
 
     def _capacity(self, capacity: int | None) -> int | None:
+        """Return ``capacity``, the fixed number of output rows, or None for as many as there are. Raises SL208 or SL209
+        unless it is a number from 0 on.
+        """
         return None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def reset_parameters(self) -> None:
-        """Kaiming uniform over the fan-in ``in_channels / groups * taps``, as ``torch.nn.Conv3d`` does."""
+        """Set weight and bias to random values, Kaiming uniform over the fan-in ``in_channels / groups * taps``, as
+        ``torch.nn.Conv3d`` does.
+        """
         fan_in = self.in_channels // self.groups * math.prod(self.weight.shape[1:-1])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
@@ -126,7 +139,9 @@ class Convolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def _check_input(self, x: SparseTensor) -> None:
-        """Raise SL201, SL202 or SL204 for other axes, channels or dtypes than those of the layer."""
+        """Raise SL201 for another number of axes than the layer's, SL202 for other channels, SL204 for another dtype
+        than a float, and SL209 for anything but a sparse tensor.
+        """
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph
             raise other_channels(type(self).__name__, x.feats, self.in_channels)
@@ -134,9 +149,13 @@ class Convolution(SparseModule):
             raise self._dtype_error("feats", x.feats.dtype)
 
     def _convolve(self, feats: Tensor, plan: Plan) -> Tensor:
+        """Return the convolution of ``feats [n, in]`` with the layer's weight and bias over the neighbours of ``plan``:
+        ``[m, out]``.
+        """
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
 
     def _step(self, x: SparseTensor, step: Strided) -> SparseTensor:
+        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``."""
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
@@ -151,8 +170,11 @@ class Convolution(SparseModule):
 
 
 def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
-    """Return the plan of those ``taps`` of a submanifold plan of odd kernel, whose opposite tap is its transpose."""
+    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of a submanifold plan with an odd kernel.
+    Its way back has the opposite taps.
+    """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
+    # Taps that are their own mirror image have a table that is its own transpose.
     symmetric = opposite == taps[::-1]
     back = None if symmetric else (_columns(table, opposite), None, None)
     chosen = Plan(_columns(table, taps), plan.rows, symmetric=symmetric, back=back)
@@ -160,6 +182,7 @@ def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
 
 
 def _columns(table: Tensor, numbers: Sequence[int]) -> Tensor:
+    """Return the columns ``numbers`` of ``table``, in this order."""
     return table.index_select(1, torch.tensor(numbers, device=table.device))
 
 
@@ -200,6 +223,9 @@ class SubMConv3d(Convolution):
         offsets: Sequence[Sequence[int]] | None = None,
         **others: Any,
     ) -> None:
+        """Create a convolution of a box ``kernel_size``, of a ``cross`` in it, or of ``offsets``. Raises SL208 for a
+        stride or padding that would lead to other voxels, and SL209 unless exactly one of kernel and offsets is given.
+        """
         kernel, taps = self._read_region(kernel_size, region, offsets)
         super().__init__(in_channels, out_channels, kernel, groups, bias, device, dtype, others, taps)
         self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
@@ -208,7 +234,9 @@ class SubMConv3d(Convolution):
     def _read_region(
         self, kernel_size: Axes | None, region: str, offsets: Sequence[Sequence[int]] | None
     ) -> tuple[Axes, tuple[int, ...] | None]:
-        """The box of the kernel, and those of its taps that there are, or None for all."""
+        """Return the kernel's box, and the numbers of those cells in it that are taps, or None if all are. Raises SL208
+        for an unknown region, even crosses and offsets that repeat or reach too far.
+        """
         where, ndim = type(self).__name__, self.ndim
         if (kernel_size is None) == (offsets is None):
             raise error("SL209", where=where, got=f"{kernel_size=}, {offsets=}", expected="one of the two")
@@ -229,6 +257,7 @@ class SubMConv3d(Convolution):
             every = itertools.product(*(range(-(size // 2), size // 2 + 1) for size in sizes))
             cells = [cell for cell in every if sum(step != 0 for step in cell) <= 1]
         box = [2 * max(abs(cell[axis]) for cell in cells) + 1 for axis in range(ndim)]
+        # The table of the whole box is built before the taps are chosen from it.
         if math.prod(box) > _MAX_BOX:
             got = f"offsets in a box {tuple(box)}"
             raise error("SL208", where=f"{where}, argument 'offsets'", got=got, expected=f"at most {_MAX_BOX} cells")
@@ -237,11 +266,14 @@ class SubMConv3d(Convolution):
             number = 0
             for step, size in zip(cell, box, strict=True):
                 number = number * size + step + size // 2
+            # The number of the cell in the box, the last axis fastest, as in the weight.
             taps.append(number)
         return box, tuple(taps)
 
     def _check_window(self, stride: tuple[int, ...], padding: Axes | str) -> None:
-        """Raise SL208 for a stride or padding whose outputs do not lie on the voxels of the input."""
+        """Raise SL208 unless the stride is 1 and the padding centres the kernel, so that the outputs lie on the voxels
+        of the input.
+        """
         around = tuple(k // 2 * d for k, d in zip(self.kernel_size, self.dilation, strict=True))
         if any(step != 1 for step in stride):
             got, fix = f"stride {stride}", f"take SparseConv{self.ndim}d, which leads to other voxels"
@@ -254,7 +286,9 @@ class SubMConv3d(Convolution):
         raise error("SL208", where=type(self).__name__, got=got, expected=expected, fix=fix)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution on the voxels of the input."""
+        """Return the convolution of ``x`` as a sparse tensor on the same voxels. Raises SL201, SL202 or SL204 for other
+        axes, channels or dtypes.
+        """
         self._check_input(x)
         plan = x.geometry.subm(self.kernel_size, self.dilation)
         return x.replace(self._convolve(x.feats, plan if self.taps is None else _select_taps(plan, self.taps)))
@@ -293,6 +327,9 @@ class SparseConv3d(Convolution):
         out_coords: Literal["reached", "floor"] = "reached",
         **others: Any,
     ) -> None:
+        """Create a strided convolution. Raises SL208 for an ``out_coords`` that is unknown, or ``"floor"`` with a
+        padding or a capacity.
+        """
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride = per_axis(stride, "stride", self.ndim, 1)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
@@ -303,7 +340,9 @@ class SparseConv3d(Convolution):
             raise error("SL208", where=f"{type(self).__name__}, argument 'out_coords'", got=got, expected=expected)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the convolution on the voxels reached, on cells rounded down, or on ``coordinates``."""
+        """Return the convolution of ``x`` as a sparse tensor on the voxels that it reaches, on the input's cells
+        rounded down (``out_coords="floor"``), or on the voxels ``coordinates``.
+        """
         self._check_input(x)
         if coordinates is not None or self.out_coords == "floor":
             return self._step(x, self._onto(x, coordinates))
@@ -311,7 +350,9 @@ class SparseConv3d(Convolution):
         return self._step(x, x.geometry.strided(*window, capacity=self.capacity))
 
     def _onto(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """Return the step onto given voxels, or onto the input's cells on the coarser grid."""
+        """Return the step (output voxels and plan) from ``x`` onto the voxels ``coordinates``, or for None onto the
+        input's cells on the coarser grid.
+        """
         if coordinates is None:
             return x.geometry.floored(self.kernel_size, self.stride, self.dilation)
         kernel, stride, dilation = (self._triple(v) for v in (self.kernel_size, self.stride, self.dilation))
@@ -351,13 +392,16 @@ class SparseConvTranspose3d(Convolution):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
+        """Create a transposed convolution. The arguments have the order of ``torch.nn.ConvTranspose3d``."""
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.stride, self.padding = per_axis(stride, "stride", self.ndim, 1), per_axis(padding, "padding", self.ndim, 0)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
         self.output_padding = per_axis(output_padding, "output_padding", self.ndim)
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the transposed convolution on the voxels reached, or on ``coordinates``."""
+        """Return the transposed convolution of ``x`` as a sparse tensor on the voxels that it reaches, or on the voxels
+        ``coordinates``.
+        """
         self._check_input(x)
         window = self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding
         if coordinates is not None:
@@ -393,10 +437,13 @@ class SparseInverseConv3d(Convolution):
         dtype: torch.dtype | None = None,
         **others: Any,
     ) -> None:
+        """Create the inverse of a strided convolution with the same ``kernel_size``."""
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the convolution back on the voxels from which the input was made."""
+        """Return the convolution back onto the voxels from which a strided convolution made those of ``x``. Raises
+        SL208 if no such convolution with this kernel came before.
+        """
         self._check_input(x)
         origin = origin_of(self, x, self.kernel_size)
         return SparseTensor(self._convolve(x.feats, origin.plan.t), geometry=origin.geometry)
@@ -429,10 +476,14 @@ class GenerativeConv3d(Convolution):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
+        """Create a generative convolution, whose outputs are all cells under the kernel around each voxel."""
         super().__init__(in_channels, out_channels, kernel_size, groups, bias, device, dtype, others)
         self.dilation, self.capacity = per_axis(dilation, "dilation", self.ndim, 1), self._capacity(capacity)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
+        """Return the convolution of ``x`` as a sparse tensor on all cells of the same grid that the kernel reaches
+        around its voxels.
+        """
         self._check_input(x)
         return self._step(x, x.geometry.generative(self.kernel_size, self.dilation, capacity=self.capacity))
 

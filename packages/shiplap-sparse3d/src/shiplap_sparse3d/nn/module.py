@@ -19,28 +19,33 @@ __all__ = ["SparseModule"]
 
 
 class SparseModule(nn.Module):
-    """A module that takes a ``SparseTensor``. Subclass it to be handed one by :class:`Sequential`."""
+    """Base of the modules that take a ``SparseTensor``: :class:`Sequential` passes the tensor itself to subclasses."""
 
     @classmethod
     def _refuse_arguments(cls, others: Mapping[str, Any]) -> None:
-        """SL209 for arguments that the constructor has not."""
+        """Raise SL209 if ``others``, the arguments that the constructor does not have, is not empty."""
         if others:
             got = ", ".join(f"{name}={value!r}" for name, value in others.items())
+            # ``others`` only collects the arguments that are refused here.
             names = [name for name in inspect.signature(cls).parameters if name not in ("self", "others", "factory")]
             fix = f"remove the argument; {cls.__name__} takes {', '.join(names)}"
             raise error("SL209", where=cls.__name__, got=got, expected=f"arguments of {cls.__name__}", fix=fix)
 
     def _whole_number(self, value: Any, name: str, least: int) -> int:
-        """``value`` as an int. SL209 for what is no integer, SL208 for one below ``least``."""
+        """Return ``value``, the argument ``name``, as an int. Raises SL209 for anything but an integer, and SL208 for
+        one below ``least``.
+        """
         (number,) = per_axis(value, f"{type(self).__name__}, argument {name!r}", 1, least)
         return number
 
     def _check_gradient(self, x: SparseTensor) -> None:
-        """SL215 where a reentrant checkpoint would lose the gradient of ``x``."""
+        """Raise SL215 if a reentrant checkpoint would lose the gradient of ``x``."""
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
-        """Raise SL209 for an input that is no sparse tensor, and SL201 for another number of axes."""
+        """Raise SL209 for an input that is no sparse tensor, SL201 for another number of axes than ``ndim``, and SL202
+        if features and voxels differ in number.
+        """
         if not isinstance(x, SparseTensor):
             raise error(
                 "SL209",
@@ -62,14 +67,18 @@ class SparseModule(nn.Module):
 
 
 def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
-    """Return the voxels of the argument that chooses the outputs of a call: of a sparse tensor its geometry."""
+    """Return the voxels of ``target``, the argument that chooses the outputs of a call: the geometry of a sparse
+    tensor, or coordinates as they are.
+    """
     return target.geometry if isinstance(target, SparseTensor) else target
 
 
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
-    """The step that made the voxels of ``x``. SL208 where there is none with this kernel, and stride if given."""
+    """Return the strided step that made the voxels of ``x``, along which ``module`` goes back. Raises SL208 if there is
+    none with this ``kernel``, and with this ``stride`` if given.
+    """
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:
         window = origin.window

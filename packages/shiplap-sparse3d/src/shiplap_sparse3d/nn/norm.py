@@ -24,25 +24,30 @@ class BatchNorm(nn.BatchNorm1d, SparseModule):
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
-        """Return the features normalised by the statistics of the batch, or by the running ones."""
+        """Return ``x`` with its features normalised per channel: by the statistics of its voxels in training, padding
+        excluded, and otherwise by the running ones. Raises SL202 for another number of channels.
+        """
         self._check_gradient(x)
         if x.feats.size(1) != self.num_features:
             raise other_channels(type(self).__name__, x.feats, self.num_features, "num_features")
         batch = self.training or not self.track_running_stats
         if torch.compiler.is_compiling():  # torch's own asks how many rows there are, which a graph may not know
             return x.replace(batch_norm(self, x.feats, x.is_voxel) if batch else self._running_norm(x.feats))
+        # torch's own function refuses a single row in training.
         if batch and (x.geometry.padded or x.feats.shape[0] < 2 or self._has_mixed_dtypes):
             return x.replace(batch_norm(self, x.feats, x.is_voxel))
         return x.replace(self._running_norm(x.feats) if self._has_mixed_dtypes else super().forward(x.feats))
 
     @property
     def _has_mixed_dtypes(self) -> bool:
-        """Whether weights and statistics differ in precision, as under a policy of FSDP2; torch's own refuses that."""
+        """Return whether weight and statistics differ in dtype, as under a mixed-precision policy of FSDP2, which
+        torch's own batch norm refuses.
+        """
         weight, mean = self.weight, self.running_mean
         return weight is not None and mean is not None and weight.dtype != mean.dtype
 
     def _running_norm(self, feats: Tensor) -> Tensor:
-        """Return the features normalised by the running statistics."""
+        """Return ``feats [n, c]`` normalised by the running statistics, with weight and bias."""
         assert self.running_mean is not None
         assert self.running_var is not None
         return row_norms.running_norm(feats, self.running_mean, self.running_var, self.weight, self.bias, self.eps)
@@ -62,24 +67,30 @@ class InstanceNorm(SparseModule):
     def __init__(
         self, num_features: int, eps: float = 1e-5, affine: bool = False, device: Any = None, dtype: Any = None
     ) -> None:
+        """Set the number of features and, if ``affine``, weight and bias."""
         super().__init__()
         self.num_features, self.eps = self._whole_number(num_features, "num_features", 0), eps
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype)) if affine else None
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the features normalised over the voxels of each scene, zeros for padding."""
+        """Return ``x`` with its features normalised per channel over the voxels of each scene, and zeros for padding.
+        Raises SL202 for another number of channels.
+        """
         self._check_axes(x, x.geometry.ndim)
         if x.feats.shape[1] != self.num_features:
             raise other_channels("InstanceNorm", x.feats, self.num_features, "num_features")
         coords, scenes, wide = x.geometry.coords, x.batch_size, torch.promote_types(x.feats.dtype, torch.float32)
+        # Padding reads the statistics of scene 0, and becomes zeros at the end.
         scene, feats = coords[:, 0].long().clamp_min(0), torch.where(x.is_voxel, x.feats.to(wide), 0)
+        # Deviations from the mean come first, since a difference of large sums loses digits.
         centred = feats - pooling.global_pool(feats, coords, scenes).index_select(0, scene)
         var = pooling.global_pool(centred.square(), coords, scenes).index_select(0, scene)
         out = row_norms.scale_and_shift(centred, var, self.weight, self.bias, self.eps)
         return x.replace(torch.where(x.is_voxel, out, 0).to(x.feats.dtype))
 
     def extra_repr(self) -> str:
+        """Return the sizes and options of the module as text, for its ``repr``."""
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"
 
 
@@ -101,10 +112,14 @@ class SyncBatchNorm(BatchNorm):
     """
 
     def __init__(self, *args: Any, process_group: Any = None, **options: Any) -> None:
+        """Set the ranks that share statistics, None for all. The other arguments are those of :class:`BatchNorm`."""
         super().__init__(*args, **options)
         self.process_group = process_group
 
     def forward(self, x: SparseTensor) -> SparseTensor:  # type: ignore[override]
+        """Return ``x`` with its features normalised per channel by the statistics of the voxels of all ranks, or as
+        :class:`BatchNorm` in evaluation and in a single process.
+        """
         self._check_gradient(x)
         return x.replace(shared_norm(self, x)) if shares_statistics(self) else super().forward(x)
 
@@ -131,7 +146,10 @@ class SyncBatchNorm(BatchNorm):
 
     @classmethod
     def _from_norm(cls, norm: BatchNorm, process_group: Any) -> SyncBatchNorm:
-        """With the very parameters and buffers of ``norm``, and its hooks left behind, as torch has it."""
+        """Return a synchronised batch norm with the very parameters and buffers of ``norm``. Hooks of ``norm`` are not
+        taken over, as in torch.
+        """
+        # On ``meta``, since the parameters and buffers are replaced at once.
         made = cls(norm.num_features, norm.eps, norm.momentum, process_group=process_group, device="meta")
         made.affine, made.track_running_stats = norm.affine, norm.track_running_stats
         made._parameters, made._buffers = norm._parameters, norm._buffers
@@ -140,17 +158,22 @@ class SyncBatchNorm(BatchNorm):
 
 
 def shares_statistics(norm: SyncBatchNorm | nn.SyncBatchNorm) -> bool:
-    """Whether ``norm`` takes statistics of the batch, and there is anybody to share them with."""
+    """Return whether ``norm`` takes statistics of the batch, in training or without running ones, and more than one
+    process shares them.
+    """
     if not norm.training and norm.track_running_stats:
         return False
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(norm.process_group) > 1
 
 
 def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tensor:
-    """The features of ``x`` normalised by the statistics of all ranks of ``norm.process_group``."""
+    """Return the features of ``x`` normalised by the statistics of the voxels of all ranks in
+    ``norm.process_group``.
+    """
     group = norm.process_group
 
     def total(part: Tensor) -> Tensor:
+        """Return the sum of ``part`` over the ranks of the group, differentiable."""
         summed: Tensor = _RankTotal.apply(part, group)
         return summed
 
@@ -162,15 +185,16 @@ class _RankTotal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
-        """Return the sum of ``part`` over the ranks of the group."""
+        """Return the sum of ``part`` over the ranks of ``group``, and keep the group for the backward pass."""
         ctx.group = group
+        # ``all_reduce`` works in place, and the caller still needs its tensor.
         summed = part.clone()
         dist.all_reduce(summed, group=group)
         return summed
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return the sum of the gradients over the ranks of the group."""
+        """Return the sum of ``grad`` over the ranks of the group: each rank's part enters the results of all."""
         summed = grad.contiguous().clone()
         dist.all_reduce(summed, group=ctx.group)
         return summed, None
@@ -182,7 +206,8 @@ def batch_norm(
     keep: Tensor,
     total: row_norms.Total = lambda part: part,
 ) -> Tensor:
-    """``feats`` ``[n, c]`` normalised by the statistics of the rows to ``keep`` ``[n, 1]``, from which ``norm`` learns.
+    """Return ``feats [n, c]`` normalised by the statistics of the rows to ``keep`` (``bool [n, 1]``), with which the
+    running statistics of ``norm`` are updated in training.
 
     ``total`` sums over all processes that share the statistics.
     """
@@ -193,7 +218,9 @@ def batch_norm(
         assert var is not None
         assert batches is not None
         with torch.no_grad():
+            # Without a voxel there was no batch to learn from.
             batches.add_((voxels > 0).to(torch.int64))
+            # As in torch, a momentum of None is the average of all batches.
             step = 1 / batches.clamp_min(1) if norm.momentum is None else norm.momentum
         row_norms.update_running_stats(mean, var, step, voxels, *seen)
     return out

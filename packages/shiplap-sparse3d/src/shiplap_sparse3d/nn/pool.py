@@ -58,25 +58,36 @@ class WindowPool(SparseModule):
         capacity: int | None = None,
         **others: Any,
     ) -> None:
+        """Set the window. ``stride`` None is the kernel size. Raises SL209 for arguments of torch's pools that have no
+        meaning here.
+        """
         super().__init__()
+        # Arguments of torch's pools are accepted with their default values only.
         usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
         self._refuse_arguments({k: v for k, v in others.items() if k not in usual or v is not usual[k]})
         self.kernel_size = per_axis(kernel_size, "kernel_size", self.ndim, 1)
+        # As in torch's pools.
         self.stride = self.kernel_size if stride is None else per_axis(stride, "stride", self.ndim, 1)
         self.padding = per_axis(padding, "padding", self.ndim, 0)
         self.dilation = per_axis(dilation, "dilation", self.ndim, 1)
         self.capacity = None if capacity is None else self._whole_number(capacity, "capacity", 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the pooled features on the voxels that the windows reach."""
+        """Return the pooled features of ``x`` as a sparse tensor on the voxels that the windows reach. Raises SL201 for
+        another number of axes.
+        """
         self._check_axes(x, self.ndim)
         step = x.geometry.pooled(self.kernel_size, self.stride, self.padding, self.dilation, capacity=self.capacity)
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs under the unsorted tables of
+        ``plan``. Subclasses compute a maximum, a mean or a sum.
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:
+        """Return the sizes of the window as text, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
 
 
@@ -84,6 +95,7 @@ class SparseMaxPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The largest value of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the largest of its existing inputs, ``[m, c]``."""
         return pooling.max_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -91,6 +103,7 @@ class SparseAvgPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The mean of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the mean of its existing inputs, ``[m, c]``."""
         return pooling.avg_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -98,6 +111,7 @@ class SparseSumPool3d(WindowPool):
     __doc__ = (WindowPool.__doc__ or "").replace("Pooling over", "The sum of", 1)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the sum of its existing inputs, ``[m, c]``."""
         return pooling.sum_pool(feats, plan.table, plan.back[0] if plan.back else None)
 
 
@@ -123,6 +137,7 @@ class SparseUnpool3d(SparseModule):
     def __init__(
         self, kernel_size: Axes, stride: Axes | None = None, mode: Literal["sum", "mean"] = "sum", **others: Any
     ) -> None:
+        """Set the window, and whether overlapping windows are summed or averaged. Raises SL208 for another mode."""
         super().__init__()
         self._refuse_arguments(others)
         if mode not in ("sum", "mean"):
@@ -132,7 +147,9 @@ class SparseUnpool3d(SparseModule):
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> SparseTensor:
-        """Return the features on the voxels before the step, or on all cells in reach where there was none."""
+        """Return the features of ``x`` spread over the voxels from which a strided layer made its voxels or, if there
+        was no such layer, over all cells in reach. Raises SL208 for a layer with another window.
+        """
         self._check_axes(x, self.ndim)
         if x.geometry.parent is None:
             step = x.geometry.transposed(self.kernel_size, self.stride or self.kernel_size)
@@ -142,11 +159,13 @@ class SparseUnpool3d(SparseModule):
             origin = origin_of(self, x, self.kernel_size, self.stride)
             there, plan = origin.geometry, origin.plain_plan
             assert plan.back is not None
+            # The way back leads to the voxels before the step, and its gradient goes along the step.
             table, back = plan.back[0], (plan.table, None, None)
         feats = pooling.sum_pool(x.feats, table, back[0] if back else None, self.mode == "mean")
         return SparseTensor(feats, geometry=there)
 
     def extra_repr(self) -> str:
+        """Return the kernel size and the mode as text, for the module's ``repr``."""
         return f"kernel_size={self.kernel_size}, mode={self.mode!r}"
 
 
@@ -223,7 +242,7 @@ class SparseUnpool1d(SparseUnpool3d):
 
 
 class GlobalPool(SparseModule):
-    """One row a scene, over all of its voxels; zeros for a scene without any.
+    """Pooling over all voxels of each scene, with zeros for a scene without any.
 
     Args:
         mode: ``"max"``, ``"avg"`` or ``"sum"``.
@@ -232,14 +251,17 @@ class GlobalPool(SparseModule):
     """
 
     def __init__(self, mode: Literal["max", "avg", "sum"] = "avg") -> None:
+        """Set the reduction. Raises SL208 for another mode."""
         super().__init__()
         if mode not in ("max", "avg", "sum"):
             raise error("SL208", where="GlobalPool, mode", got=repr(mode), expected="'max', 'avg' or 'sum'")
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> Tensor:
+        """Return ``[batch_size, c]``: the maximum, mean or sum of the features of each scene, without padding."""
         self._check_gradient(x)
         return pooling.global_pool(x.feats, x.geometry.coords, x.batch_size, self.mode)
 
     def extra_repr(self) -> str:
+        """Return the mode as text, for the module's ``repr``."""
         return repr(self.mode)

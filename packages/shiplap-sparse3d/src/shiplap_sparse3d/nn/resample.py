@@ -38,24 +38,30 @@ class Resampling(SparseModule):
     ndim = 3
 
     def __init__(self, factor: Axes, **others: Any) -> None:
+        """Set the factor for each axis."""
         super().__init__()
         self._refuse_arguments(others)
         self.factor = per_axis(factor, "factor", self.ndim, 1)
 
-    def _finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
-        """The step from ``x`` to all cells that its voxels span, or to those in ``coordinates``."""
+    def _step_to_finer(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None) -> Strided:
+        """Return the step (output voxels and plan) from ``x`` to all finer cells that its voxels span, or to those in
+        ``coordinates``.
+        """
         self._check_axes(x, self.ndim)
         if coordinates is None:
             return x.geometry.transposed(self.factor, self.factor)
         return x.geometry.onto(voxels_of(coordinates), self._window(up=True), plain=True)
 
     def _window(self, *, up: bool) -> StepWindow:
-        """The blocks of ``factor`` cells, from the coarse to the fine grid if ``up``."""
+        """Return the window of blocks of ``factor`` cells that do not overlap: from the coarse to the fine grid if
+        ``up``, and otherwise from the fine to the coarse one.
+        """
         factor = expand_axes(self.factor, "factor", self.ndim)
         zeros, ones = expand_axes(0, "padding", self.ndim, 0), expand_axes(1, "dilation", self.ndim)
         return StepWindow(factor, factor, zeros, ones, zeros if up else None)
 
     def extra_repr(self) -> str:
+        """Return the factor as text, for the module's ``repr``."""
         return f"factor={self.factor}"
 
 
@@ -70,15 +76,19 @@ class SparseUpsample3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the features of each voxel on the finer cells that it spans."""
-        step = self._finer(x, coordinates)
+        """Return ``x`` on a grid finer by ``factor``: each voxel's features on all finer cells that it spans, or on
+        those in ``coordinates``.
+        """
+        step = self._step_to_finer(x, coordinates)
         plan = step.plan.unsorted()
+        # Each finer cell lies in the block of one voxel, so the sum has one summand.
         feats = pooling.sum_pool(x.feats, plan.table, plan.back[0] if plan.back else None)
         return SparseTensor(feats, geometry=step.geometry)
 
 
 class SparsePixelShuffle3d(Resampling):
-    """Channels to the cells of a finer grid: ``torch.nn.PixelShuffle`` at those cells.
+    """Pixel shuffle: the channels of each voxel become cells of a finer grid, as ``torch.nn.PixelShuffle`` at those
+    cells.
 
     Channel ``c * k + v`` goes to channel ``c`` of cell ``v`` of the ``k = prod(factor)`` cells that a voxel spans, the
     last axis fastest.
@@ -90,13 +100,16 @@ class SparsePixelShuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the channels of each voxel spread over the finer cells that it spans."""
+        """Return ``x`` on a grid finer by ``factor``, with its ``V * c`` channels spread over the ``V`` finer cells
+        that each voxel spans, or over those in ``coordinates``. Raises SL202 for other numbers of channels.
+        """
         taps = math.prod(self.factor)
         if x.feats.shape[1] % taps:
             got, expected = f"{x.feats.shape[1]} channels", f"a multiple of {taps}"
             raise error("SL202", where=type(self).__name__, got=got, expected=expected)
-        step = self._finer(x, coordinates)
+        step = self._step_to_finer(x, coordinates)
         table = step.plan.unsorted().table
+        # Each finer cell lies in one block, so it has one hit at most.
         hit, tap = (table >= 0).int().max(1)
         values = (
             x.feats.reshape(x.feats.shape[0], x.feats.shape[1] // taps, taps).transpose(1, 2).flatten(0, 1)
@@ -107,7 +120,8 @@ class SparsePixelShuffle3d(Resampling):
 
 
 class SparsePixelUnshuffle3d(Resampling):
-    """The cells of a coarser grid's cell to its channels: ``torch.nn.PixelUnshuffle`` over the cells that hold a voxel.
+    """Pixel unshuffle: the cells of each coarser cell become its channels, as ``torch.nn.PixelUnshuffle`` over the
+    cells that hold a voxel.
 
     Cells without a voxel give zeros. It is the inverse of :class:`SparsePixelShuffle3d` onto the voxels of its input.
 
@@ -119,7 +133,9 @@ class SparsePixelUnshuffle3d(Resampling):
     """
 
     def forward(self, x: SparseTensor, coordinates: Tensor | SparseTensor | None = None) -> SparseTensor:
-        """Return the features of the finer voxels side by side, as channels of the coarser cells."""
+        """Return ``x`` on a grid coarser by ``factor``, or on the voxels ``coordinates``: the features of the ``V``
+        finer voxels of a cell side by side, ``V * c`` channels, with zeros for missing ones.
+        """
         self._check_axes(x, self.ndim)
         if coordinates is None:
             step = x.geometry.floored(self.factor, self.factor, centred=False)
@@ -131,7 +147,7 @@ class SparsePixelUnshuffle3d(Resampling):
 
 
 def _rows_or_zeros(feats: Tensor, rows: Tensor) -> Tensor:
-    """``feats[rows]``, zeros where the row is -1."""
+    """Return ``feats[rows]``, with zeros where a row is -1."""
     padded = torch.nn.functional.pad(feats, (0, 0, 0, 1))
     return padded.index_select(0, torch.where(rows < 0, feats.shape[0], rows))
 

@@ -20,9 +20,12 @@ KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float1
 
 
 def _written_norm(kind: Any) -> Callable[..., Tensor]:
-    """Return ``sparse3d.BatchNorm`` as it appears in compiled code, in one dtype, since casts depend on it."""
+    """Return the function that ``sparse3d.BatchNorm`` computes in evaluation, with type annotations of the dtype
+    ``kind``, for a rewrite that matches it in compiled code, where casts depend on the dtype.
+    """
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+        """Return ``x`` normalised by running statistics: ``(x - mean) / sqrt(var + eps) * scale + shift``."""
         return running_norm(x, mean, var, scale, shift, eps)
 
     norm.__annotations__ |= dict.fromkeys(("mean", "var", "scale", "shift"), kind[Tensor, "c"])
@@ -31,7 +34,9 @@ def _written_norm(kind: Any) -> Callable[..., Tensor]:
 
 
 def _norm_examples() -> Iterator[Program]:
-    """Yield programs of a sparse convolution and a batch norm, with and without a bias."""
+    """Yield programs with example arguments that a rewrite must match: a sparse convolution and a batch norm, with and
+    without a bias.
+    """
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
     table = torch.stack([torch.where(c < 5, c, -1) for c in columns], 1).int()
@@ -51,7 +56,7 @@ def _conv_batch_norm(
     shift: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return a sparse convolution with torch's batch norm by given statistics behind it."""
+    """Return a sparse convolution and then torch's batch norm in evaluation, by the given statistics."""
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
@@ -59,7 +64,7 @@ def _conv_batch_norm(
 def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
-    """Return a sparse convolution with the norm of ``sparse3d.BatchNorm`` behind it."""
+    """Return a sparse convolution and then the norm that ``sparse3d.BatchNorm`` computes in evaluation."""
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
 
 

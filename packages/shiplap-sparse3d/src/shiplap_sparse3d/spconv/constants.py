@@ -12,4 +12,5 @@ PYTORCH_VERSION = [int(part) for part in torch.__version__.split("+")[0].split("
 
 
 def is_amp_enabled() -> bool:
+    """Return whether ``torch.autocast`` is enabled."""
     return torch.is_autocast_enabled()

@@ -21,17 +21,24 @@ class _TensorMembers:
     """The members of a tensor besides features and indices. They never make the trees of two tensors differ."""
 
     def __init__(self, source: SparseConvTensor) -> None:
+        """Keep ``source``, from which a rebuilt tensor takes all members other than features and indices."""
         self.source = source
 
     def __eq__(self, other: object) -> bool:
+        """Return True for any other instance: pytrees of sparse tensors have the same structure whatever their members
+        are.
+        """
         return isinstance(other, _TensorMembers)
 
     def __hash__(self) -> int:
+        """Return the same hash for all instances, since they are equal."""
         return hash(_TensorMembers)
 
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
-    """Rebuild a tensor from its leaves, as pytree asks."""
+    """Return a sparse tensor with the members of ``rest.source`` and the leaves ``children`` (features, indices) of a
+    pytree. With other indices it has no records of convolutions.
+    """
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))
     made._features, indices = children

@@ -96,6 +96,7 @@ class SparseConvolution(SparseModule):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Create the layer and its parameters. Raises SL208 for sizes and options that do not fit together."""
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.in_channels, self.out_channels, self.groups = ndim, in_channels, out_channels, groups
@@ -106,14 +107,17 @@ class SparseConvolution(SparseModule):
         self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
         taps = math.prod(self.kernel_size)
         self.algo = indices.choose_algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
+        # A kernel of one cell needs no neighbours, so the layer is a matrix product.
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)
         self.act_type = activation_of(type(self).__name__, act_type)
         self.act_alpha, self.act_beta = act_alpha, act_beta
-        self._refuse()
-        self._allocate(bias, device=device, dtype=dtype)
+        self._check_arguments()
+        self._create_parameters(bias, device=device, dtype=dtype)
 
-    def _refuse(self) -> None:
-        """Raise SL208 for arguments of the layer that do not fit together."""
+    def _check_arguments(self) -> None:
+        """Raise SL208 unless ``groups`` divides both numbers of channels, and unless a kernel of one cell with stride 1
+        has no padding.
+        """
         where = type(self).__name__
         if self.in_channels % self.groups or self.out_channels % self.groups:
             got = f"{self.in_channels} and {self.out_channels} channels"
@@ -122,8 +126,11 @@ class SparseConvolution(SparseModule):
             got = f"kernel_size={self.kernel_size}, padding={self.padding}"
             raise error("SL208", where=where, got=got, expected="padding 0 with a kernel of one cell and stride 1")
 
-    def _allocate(self, bias: bool, **factory: Any) -> None:
-        """Allocate weight, bias and count, in the order of spconv's checkpoints."""
+    def _create_parameters(self, bias: bool, **factory: Any) -> None:
+        """Create the weight ``[out, *kernel_size, in / groups]``, the bias if wanted, and the counter of voxels, in the
+        order of spconv's checkpoints. ``factory`` has their device and dtype.
+        """
+        # The other layers make no new voxels.
         if self.record_voxel_count and not self.subm and not self.inverse:
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32, device=factory["device"]))
         shape = self.out_channels, *self.kernel_size, self.in_channels // self.groups
@@ -134,7 +141,9 @@ class SparseConvolution(SparseModule):
         self.register_load_state_dict_pre_hook(indices.without_count)
 
     def reset_parameters(self) -> None:
-        """Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as ``torch.nn.Conv3d`` does."""
+        """Set weight and bias to random values, Kaiming uniform with ``a = sqrt(5)`` over the fan-in, as
+        ``torch.nn.Conv3d`` does.
+        """
         fan_in = math.prod(self.weight.shape[1:])
         bound = 1 / math.sqrt(fan_in) if fan_in else 0.0
         nn.init.uniform_(self.weight, -bound, bound)
@@ -142,10 +151,15 @@ class SparseConvolution(SparseModule):
             nn.init.uniform_(self.bias, -bound, bound)
 
     def is_inverseable(self) -> bool:
+        """Return whether a ``SparseInverseConv`` layer can go back along this layer: it has an ``indice_key`` and
+        changes the voxels.
+        """
         return self.indice_key is not None and not self.subm
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
+        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        ``record_voxel_count``.
+        """
         return getattr(self, indices.COUNT, None)
 
     @property
@@ -155,12 +169,15 @@ class SparseConvolution(SparseModule):
 
     @property
     def window(self) -> LayerWindow:
+        """Return kernel, stride, padding and dilation, and for a transposed layer the output padding, as one object."""
         extra = self.output_padding if self.transposed else None
         return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
     @partial(one_node, in_graph=convolve_in_graph)
     def forward(self, input: SparseConvTensor, add_input: SparseConvTensor | None = None) -> SparseConvTensor:
-        """Return the convolution with its activation, and ``add_input`` added where that is given."""
+        """Return the convolution of ``input`` with its bias and activation, plus ``add_input`` if given. Raises SL209
+        for anything but a sparse tensor, and SL202 or SL208 for features or an ``indice_key`` that do not fit.
+        """
         where = type(self).__name__
         checkpointed = check_sparse(where, input)
         features = input._features
@@ -175,17 +192,20 @@ class SparseConvolution(SparseModule):
         return output if add_input is None else output + add_input
 
     def pointwise(self, features: Tensor) -> Tensor:
-        """Return the product of a kernel of one cell."""
+        """Return ``features [n, in]`` times the weight of a kernel of one cell, plus the bias: ``[n, out]``."""
         # spconv views the memory of [out, 1, .., in] as [in, out], which is no transpose; so do its checkpoints.
         weight = self.weight.reshape(self.in_channels, self.out_channels)
         return nn.functional.linear(features, weight.t(), self.bias)
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
-        """Return the convolution of features by a plan, with the layer's activation."""
+        """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
+        ``data`` is the record of the input and output voxels, and ``inside`` whether this runs inside a checkpoint.
+        """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
             indices.note_way_back(self.indice_key, data)
         plan = data.way_back if self.inverse else data.plan
+        # The taps of the flat weight are in the order of the table's columns.
         features = plan.conv(features, self.weight.flatten(1, self.ndim), self.bias, self.groups)
         if self.inverse:
             return input.move(features, data.geometry, data.indices, data.spatial_shape, inside)
@@ -197,7 +217,9 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """Return the record under ``indice_key`` if this layer may use it, or a new one."""
+        """Return the record of input and output voxels under ``key`` if this layer may use it, or a new one. Raises
+        SL208 for a record that does not fit this layer.
+        """
         data = indices.find_record(where, input, key, self.algo)
         if self.inverse:
             return indices.check_inverse(where, input, key, data, self.kernel_size)
@@ -211,7 +233,7 @@ class SparseConvolution(SparseModule):
         return indices.check_subm(where, input, key, data, self.kernel_size, self.dilation)
 
     def extra_repr(self) -> str:
-        """Return the sizes and options of the layer as text."""
+        """Return the sizes and options of the layer as text, for its ``repr``."""
         text = f"{self.in_channels}, {self.out_channels}, "
         names = "kernel_size", "stride", "padding", "dilation", "output_padding"
         text += ", ".join(f"{name}={getattr(self, name)}" for name in names)
@@ -221,6 +243,8 @@ class SparseConvolution(SparseModule):
 
 
 class _Strided(SparseConvolution):
+    """Base of the strided convolutions, and by ``TRANSPOSED`` of the transposed ones, with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
     TRANSPOSED: ClassVar[bool] = False
 
@@ -241,6 +265,9 @@ class _Strided(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create a convolution, or a transposed one, for the number of axes of the class. The arguments are those of
+        :class:`SparseConvolution`.
+        """
         super().__init__(
             self.NDIM,
             in_channels,
@@ -262,10 +289,14 @@ class _Strided(SparseConvolution):
 
 
 class _Transposed(_Strided):
+    """Base of the transposed convolutions with ``NDIM`` axes."""
+
     TRANSPOSED = True
 
 
 class _Inverse(SparseConvolution):
+    """Base of the inverse convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -280,6 +311,9 @@ class _Inverse(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the inverse of the layer that has the same ``indice_key``, for the number of axes of the class.
+        ``kernel_size`` must be that layer's.
+        """
         super().__init__(
             self.NDIM,
             in_channels,
@@ -296,6 +330,8 @@ class _Inverse(SparseConvolution):
 
 
 class _SubM(SparseConvolution):
+    """Base of the submanifold convolutions with ``NDIM`` axes."""
+
     NDIM: ClassVar[int]
 
     def __init__(
@@ -314,6 +350,9 @@ class _SubM(SparseConvolution):
         large_kernel_fast_algo: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create a submanifold convolution, whose outputs are the input's voxels, for the number of axes of the class.
+        The arguments are those of :class:`SparseConvolution`.
+        """
         super().__init__(
             self.NDIM,
             in_channels,
@@ -334,66 +373,144 @@ class _SubM(SparseConvolution):
 
 
 class SparseConv1d(_Strided):
+    """Strided convolution on voxels with one axis: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConv2d(_Strided):
+    """Strided convolution on voxels with two axes: outputs lie on every cell that the kernel reaches from an input,
+    ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConv3d(_Strided):
+    """Strided convolution on voxels with three axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConv4d(_Strided):
+    """Strided convolution on voxels with four axes: outputs lie on every cell that the kernel reaches from an
+    input, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseConvTranspose1d(_Transposed):
+    """Transposed convolution on voxels with one axis: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SparseConvTranspose2d(_Transposed):
+    """Transposed convolution on voxels with two axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SparseConvTranspose3d(_Transposed):
+    """Transposed convolution on voxels with three axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SparseConvTranspose4d(_Transposed):
+    """Transposed convolution on voxels with four axes: outputs lie on every cell of the finer grid that an input
+    reaches, ``[n, in_channels]`` -> ``[m, out_channels]``. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 
 class SparseInverseConv1d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with one axis: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 1
 
 
 class SparseInverseConv2d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with two axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 2
 
 
 class SparseInverseConv3d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with three axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 3
 
 
 class SparseInverseConv4d(_Inverse):
+    """Inverse of the layer with the same ``indice_key`` on voxels with four axes: outputs lie on the voxels before
+    that layer, ``[m, in_channels]`` -> ``[n, out_channels]``. Raises SL208 without such a layer, and for another
+    kernel size than its own.
+    """
+
     NDIM = 4
 
 
 class SubMConv1d(_SubM):
+    """Submanifold convolution on voxels with one axis: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 1
 
 
 class SubMConv2d(_SubM):
+    """Submanifold convolution on voxels with two axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 2
 
 
 class SubMConv3d(_SubM):
+    """Submanifold convolution on voxels with three axes: outputs lie on the voxels of the input, ``[n, in_channels]``
+    -> ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 3
 
 
 class SubMConv4d(_SubM):
+    """Submanifold convolution on voxels with four axes: outputs lie on the voxels of the input, ``[n, in_channels]`` ->
+    ``[n, out_channels]``. Layers with one ``indice_key`` share their tables. Arguments and errors are those of
+    :class:`SparseConvolution`.
+    """
+
     NDIM = 4
 
 

@@ -40,12 +40,16 @@ MAX_NDIM = 3
 
 
 def expand_nd(ndim: int, val: int | Sequence[int]) -> list[int]:
-    """Return ``3`` or ``(3, 3, 1)`` as one int per axis. Raises SL208 for another number of them."""
+    """Return a list with one int per axis from a number for all ``ndim`` axes or a sequence of ``ndim`` numbers. Raises
+    SL208 for a sequence of another length.
+    """
     return list(per_axis(val, "spconv", ndim))
 
 
 def check_ndim(where: str, ndim: int) -> None:
-    """Raise SL208 for a number of axes that is not served."""
+    """Raise SL208 unless ``ndim``, the number of spatial axes, is between 1 and the largest that is supported.
+    ``where`` is the layer's name for the message.
+    """
     if not 1 <= ndim <= MAX_NDIM:
         raise error(
             "SL208",
@@ -57,10 +61,11 @@ def check_ndim(where: str, ndim: int) -> None:
 
 
 def check_sparse(where: str, x: Any) -> bool:
-    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number.
+    """Raise SL209 for anything but a sparse tensor, and SL202 if features and voxels differ in number, and return
+    whether the forward pass of a reentrant checkpoint is running. ``where`` is the layer's name.
 
     Layers check before they read, and not when a tensor is made: models replace the features first and assign the
-    voxels afterwards. Returns whether this is the forward pass of a reentrant checkpoint.
+    voxels afterwards.
     """
     if not isinstance(x, SparseConvTensor):
         fix = "pass SparseConvTensor(features, indices, spatial_shape, batch_size)"
@@ -73,7 +78,9 @@ def check_sparse(where: str, x: Any) -> bool:
 
 
 def autocast_features(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` in autocast's dtype for its device. float64, and tensors outside of autocast, are unchanged."""
+    """Return ``tensor`` in the dtype of ``torch.autocast`` for its device. It is unchanged in float64 and while
+    autocast is off.
+    """
     device = tensor.device.type
     if tensor.dtype == torch.float64 or not torch.is_autocast_enabled(device):
         return tensor
@@ -81,13 +88,17 @@ def autocast_features(tensor: Tensor) -> Tensor:
 
 
 def scatter_nd(indices: Tensor, updates: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return zeros of ``shape`` with ``updates`` at ``indices [..., d]``, which are distinct."""
+    """Return zeros of ``shape`` in which ``updates`` are written at the places ``indices [..., d]``, which must be
+    distinct.
+    """
     return updates.new_zeros(*shape).index_put(tuple(indices.long().unbind(-1)), updates)
 
 
 @built_outside_modes
 def indices_of(coords: Tensor, ndim: int) -> Tensor:
-    """Return ``int32 [n, 4]`` as ``[n, 1 + ndim]``, without the axes that do not exist."""
+    """Return coordinates ``int32 [n, 4]`` of shiplap's geometry as spconv's ``[n, 1 + ndim]``: the scene and the last
+    ``ndim`` axes.
+    """
     return coords if ndim == MAX_NDIM else torch.cat([coords[:, :1], coords[:, -ndim:]], 1)
 
 
@@ -116,6 +127,9 @@ class SparseConvTensor(SummableTensor):
     checkpointed: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a new object or, while ``torch.fx`` traces and an argument is its proxy, a proxy for the call of this
+        class.
+        """
         if is_compiling() or (proxy := proxy_among((*args, *kwargs.values()))) is None:
             return object.__new__(cls)
         return proxy.tracer.create_proxy("call_function", cls, args, kwargs)  # torch.fx is tracing
@@ -134,6 +148,9 @@ class SparseConvTensor(SummableTensor):
         enable_timer: bool = False,
         force_algo: ConvAlgo | None = None,
     ) -> None:
+        """Set the members. Raises SL208 or SL204 if features, indices and spatial shape do not fit together; the number
+        of rows is checked by the first layer.
+        """
         self._features = features
         self._indices = indices
         # The geometry is made when a layer first needs it: models may still assign other indices.
@@ -146,7 +163,9 @@ class SparseConvTensor(SummableTensor):
         self._check()
 
     def _check(self) -> None:
-        """Raise SL208 where indices and spatial shape do not fit together."""
+        """Raise SL208 unless indices are a matrix with a column for the scene and one per axis of the spatial shape,
+        and SL204 unless they are int32. Features are checked too.
+        """
         where, shape = "SparseConvTensor", self.spatial_shape
         check_ndim(where, len(shape))
         self._check_features()
@@ -162,7 +181,7 @@ class SparseConvTensor(SummableTensor):
         self._indices, self._features = name_rows(*as_many_rows(self._indices, self._features))
 
     def _check_features(self) -> None:
-        """Raise SL208 or SL204 for features that are no matrix of floats."""
+        """Raise SL208 unless the features are a matrix, and SL204 if they are quantised."""
         where, features = "SparseConvTensor, features", self._features
         if features.ndim != 2:
             raise error("SL208", where=where, got=f"{features.ndim} dims", expected="2 dims")
@@ -177,27 +196,36 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def features(self) -> Tensor:
+        """Return the features ``[n, c]``, a row for each voxel."""
         return self._features
 
     @features.setter
     def features(self, val: Tensor) -> None:
+        """Replace the features in place, since models of spconv 1.x assign them."""
         self._features = val  # models of spconv 1.x assign them
 
     @property
     def indices(self) -> Tensor:
+        """Return the voxels ``int32 [n, 1 + ndim]``: the scene, then the coordinates in the order of
+        ``spatial_shape``.
+        """
         return self._indices
 
     @indices.setter
     def indices(self, val: Tensor) -> None:
-        self._put(val)
+        """Replace the voxels in place. Records of convolutions stay."""
+        self._set_indices(val)
 
     @property
     def ndim(self) -> int:
+        """Return the number of spatial axes."""
         return len(self.spatial_shape)
 
     @property
     def geometry(self) -> Geometry:
-        """Return the voxels as shiplap's geometry: coordinates of three axes, and the tables built so far."""
+        """Return the voxels as shiplap's geometry: coordinates of three axes, and the tables built so far. It is made
+        again after other indices, another shape or another batch size were assigned.
+        """
         indices, shape, scenes = self.indices, tuple(self.spatial_shape), self.batch_size
         if self._known is not None:
             known, made_of = self._known
@@ -211,27 +239,34 @@ class SparseConvTensor(SummableTensor):
 
     @property
     def is_quantized(self) -> bool:
+        """Return False: this package has no quantised sparse tensors."""
         return False
 
     def q_scale(self) -> float:
+        """Raise SL208: only a quantised tensor has a scale."""
         raise error("SL208", where="SparseConvTensor.q_scale", got=self.features.dtype, expected="a quantised tensor")
 
     @property
     def spatial_size(self) -> int:
+        """Return the number of cells of the spatial shape, the product over its axes."""
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """Return the record under ``key``, or None."""
+        """Return the record of the layer with the ``indice_key`` ``key``, or None if there is none or ``key``
+        is None.
+        """
         return None if key is None else self.indice_dict.get(key)
 
     # --- tensors made from this one -----------------------------------------------------------------------------------
 
     def shadow_copy(self) -> SparseConvTensor:
-        """Return another tensor with the same members. ``indice_dict`` and tables are shared."""
+        """Return another tensor with the same members, of which ``indice_dict`` and the tables are shared."""
         return self.replace_feature(self.features)
 
     def replace_feature(self, feature: Tensor) -> SparseConvTensor:
-        """Return other features on the same voxels. ``indice_dict`` and tables are shared."""
+        """Return a tensor with the features ``feature [n, c]`` on the same voxels. ``indice_dict`` and tables are
+        shared.
+        """
         if is_compiling():
             return self.with_features(feature, None, self.indices)
         if is_proxy(feature):
@@ -239,9 +274,10 @@ class SparseConvTensor(SummableTensor):
         return self.with_features(feature, inside_checkpoint(), self._indices)
 
     def with_features(self, feature: Tensor, checkpointed: bool | None, indices: Tensor) -> SparseConvTensor:
-        """Return ``replace_feature`` for a known ``checkpointed``, with the ``indices`` as they are.
+        """Return a tensor with the features ``feature`` on the same voxels, whose ``indices`` are passed as they are.
+        ``checkpointed`` says whether a reentrant checkpoint is running.
 
-        None: in a graph, which holds no quantised tensors.
+        ``checkpointed`` is None in a graph, which holds no quantised tensors.
         """
         # Every layer makes a tensor, and Dynamo traces each line of it: what has been checked once is carried over, and
         # what a graph is not asked is not called.
@@ -258,7 +294,9 @@ class SparseConvTensor(SummableTensor):
     def move(
         self, feature: Tensor, geometry: Geometry, indices: Tensor, spatial_shape: list[int], checkpointed: bool
     ) -> SparseConvTensor:
-        """Return ``feature`` on other voxels of the same scenes, with a copy of ``indice_dict``."""
+        """Return a tensor with the features ``feature`` on other voxels (``geometry``, ``indices``) of the same scenes,
+        with a copy of ``indice_dict``. ``checkpointed`` says whether a reentrant checkpoint is running.
+        """
         other = object.__new__(SparseConvTensor)
         other._features, other._indices, other._known = feature, indices, (geometry, indices)
         other.spatial_shape, other.batch_size = list(spatial_shape), self.batch_size
@@ -271,35 +309,46 @@ class SparseConvTensor(SummableTensor):
         return other
 
     def select_by_index(self, valid_indices: Tensor) -> SparseConvTensor:
-        """Return the voxels under a mask or row numbers, without records, which are about other voxels."""
+        """Return a tensor of the voxels that ``valid_indices`` selects, a mask ``bool [n]`` or row numbers. Its
+        ``indice_dict`` is empty, since records are about other voxels.
+        """
         # An op, so that a graph knows an upper bound of the number of rows.
         rows = rows_where(valid_indices) if valid_indices.dtype == torch.bool else valid_indices
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """Return this tensor, which no other code holds yet, on other voxels and without records."""
-        self._put(indices)
+        """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``,
+        and return it.
+        """
+        self._set_indices(indices)
         self.indice_dict = {}
         return self
 
-    def _put(self, indices: Tensor) -> None:
+    def _set_indices(self, indices: Tensor) -> None:
+        """Replace the voxels in place. In a compiled graph there must be at least one."""
         self._indices = indices
         assume_rows(indices.shape[0])
 
     def minus(self) -> SparseConvTensor:
+        """Return a tensor with the negated features on the same voxels."""
         return self.replace_feature(-self.features)
 
     def dequantize(self) -> SparseConvTensor:
+        """Return a tensor with ``features.dequantize()`` on the same voxels."""
         return self.replace_feature(self.features.dequantize())
 
     @classmethod
     def from_dense(cls, x: Tensor) -> SparseConvTensor:
-        """Return the cells of ``[batch, *spatial, c]`` (channels last) where any channel is not zero."""
+        """Return a sparse tensor of the cells of the dense tensor ``x`` (``[batch, *spatial, c]``, channels last) where
+        any channel is not zero.
+        """
         indices, features = cells_in_use(x)
         return cls(features, indices, list(x.shape[1:-1]), x.shape[0])
 
     def dense(self, channels_first: bool = True) -> Tensor:
-        """Return ``[batch, c, *spatial]`` (or channels last), zeros where no voxel is active."""
+        """Return the dense tensor ``[batch, c, *spatial]``, or ``[batch, *spatial, c]`` unless ``channels_first``, with
+        zeros where there is no voxel.
+        """
         check_sparse("SparseConvTensor.dense", self)
         here = self.geometry
         if is_compiling():  # sizes of one source: those of the geometry may have come from another object
@@ -310,7 +359,9 @@ class SparseConvTensor(SummableTensor):
         return cells.contiguous() if channels_first else cells.movedim(1, -1).contiguous()
 
     def plus(self, other: SparseConvTensor | Tensor) -> SparseConvTensor:
-        """Return ``x + other`` row by row, on the voxels of this tensor."""
+        """Return a tensor with the sum of the features and ``other`` (a tensor, or the features of a sparse one), row
+        by row, on the voxels of this tensor.
+        """
         if isinstance(other, SparseConvTensor):
             other = other.features
         return self.replace_feature(self.features + other) if isinstance(other, Tensor) else NotImplemented
@@ -318,9 +369,11 @@ class SparseConvTensor(SummableTensor):
     __add__ = __radd__ = __iadd__ = plus
 
     def __repr__(self) -> str:
+        """Return the class and the shape of the features."""
         return f"SparseConvTensor[shape={self.features.shape}]"
 
     def __dir__(self) -> list[str]:
+        """Return the names of the members, without those of ``object`` in a compiled graph."""
         # Models ask it for "replace_feature". No graph lists the names of object, and none of torch 2.11 those of self.
         return [*_NAMES] if is_compiling() else [*_NAMES, *self.__dict__]
 

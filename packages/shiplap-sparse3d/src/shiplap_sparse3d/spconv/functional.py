@@ -38,7 +38,10 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolve over pairs ``int32 [2, taps, n]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[num_activate_out, co]``."""
+    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over pairs of input and output rows
+    (``int32 [2, taps, n]``), with bias: ``[num_activate_out, co]``. It is differentiable. Raises SL208 for an
+    activation.
+    """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, False, bias, act_type)
 
 
@@ -55,7 +58,9 @@ def indice_inverse_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolve as :func:`indice_conv`, from the outputs of the pairs to their inputs."""
+    """Return the convolution of ``features`` from the outputs of the pairs ``int32 [2, taps, n]`` to their inputs, as
+    an inverse layer computes it: ``[num_activate_out, co]``. Raises SL208 for an activation.
+    """
     return _over_pairs(features, filters, indice_pairs, indice_pair_num, num_activate_out, True, bias, act_type)
 
 
@@ -72,7 +77,9 @@ def _over_pairs(
     bias: Tensor | None,
     act_type: Any,
 ) -> Tensor:
-    """Return the convolution over pairs of input and output rows."""
+    """Return the convolution of ``features`` over pairs of input and output rows, or from outputs to inputs if
+    ``inverse``: ``[rows, co]``. Raises SL208 for an activation.
+    """
     return ops.indice_conv(features, filters, pairs, counts, rows, inverse, bias=bias, act_type=act_type)
 
 
@@ -96,7 +103,10 @@ def implicit_gemm(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolve over a table ``int32 [taps, m]``: ``[n, ci]``, ``[co, *k, ci]`` → ``[m, co]``."""
+    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over the table ``pair_fwd``
+    (``int32 [taps, m]``, input rows or -1): ``[m, co]``. It is differentiable; masks, sorting orders and ``pair_bwd``
+    are not read. Raises SL208 for an activation.
+    """
     return ops.implicit_gemm(
         features,
         filters,
@@ -115,19 +125,25 @@ def implicit_gemm(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return the largest value over pairs: ``[n, c]`` → ``[num_activate_out, c]``."""
+    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, and at least zero:
+    ``[n, c]`` → ``[num_activate_out, c]``. It is differentiable.
+    """
     return ops.indice_maxpool(autocast_features(features), indice_pairs, indice_pair_num, num_activate_out)
 
 
 def indice_maxpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int
 ) -> Tensor:
-    """Return the largest value over a table ``int32 [taps, m]``."""
+    """Return, for each output, the largest of its inputs by the table ``indice_pairs_fwd`` (``int32 [taps, m]``, input
+    rows or -1), and at least zero: ``[m, c]``. It is differentiable.
+    """
     return ops.indice_maxpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out)
 
 
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs_fwd: Tensor, indice_pairs_bwd: Tensor, num_activate_out: int, calc_count: bool
 ) -> Tensor:
-    """Return the mean of the existing inputs over a table ``int32 [taps, m]``."""
+    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs_fwd`` (``int32 [taps, m]``,
+    input rows or -1): ``[m, c]``. It is differentiable.
+    """
     return ops.indice_avgpool_implicit_gemm(autocast_features(features), indice_pairs_fwd, num_activate_out, False)[0]

@@ -51,7 +51,9 @@ class TracedLayer(Protocol):
 def convolve_in_graph(
     layer: TracedLayer, input: SparseConvTensor, add_input: SparseConvTensor | None = None
 ) -> SparseConvTensor:
-    """Return ``layer(input, add_input)``."""
+    """Return ``layer(input, add_input)`` inside a compiled graph: the convolution with its bias and activation, plus
+    ``add_input`` if given, in fewer Python frames than ``SparseConvolution.forward``.
+    """
     known = isinstance(input, SparseConvTensor)
     if not known:
         check_sparse(type(layer).__name__, input)
@@ -59,15 +61,17 @@ def convolve_in_graph(
     if features.size(1) != layer.in_channels:  # shape would be a tuple with a symbol for the rows
         raise other_channels(type(layer).__name__, features, layer.in_channels)
     output = (
-        input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _with_features(layer, input, features)
+        input.replace_feature(layer.pointwise(features)) if layer.conv1x1 else _convolve_traced(layer, input, features)
     )
     if layer.act_type is not None:
         output = output.replace_feature(apply_activation(output.features, layer.act_type, layer.act_alpha))
     return output if add_input is None else output + add_input
 
 
-def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """Return ``features`` after the convolution, on its voxels."""
+def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
+    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record under its
+    ``indice_key`` or a new one. The activation is left to the caller.
+    """
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
     # Identity of the indices shows that the record is of these very voxels.
@@ -92,9 +96,11 @@ def _with_features(layer: TracedLayer, input: SparseConvTensor, features: Tensor
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use the record of another submanifold layer on the same voxels.
+    """Return whether ``layer`` may use ``data``, the record (neighbours) of an earlier submanifold layer on the same
+    voxels: kernel, dilation, algorithm and spatial shape are equal.
 
-    False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of its own.
+    Returns False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of
+    its own.
     """
     if not layer.subm or not data.is_subm or data.algo != layer.algo:
         return False

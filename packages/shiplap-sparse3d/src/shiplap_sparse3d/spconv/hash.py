@@ -27,10 +27,14 @@ class HashTable:
     def __init__(
         self, device: torch.device, key_dtype: torch.dtype, value_dtype: torch.dtype, max_size: int = -1
     ) -> None:
+        """Create an empty table. Raises SL204 for other dtypes than those of spconv, and SL208 for a table without
+        ``max_size`` on another device than the CPU.
+        """
         where, device = "HashTable", torch.device(device)
         for what, dtype, allowed in (("key_dtype", key_dtype, KEYS), ("value_dtype", value_dtype, VALUES)):
             if dtype not in allowed:
                 raise error("SL204", where=f"{where}, {what}", got=dtype, expected=", ".join(map(str, allowed)))
+        # spconv's tables on a GPU have a fixed size, and programs pass it.
         if device.type != "cpu" and max_size <= 0:
             raise error("SL208", where=where, got=f"max_size={max_size} on {device}", expected="1 or more")
         self.is_cpu, self.key_dtype, self.value_dtype, self.max_size = (
@@ -43,7 +47,9 @@ class HashTable:
         self._values = torch.empty(0, dtype=value_dtype, device=device)
 
     def insert(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Set ``values`` (0 if None) under ``keys``. Raises SL211 for more than ``max_size`` keys."""
+        """Set the value of each of ``keys`` (``[n]``, distinct or not) to ``values`` (0 if None). Of equal keys the
+        last one counts. Raises SL211 if there are more than ``max_size`` distinct keys then.
+        """
         values = torch.zeros_like(keys, dtype=self.value_dtype) if values is None else values
         self._check(keys, values)
         all_keys, all_values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
@@ -63,44 +69,52 @@ class HashTable:
         self._keys, self._values = kept, all_values[order[last]]
 
     def query(self, keys: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the values under ``keys`` (written to ``values`` if given), and a mask of the missing keys."""
+        """Return the values under ``keys``, written to ``values`` if given, and a mask ``bool [n]`` of the missing
+        keys, whose values stay, or are 0.
+        """
         self._check(keys)
         at, present = self._find(keys)
         if values is None:
             values = torch.zeros_like(keys, dtype=self.value_dtype)
+        # An empty table has no row to read, not even for a missing key.
         if self._keys.numel():
             values.copy_(torch.where(present, self._values[at], values))
         return values, ~present
 
     def insert_exist_keys(self, keys: Tensor, values: Tensor) -> Tensor:
-        """Set ``values`` under existing ``keys``. Returns uint8, 1 for each missing key."""
+        """Set ``values`` under those of ``keys`` that exist, and return ``uint8 [n]``, 1 for each missing key."""
         self._check(keys, values)
         at, present = self._find(keys)
         self._values[at[present]] = values[present]
         return (~present).to(torch.uint8)
 
     def assign_arange_(self) -> Tensor:
-        """Set the value of each key to its place. Returns the number of keys, as a tensor."""
+        """Set the value of each key to its place in ascending order, and return the number of keys, ``int64 [1]``."""
         self._values = torch.arange(self._keys.shape[0], dtype=self.value_dtype, device=self._keys.device)
         return self._count()
 
     def items(self, max_size: int = -1) -> tuple[Tensor, Tensor, Tensor]:
-        """Return keys, values (the first ``max_size`` of them) and the number of keys, as a tensor."""
+        """Return copies of the ascending keys and of their values, at most ``max_size`` of them unless it is negative,
+        and the number of all keys, ``int64 [1]``.
+        """
         stop = self._keys.shape[0] if max_size < 0 else max_size
         return self._keys[:stop].clone(), self._values[:stop].clone(), self._count()
 
     def _count(self) -> Tensor:
+        """Return the number of keys, ``int64 [1]`` on the table's device."""
         return torch.tensor([self._keys.shape[0]], dtype=torch.int64, device=self._keys.device)
 
     def _find(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the place of each key, and whether the key exists."""
+        """Return the place of each key in the table (any valid place for a missing one), and a mask of the keys that
+        exist.
+        """
         # A key beyond the last one gets a valid place, and the comparison rejects it.
         at = torch.searchsorted(self._keys, keys).clamp_max(max(self._keys.shape[0] - 1, 0))
         present = self._keys[at] == keys if self._keys.numel() else torch.zeros_like(keys, dtype=torch.bool)
         return at, present
 
     def _check(self, keys: Tensor, values: Tensor | None = None) -> None:
-        """Raise SL208 for keys and values of another dtype or length."""
+        """Raise SL208 unless keys and values have the dtypes of the table and the same length."""
         for what, tensor, dtype in (("keys", keys, self.key_dtype), ("values", values, self.value_dtype)):
             if tensor is not None and (tensor.dtype != dtype or tensor.shape != (keys.shape[0],)):
                 raise error(

@@ -13,7 +13,9 @@ class Identity(Module):
     """A layer that returns its input."""
 
     def forward(self, input: Any) -> Any:
+        """Return ``input`` unchanged."""
         return input
 
     def input_spatial_size(self, out_size: Any) -> Any:
+        """Return ``out_size``: the layer does not change the spatial size."""
         return out_size

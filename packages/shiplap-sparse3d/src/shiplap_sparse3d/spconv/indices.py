@@ -40,7 +40,9 @@ def get_conv_output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Return ``(W + 2P - D*(K-1) - 1) // S + 1`` per axis. A kernel of -1 covers its axis: one cell is left."""
+    """Return the spatial size of a convolution's output, ``(W + 2P - D*(K-1) - 1) // S + 1`` for each axis. A kernel of
+    -1 covers its axis, and one cell is left.
+    """
     axes = zip(input_size, kernel_size, stride, padding, dilation, strict=True)
     return [1 if k == -1 else (w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes]
 
@@ -53,7 +55,9 @@ def get_deconv_output_size(
     dilation: Sequence[int],
     output_padding: Sequence[int],
 ) -> list[int]:
-    """Return ``(W - 1)*S - 2P + K + output_padding`` per axis, without dilation, unlike ``ConvTranspose3d``."""
+    """Return the spatial size of a transposed convolution's output, ``(W - 1)*S - 2P + K + output_padding`` for each
+    axis, without dilation, unlike ``ConvTranspose3d``. Raises SL208 for a kernel of -1.
+    """
     if -1 in kernel_size:
         raise error(
             "SL208",
@@ -66,14 +70,18 @@ def get_deconv_output_size(
 
 
 def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
-    """Return ``algo``, or spconv's choice for a kernel with this number of taps."""
+    """Return ``algo`` as an algorithm of this package or, if it is None, spconv's choice: masked implicit GEMM for up
+    to ``limit`` taps, and pairs (``Native``) for more.
+    """
     if algo is None:
         return ConvAlgo.MaskImplicitGemm if taps <= limit else ConvAlgo.Native
     return ConvAlgo(algo.value if hasattr(algo, "value") else algo)  # also spconv's own enumeration
 
 
 def find_record(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
-    """Return the record under ``key``, which must have the same ``algo``."""
+    """Return the record under ``key`` in the ``indice_dict`` of ``input``, or None. Raises SL208, with ``where`` as the
+    layer's name, if it was made by a layer with another ``algo``.
+    """
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
         raise error(
@@ -87,7 +95,7 @@ def find_record(where: str, input: SparseConvTensor, key: str | None, algo: Conv
 
 
 def key_taken_error(where: str, key: str | None) -> ShiplapError:
-    """Return the error of a layer that makes new voxels under an existing key."""
+    """Return the error SL208 of a layer that makes new voxels under a ``key`` that an earlier layer has used."""
     return error(
         "SL208",
         where=_where_key(where, key),
@@ -107,7 +115,8 @@ def build_record(
     pooled: bool = False,
     back: bool | None = None,
 ) -> IndiceData:
-    """Return the record of a layer that finds none. The convolution plan of a pool is built at its first use.
+    """Return a new record of the input voxels, the output voxels and the plan between them, for a layer that finds none
+    under its ``indice_key``. For a pool (``pooled``) the plan of convolutions is built at its first use.
 
     ``back`` asks for the tables of the way back, by default while gradients are recorded.
 
@@ -139,16 +148,19 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Record that an inverse layer goes back along ``data``. Without gradients it builds those tables."""
+    """Record, for later forward passes, that an inverse layer goes back along ``data`` under ``key``. Then
+    :func:`leads_back` returns True, and the tables of the way back are built together with the others.
+    """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
         _LED_BACK.add((key, data.window.text))
 
 
 def leads_back(key: str | None, window: LayerWindow) -> bool | None:
-    """Return True if an inverse layer went back along such a record before; one launch program then makes both ways.
+    """Return True if an inverse layer went back along a record with this ``key`` and ``window`` before, so that one
+    launch program makes the tables of both ways.
 
-    None if nothing is known, and in a graph, which must not depend on earlier runs.
+    Returns None if nothing is known, and in a graph, which must not depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -156,10 +168,10 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 
 
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
-    """Raise SL211 if all voxels vanish, which spconv refuses too. No voxels give no voxels.
+    """Raise SL211 if there are input voxels and none of them has an output voxel, which spconv refuses too.
 
-    In a graph this is an assertion at run time, and in training one of two rows: batch norm tests for a single row, and
-    a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time, and in training one that there are two rows: batch norm tests for a
+    single row, and a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
@@ -182,7 +194,9 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
 def check_subm(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
 ) -> IndiceData:
-    """Return ``data`` if a submanifold layer may reuse it."""
+    """Return ``data`` if a submanifold layer with this kernel and dilation may reuse it for ``input``. Raises SL208 if
+    kernel, dilation, spatial shape or number of voxels differ, or for the record of another kind of layer.
+    """
     if not data.is_subm:
         raise key_taken_error(where, key)
     window = data.window
@@ -199,7 +213,9 @@ def check_subm(
 def check_inverse(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
-    """Return ``data`` if an inverse layer may go back along it."""
+    """Return ``data`` if an inverse layer with this kernel may go back from ``input`` along it. Raises SL208 without a
+    record, for that of a submanifold layer, and where kernel, spatial shape or number of voxels differ.
+    """
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"
         raise error("SL208", where=_where_key(where, key), got=got, expected="the key of an earlier SparseConv or pool")
@@ -214,12 +230,17 @@ def check_inverse(
 
 
 def _same_cells(where: str, key: str | None, got: list[int], expected: list[int]) -> None:
+    """Raise SL208 unless the spatial shapes ``got`` and ``expected`` of layers that share an ``indice_key`` are
+    equal.
+    """
     if len(got) != len(expected) or not same_numbers(got, expected):
         _check_same(where, key, "spatial_shape", got, expected)
 
 
 def _check_same(where: str, key: str | None, what: str, got: object, expected: object) -> None:
-    """Raise SL208 where a layer shares an ``indice_key`` and differs in ``what``."""
+    """Raise SL208 unless ``got`` equals ``expected``: the member ``what`` of two layers that share an
+    ``indice_key``.
+    """
     if got != expected:
         raise error(
             "SL208",
@@ -231,16 +252,19 @@ def _check_same(where: str, key: str | None, what: str, got: object, expected: o
 
 
 def _where_key(where: str, key: str | None) -> str:
+    """Return the place for an error message: the layer's name ``where`` and its ``indice_key``."""
     return f"{where}, indice_key={key!r}"
 
 
 def count_voxels(most: Tensor | None, rows: int) -> None:
-    """Raise the recorded count to ``rows``."""
+    """Set the counter ``most`` (one element, or None for a layer that does not count) to ``rows`` if that is larger."""
     if most is not None:
         most.copy_(torch.maximum(most, torch.full_like(most, rows)))
 
 
 def without_count(layer: Any, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
-    """Start counting at 0 for a checkpoint that was saved without ``record_voxel_count``."""
+    """Add a voxel count of 0 to ``state_dict`` if the layer counts voxels and the checkpoint was saved without
+    ``record_voxel_count``: a hook before loading.
+    """
     if layer.get_max_num_voxels() is not None and isinstance(state_dict, dict):
         state_dict.setdefault(prefix + COUNT, torch.zeros(1, dtype=torch.int32))

@@ -39,60 +39,67 @@ class SparseModule(nn.Module):
     is_convolution: ClassVar[bool] = False
 
     def __init__(self, name: str | None = None) -> None:
+        """Set the ``name``, which spconv's layers have and nothing here reads."""
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""
 
 
-def _on_features(forward: Any, input: Any) -> Any:
-    """Apply ``forward`` to the features of a sparse tensor, or to a plain tensor."""
+def _apply_to_features(forward: Any, input: Any) -> Any:
+    """Return ``input`` with ``forward`` applied to its features if it is a sparse tensor, and otherwise
+    ``forward(input)``.
+    """
     if isinstance(input, SparseConvTensor):
         return input.replace_feature(forward(input.features))
     return forward(input)
 
 
 class SparseBatchNorm(nn.BatchNorm1d):
-    """Batch norm over the active voxels of the batch."""
+    """Batch norm of the features over all voxels of the batch, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        return _on_features(super().forward, input)
+        """Return ``input``, sparse or plain, with the batch norm applied to its features."""
+        return _apply_to_features(super().forward, input)
 
 
 class SparseSyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm over the active voxels of all processes."""
+    """Batch norm of the features over the voxels of all processes, for sparse or plain tensors."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        return _on_features(super().forward, input)
+        """Return ``input``, sparse or plain, with the synchronised batch norm applied to its features."""
+        return _apply_to_features(super().forward, input)
 
 
 class SparseReLU(nn.ReLU):
-    """ReLU of the features."""
+    """ReLU of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        return _on_features(super().forward, input)
+        """Return ``input``, sparse or plain, with the ReLU applied to its features."""
+        return _apply_to_features(super().forward, input)
 
 
 class SparseIdentity(nn.Identity):
-    """The features as they are."""
+    """Identity of the features of a sparse tensor, or of a plain tensor."""
 
     @one_node
     def forward(self, input: Any) -> Any:
-        return _on_features(super().forward, input)
+        """Return ``input``, sparse or plain, unchanged in its values."""
+        return _apply_to_features(super().forward, input)
 
 
 _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
 
 
 def is_spconv_module(module: nn.Module) -> bool:
-    """Return whether ``module`` takes a ``SparseConvTensor``."""
+    """Return whether ``module`` is a layer that takes a ``SparseConvTensor``, unlike torch's own modules."""
     return isinstance(module, _TAKE_SPARSE)
 
 
 def is_sparse_conv(module: nn.Module) -> bool:
-    """Return whether ``module`` is a convolution layer."""
+    """Return whether ``module`` is one of spconv's convolution layers."""
     return isinstance(module, SparseModule) and module.is_convolution
 
 
@@ -100,7 +107,7 @@ class PrintTensorMeta(nn.Module):
     """A module that prints the least, largest and mean value of its input."""
 
     def forward(self, x: Any) -> Any:
-        """Print the least, largest and mean value of the input, and return the input."""
+        """Print the least, largest and mean value of the features of ``x``, and return ``x``."""
         values = x.features if isinstance(x, SparseConvTensor) else x
         print(values.min(), values.max(), values.mean())
         return x
@@ -110,11 +117,14 @@ class PrintCurrentTime(nn.Module):
     """A module that prints the seconds since it was made, or ``reset``, after the work before it is done."""
 
     def __init__(self) -> None:
+        """Note the time from which seconds are counted."""
         super().__init__()
         self.first_time = time.time()
 
     def forward(self, x: Any, msg: str = "", reset: bool = False) -> Any:
-        """Print ``msg`` and the seconds since the start, and return the input."""
+        """Print ``msg`` and the seconds since the creation of this module, or since the last ``reset``, and return
+        ``x``. The GPU is waited for.
+        """
         if reset:
             self.first_time = time.time()
         if torch.cuda.is_available():
@@ -125,7 +135,7 @@ class PrintCurrentTime(nn.Module):
 
 
 def has_rows(tensor: Tensor) -> bool:
-    """Return whether there are any rows, and True where only a running graph can tell."""
+    """Return whether ``tensor`` has any rows, and True in a compiled graph whose number of rows depends on data."""
     rows = tensor.shape[0]
     if type(rows) is int and not torch.compiler.is_compiling():
         return rows != 0
@@ -135,7 +145,8 @@ def has_rows(tensor: Tensor) -> bool:
 
 
 class SparseSequential(SparseModule):
-    """Modules one after the other: sparse modules get the tensor, any other module its features.
+    """Container that calls its modules one after the other: sparse modules get the sparse tensor, and any other module
+    its features.
 
     Args:
         *args: modules, or one ``OrderedDict`` of them.
@@ -146,6 +157,9 @@ class SparseSequential(SparseModule):
     """
 
     def __init__(self, *args: Any, **kwargs: nn.Module) -> None:
+        """Append the modules ``args`` under their numbers, or those of one ``OrderedDict`` and of ``kwargs`` under
+        their names.
+        """
         super().__init__()
         if len(args) == 1 and isinstance(args[0], OrderedDict):
             named = list(args[0].items())
@@ -155,27 +169,32 @@ class SparseSequential(SparseModule):
             self.add(module, name)
 
     def __getitem__(self, idx: int) -> nn.Module:
+        """Return the module at the place ``idx``, where members that are None do not count."""
         return self._members()[idx]
 
     def __len__(self) -> int:
+        """Return the number of members."""
         return len(self._modules)
 
     def add(self, module: nn.Module, name: str | None = None) -> None:
-        """Append ``module``, by default under its number. Raises KeyError for a name that is taken."""
+        """Append ``module`` under ``name``, by default under its number. Raises KeyError for a name that is taken."""
         name = str(len(self._modules)) if name is None else name
         if name in self._modules:
             raise KeyError(f"SparseSequential already has a module {name!r}")
         self.add_module(name, module)
 
     def _members(self) -> list[nn.Module]:
+        """Return the modules in order, without members that are None. A module that was added twice is listed twice."""
         return [module for module in self._modules.values() if module is not None]  # children() has no repetitions
 
     def forward(self, input: Any) -> Any:
-        """Apply the modules in turn, those of dense tensors to the features of a sparse one."""
+        """Return ``input`` after all modules in turn. Modules of dense tensors get the features of a sparse tensor, and
+        are skipped if it has no voxels.
+        """
         compiling = torch.compiler.is_compiling()
         tracer: Any = input.tracer if not compiling and isinstance(input, Proxy) else None
         if not compiling and tracer is None:
-            return self._eager(input, inside_checkpoint())
+            return self._run_eagerly(input, inside_checkpoint())
         for module in self._modules.values():  # children() has no repetitions
             if module is None:
                 continue
@@ -188,8 +207,10 @@ class SparseSequential(SparseModule):
                 input = tracer.create_proxy("call_function", _run_dense_module, (layer, input), {})
         return input
 
-    def _eager(self, input: Any, checkpointed: bool) -> Any:
-        """Run the modules outside of compilation: a batch norm can then be joined with the ReLU behind it."""
+    def _run_eagerly(self, input: Any, checkpointed: bool) -> Any:
+        """Return ``input`` after all modules in turn, outside of compilation: a batch norm can then be joined with the
+        ReLU behind it. ``checkpointed`` says whether a reentrant checkpoint is running.
+        """
         norm: nn.BatchNorm1d | None = None
         for module in self._modules.values():
             if module is None:
@@ -211,7 +232,9 @@ class SparseSequential(SparseModule):
 
 
 def _run_dense_module(module: nn.Module, input: Any) -> Any:
-    """Run a module that is not sparse on the features only, or skip it if there are no rows."""
+    """Return ``input`` after ``module``, which takes dense tensors: it gets the features of a sparse tensor, which is
+    returned unchanged if it has no voxels.
+    """
     if not isinstance(input, SparseConvTensor):
         return module(input)
     if not has_rows(input.indices):
@@ -222,7 +245,9 @@ def _run_dense_module(module: nn.Module, input: Any) -> Any:
 
 
 def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -> Any:
-    """Run as ``_run_dense_module`` outside of compilation and with a known ``checkpointed``, in fewer Python calls."""
+    """Return ``input`` after ``module``, which takes dense tensors: ``_run_dense_module`` in fewer Python calls,
+    outside of compilation. ``checkpointed`` says whether a reentrant checkpoint is running.
+    """
     if not isinstance(input, SparseConvTensor):
         return module(input)
     indices = input._indices
@@ -232,10 +257,13 @@ def _run_dense_module_eager(module: nn.Module, input: Any, checkpointed: bool) -
 
 
 class ToDense(SparseModule):
-    """``[batch, c, *spatial]``, zeros where no voxel is active."""
+    """Layer that returns the dense tensor ``[batch, c, *spatial]``, with zeros where there is no voxel."""
 
     @one_node
     def forward(self, x: SparseConvTensor) -> Tensor:
+        """Return the dense tensor ``[batch, c, *spatial]`` of ``x``, with zeros where there is no voxel. Raises SL209
+        for anything but a sparse tensor.
+        """
         check_sparse("ToDense", x)
         return x.dense()
 
@@ -245,12 +273,13 @@ class RemoveGrid(SparseModule):
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
+        """Set the ``grid`` of ``x`` to None, and return ``x``."""
         x.grid = None
         return x
 
 
 def assign_name_for_sparse_modules(module: nn.Module) -> None:
-    """Set the qualified name of every sparse module below ``module``."""
+    """Set ``_sparse_unique_name`` of every sparse module in ``module`` to its qualified name, as spconv does."""
     for name, child in module.named_modules():
         if isinstance(child, SparseModule):
             child._sparse_unique_name = name

@@ -57,7 +57,9 @@ def _build_pairs_record(
     subm: bool,
     bound: int,
 ) -> IndiceData:
-    """Return the pairs and outputs of a convolution, as spconv's low-level functions do."""
+    """Return the record (input voxels, output voxels, plan) of a convolution with the ``sizes`` kernel, stride,
+    padding, dilation and output padding. Raises SL211 for more than ``bound`` outputs, if it is above 0.
+    """
     voxels = SparseConvTensor(
         # No feature is read: the tensor carries the voxels only.
         torch.empty(indices.shape[0], 0, device=indices.device),
@@ -92,7 +94,10 @@ def get_indice_pairs(
     transpose: bool = False,
     num_out_act_bound: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output indices ``int32 [m, 1 + ndim]``, pairs ``int32 [2, taps, n]``, and counts ``int32 [taps]``."""
+    """Return the output voxels ``int32 [m, 1 + ndim]`` of a convolution on ``indices``, the pairs of input and output
+    rows ``int32 [2, taps, n]`` (-1 behind the hits), and the hits of each tap ``int32 [taps]``. Raises SL208 and SL211
+    for sizes without outputs.
+    """
     sizes = ksize, stride, padding, dilation, out_padding
     record = _build_pairs_record(
         "get_indice_pairs", indices, batch_size, spatial_shape, algo, sizes, transpose, subm, num_out_act_bound
@@ -119,7 +124,8 @@ def get_indice_pairs_implicit_gemm(
     direct_table: bool = True,
     do_sort: bool = True,
 ) -> tuple[Any, ...]:
-    """Return output indices, hits of each tap, both tables, and masks with their sorting orders, as spconv does.
+    """Return the output voxels of a convolution on ``indices``, the number of hits of each tap, the tables of both
+    directions, and masks with their sorting orders, in the order of spconv.
 
     ``(out_inds, num_per_tap, pair_fwd, pair_bwd, mask_fwd, mask_bwd, argsort_fwd, argsort_bwd, masks)``: masks
     ``int32 [rows, ceil(taps / 32)]`` have a bit for each hit of a row; there are two of each for
@@ -136,6 +142,7 @@ def get_indice_pairs_implicit_gemm(
     parts = _mask_parts(algo, taps)
     here = _hit_masks(forward, parts, do_sort)
     there = _hit_masks(backward, parts, do_sort) if is_train and not subm else ([], [])
+    # spconv has them as unsigned words of 32 bits.
     covered = [np.array([(1 << stop) - (1 << start) & 0xFFFFFFFF], dtype=np.uint32) for start, stop in parts]
     back = backward if is_train else backward.new_empty(0)
     return (
@@ -152,12 +159,17 @@ def get_indice_pairs_implicit_gemm(
 
 
 def _mask_parts(algo: ConvAlgo, taps: int) -> list[tuple[int, int]]:
+    """Return the ranges (first, end) of taps that each mask covers: two halves for ``MaskSplitImplicitGemm``, and
+    otherwise all.
+    """
     half = taps - taps // 2
     return [(0, half), (half, taps)] if algo == ConvAlgo.MaskSplitImplicitGemm else [(0, max(taps, 32))]
 
 
 def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the hit bits ``int32 [rows, words]`` and the rows sorted by them, for each part of the taps."""
+    """Return for each part (a range of taps) the taps that each row of ``table [taps, rows]`` hits, as bits
+    ``int32 [rows, words]``, and the rows sorted by those bits, or in order unless ``do_sort``.
+    """
     taps, rows = table.shape
     words = -(-taps // 32)
     hit = torch.nn.functional.pad((table >= 0).t(), (0, words * 32 - taps)).view(rows, words, 32)
@@ -178,7 +190,9 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
 
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
-    """Return ``Native`` pairs as a plan."""
+    """Return the pairs of input and output rows (``int32 [2, taps, n]``) as a plan from ``rows`` inputs to ``out_rows``
+    outputs, or from outputs to inputs if ``inverse``.
+    """
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
     table = source.new_full((pairs.shape[1], out_rows + 1), -1).scatter(1, at, source)[:, :out_rows]
@@ -189,11 +203,12 @@ def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = Fals
 
 
 def _weight_by_tap(filters: Tensor) -> Tensor:
+    """Return ``filters [co, *k, ci]`` as the weight ``[co, taps, ci]`` of a plan."""
     return filters.flatten(1, -2)
 
 
 def _no_activation(where: str, act_type: Any) -> None:
-    """Raise SL208 for an activation, which this function does not apply."""
+    """Raise SL208 if ``act_type`` is not None: the function ``where`` applies no activation."""
     if act_type is not None:
         raise error(
             "SL208",
@@ -205,7 +220,9 @@ def _no_activation(where: str, act_type: Any) -> None:
 
 
 def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of features and filters."""
+    """Return the gradients of ``features`` and ``filters`` of a convolution by ``plan``, from ``out_bp``, the gradient
+    of its output.
+    """
     weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)
     # The gradient of the features is the transposed convolution.
@@ -227,7 +244,10 @@ def indice_conv(
     act_beta: float = 0.0,
     act_type: Any = None,
 ) -> Tensor:
-    """Convolve over pairs: ``features [n, ci]``, ``filters [co, *k, ci]`` → ``[num_activate_out, co]``."""
+    """Return the convolution of ``features [n, ci]`` with ``filters [co, *k, ci]`` over pairs of input and output rows
+    (``int32 [2, taps, n]``), or from outputs to inputs if ``inverse``: ``[num_activate_out, co]``. Raises SL208 for an
+    activation.
+    """
     _no_activation("indice_conv", act_type)
     plan = _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out, inverse)
     return plan.conv(features, _weight_by_tap(filters), bias)
@@ -244,7 +264,9 @@ def indice_conv_backward(
     algo: ConvAlgo = ConvAlgo.Native,
     timer: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of :func:`indice_conv`."""
+    """Return the gradients of ``features`` and ``filters`` of :func:`indice_conv`, from ``out_bp``, the gradient of its
+    output.
+    """
     return _plan_gradients(
         _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0], inverse), features, filters, out_bp
     )
@@ -272,7 +294,10 @@ def implicit_gemm(
     output_add_scale: float = 0.0,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, None, int]:
-    """Convolve over a table ``[taps, m]``: ``(out [m, co], None, -1)``. spconv's masks are not needed."""
+    """Return ``(out, None, -1)`` with the convolution ``out [m, co]`` of ``features [n, ci]`` by the table ``pair_fwd``
+    (``int32 [taps, m]``, input rows or -1). spconv's masks are not read. Raises SL208 for activations, scales and an
+    added output.
+    """
     _no_activation("implicit_gemm", act_type)
     if scale is not None or output_add is not None or output_scale != 1.0:
         raise error(
@@ -303,7 +328,9 @@ def implicit_gemm_backward(
     timer: Any = None,
     fp32_accum: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of :func:`implicit_gemm`."""
+    """Return the gradients of ``features`` and ``filters`` of :func:`implicit_gemm`, from ``out_bp``, the gradient of
+    its output. Only ``pair_fwd`` is read of the tables.
+    """
     return _plan_gradients(Plan(pair_fwd.t(), features.shape[0]), features, filters, out_bp)
 
 
@@ -311,27 +338,35 @@ def implicit_gemm_backward(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """Return the largest value over pairs, at least zero, from which spconv starts."""
+    """Return, for each output, the largest of its inputs over the pairs ``int32 [2, taps, n]``, and at least zero, from
+    which spconv starts: ``[num_activate_out, c]``.
+    """
     return max_pool_from_zero(features, _plan_of_pairs(indice_pairs, features.shape[0], num_activate_out).table)
 
 
 def indice_maxpool_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor
 ) -> Tensor:
-    """Return the gradient of ``features`` of :func:`indice_maxpool`."""
+    """Return the gradient of ``features`` of :func:`indice_maxpool`, ``[n, c]``, from ``out_bp``, the gradient of its
+    output.
+    """
     plan = _plan_of_pairs(indice_pairs, features.shape[0], out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, plan.table, plan.transposed().table)
 
 
 def indice_maxpool_implicit_gemm(features: Tensor, indice_pairs: Tensor, num_activate_out: int) -> Tensor:
-    """Return the largest value over a table ``[taps, m]``, at least zero."""
+    """Return, for each output, the largest of its inputs by the table ``indice_pairs`` (``int32 [taps, m]``, input rows
+    or -1), and at least zero: ``[m, c]``.
+    """
     return max_pool_from_zero(features, indice_pairs.t())
 
 
 def indice_maxpool_implicit_gemm_backward(
     features: Tensor, out_features: Tensor, out_bp: Tensor, indice_pairs: Tensor
 ) -> Tensor:
-    """Return the gradient of :func:`indice_maxpool_implicit_gemm`, by the backward table ``indice_pairs``."""
+    """Return the gradient of ``features`` of :func:`indice_maxpool_implicit_gemm`, from ``out_bp``, the gradient of its
+    output, by the backward table ``indice_pairs`` (``int32 [taps, n]``, output rows or -1).
+    """
     table = kernels.transpose_table(indice_pairs.t(), out_bp.shape[0])
     return max_pool_from_zero_grad(features, out_bp, table, indice_pairs.t())
 
@@ -339,23 +374,30 @@ def indice_maxpool_implicit_gemm_backward(
 def indice_avgpool_implicit_gemm(
     features: Tensor, indice_pairs: Tensor, num_activate_out: int, calc_count: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean of the existing inputs over a table ``[taps, m]``, and their number if ``calc_count``."""
+    """Return, for each output, the mean of its existing inputs by the table ``indice_pairs`` (``int32 [taps, m]``,
+    input rows or -1), ``[m, c]``, and the number of these inputs ``int32 [m]`` if ``calc_count``, otherwise an empty
+    tensor.
+    """
     count = (indice_pairs >= 0).sum(0, dtype=torch.int32) if calc_count else indice_pairs.new_empty(0)
     return pooling.avg_pool(features, indice_pairs.t()), count
 
 
 def indice_avgpool_implicit_gemm_backward(out_bp: Tensor, indice_pairs: Tensor, count_out: Tensor) -> Tensor:
-    """Return the gradient of :func:`indice_avgpool_implicit_gemm`, by the backward table ``indice_pairs``."""
+    """Return the gradient of the features of :func:`indice_avgpool_implicit_gemm`, from ``out_bp``, the gradient of its
+    output, its counts ``count_out``, and the backward table ``indice_pairs`` (``int32 [taps, n]``).
+    """
     return pooling.sum_pool(out_bp / count_out.clamp_min(1).to(out_bp.dtype)[:, None], indice_pairs.t())
 
 
 def global_pool_rearrange(coords: Tensor, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of each scene ``int32 [batch_size, n]``, then -1, and their number ``int32 [batch_size]``."""
+    """Return the row numbers of each scene, ``int32 [batch_size, n]`` with -1 behind them, and how many those are,
+    ``int32 [batch_size]``. ``coords`` have the scene in column 0.
+    """
     member = coords[:, 0] == torch.arange(batch_size, device=coords.device)[:, None]
     first = (~member).to(torch.int8).argsort(dim=1, stable=True)
     return torch.where(member.gather(1, first), first, -1).int(), member.sum(1, dtype=torch.int32)
 
 
 def maximum_value_int_(ten: Tensor, value: int) -> None:
-    """Raise the one element of ``ten`` to ``value``."""
+    """Set the one element of ``ten`` to ``value`` if that is larger, in place."""
     records.count_voxels(ten, value)

@@ -20,7 +20,8 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
-    """Return the features of a sparse tensor after both modules, or None where the modules have to be called.
+    """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU, or
+    None if the caller has to call the two modules.
 
     The modules are called if they learn or have hooks, if a gradient is needed, for other dtypes, on the CPU, and
     without voxels.
@@ -40,4 +41,5 @@ def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor |
 
 
 def _on_gpu(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` lies on a GPU."""
     return tensor.is_cuda

@@ -68,6 +68,9 @@ class IndicePool(SparseModule):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the pool. ``stride`` None is the kernel size. Raises SL208 for an unsupported number of axes or
+        another number of sizes.
+        """
         super().__init__(name=name)
         check_ndim(type(self).__name__, ndim)
         self.ndim, self.subm, self.indice_key = ndim, subm, indice_key
@@ -84,15 +87,22 @@ class IndicePool(SparseModule):
             self.register_buffer(indices.COUNT, torch.zeros(1, dtype=torch.int32))
 
     def get_max_num_voxels(self) -> Tensor | None:
-        """Return the largest number of output voxels so far, or None without ``record_voxel_count``."""
+        """Return the counter of voxels, ``int32 [1]`` with the largest number of output voxels so far, or None without
+        ``record_voxel_count``.
+        """
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the unsorted tables of ``plan``.
+        Subclasses compute a maximum or a mean.
+        """
         raise NotImplementedError
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        """Return the pooled tensor, and keep the record of its step under ``indice_key``."""
+        """Return the pooled sparse tensor, and keep the record of its voxels under ``indice_key``, along which an
+        inverse convolution can go back. Raises SL208 for a key that is taken.
+        """
         where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)
         if input.find_indice_pair(self.indice_key) is not None:
@@ -100,6 +110,7 @@ class IndicePool(SparseModule):
         # ``pooled``: the plan of convolutions is built when an inverse layer needs it.
         build = {"subm": self.subm, "training": self.training, "pooled": True}
         data = indices.build_record(where, input, window, self.algo, **build)
+        # In spconv autocast narrows pooling, too.
         features = self._reduce(autocast_features(input.features), data.pool_plan)
         output = input.move(features, data.out_geometry, data.out_indices, data.out_spatial_shape, checkpointed)
         if self.indice_key is not None:
@@ -108,6 +119,7 @@ class IndicePool(SparseModule):
         return output
 
     def extra_repr(self) -> str:
+        """Return the sizes and the algorithm of the layer as text, for its ``repr``."""
         text = ", ".join(f"{n}={getattr(self, n)}" for n in ("kernel_size", "stride", "padding", "dilation"))
         return f"{text}, algo={self.algo}"
 
@@ -116,6 +128,7 @@ class SparseMaxPool(IndicePool):
     """The largest value of the voxels in the window, at least zero: spconv starts from zero, so this layer does."""
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the larger of zero and the largest of its inputs, ``[m, c]``."""
         return max_pool_from_zero(features, plan.table, None if plan.back is None else plan.back[0])
 
 
@@ -125,6 +138,7 @@ class SparseAvgPool(IndicePool):
     ALGO = ConvAlgo.MaskImplicitGemm  # whatever was asked for, as in spconv: inverse layers look at it
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
+        """Return, for each output, the mean of its existing inputs, ``[m, c]``."""
         return pooling.avg_pool(features, plan.table, None if plan.back is None else plan.back[0])
 
 
@@ -144,6 +158,7 @@ class _PoolOfRank(IndicePool):
         record_voxel_count: bool = False,
         name: str | None = None,
     ) -> None:
+        """Create the pool for the number of axes of the class. ``stride`` None is the kernel size."""
         super().__init__(
             self.NDIM,
             kernel_size,
@@ -158,59 +173,90 @@ class _PoolOfRank(IndicePool):
 
 
 class SparseMaxPool1d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with one axis, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 1
 
 
 class SparseMaxPool2d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with two axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 2
 
 
 class SparseMaxPool3d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with three axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 3
 
 
 class SparseMaxPool4d(_PoolOfRank, SparseMaxPool):
+    """Maximum over a window on voxels with four axes, and at least zero: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 4
 
 
 class SparseAvgPool1d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with one axis: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 1
 
 
 class SparseAvgPool2d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with two axes: ``[n, c]`` -> ``[m, c]``. A ``stride`` of
+    None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 2
 
 
 class SparseAvgPool3d(_PoolOfRank, SparseAvgPool):
+    """Mean over the existing voxels of a window on voxels with three axes: ``[n, c]`` -> ``[m, c]``. A ``stride``
+    of None is the kernel size. Arguments are those of :class:`IndicePool`.
+    """
+
     NDIM = 3
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):
-    """One row a scene, ``[batch_size, c]``: the mean or the maximum of its voxels, zeros for an empty scene."""
+    """Mean or maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, is_mean: bool, name: str | None = None) -> None:
+        """Create the pool: the mean of each scene if ``is_mean``, and otherwise the maximum."""
         super().__init__(name=name)
         self.is_mean = is_mean
 
     @one_node
     def forward(self, input: SparseConvTensor) -> Tensor:
-        """Return ``[batch_size, c]``: the mean or the maximum of each scene."""
+        """Return ``[batch_size, c]``: the mean or the maximum of the features of each scene."""
         check_sparse(type(self).__name__, input)
         coords, scenes = input.geometry.coords, input.batch_size
         return pooling.global_pool(input.features, coords, scenes, "avg" if self.is_mean else "max")
 
 
 class SparseGlobalMaxPool(SparseGlobalMaxOrAvgPool):
-    """Largest value of each scene."""
+    """Maximum of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, name: str | None = None) -> None:
+        """Create a pool that takes the maximum of each scene."""
         super().__init__(is_mean=False, name=name)
 
 
 class SparseGlobalAvgPool(SparseGlobalMaxOrAvgPool):
-    """Mean of each scene."""
+    """Mean of the features of each scene, ``[n, c]`` -> ``[batch_size, c]``, zeros for an empty scene."""
 
     def __init__(self, name: str | None = None) -> None:
+        """Create a pool that takes the mean of each scene."""
         super().__init__(is_mean=True, name=name)
 
 

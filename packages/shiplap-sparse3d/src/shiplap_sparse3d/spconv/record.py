@@ -38,12 +38,16 @@ class LayerWindow:
 
     @property
     def text(self) -> str:
-        """Return the text for errors, of lists alone: Dynamo cannot write a dataclass into a text."""
+        """Return the sizes as text for error messages. It is written from lists, because Dynamo cannot format a
+        dataclass.
+        """
         made = f"kernel_size {self.ksize}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """Return the step from ``geometry`` by this window, built at most once."""
+        """Return the strided step (output voxels and plan) from ``geometry`` by this window, which the geometry keeps
+        and builds once. ``pooled``: without sorted tables. ``back``: with the tables of the way back.
+        """
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
             step = Step(*map(tuple, window))  # type: ignore[arg-type] # three numbers each, as they are
@@ -81,13 +85,16 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the convolution, built at its first use, and whole where a gradient may be needed."""
+        """Return the plan of the convolution (its neighbour tables), built at its first use, with the tables of the way
+        back where a gradient may be needed.
+        """
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
             if self.is_subm:
                 plan = plan_of(self.geometry, self.ksize, self.dilation)
             else:
                 plan = self.window.step(self.geometry).plan
+            # Tables of such a graph may be inference tensors, which other code must not get.
             if in_passing_graph():
                 self.passing_plan = plan
             else:
@@ -96,12 +103,16 @@ class IndiceData:
 
     @property
     def whole(self) -> bool:
-        """Return whether the way back exists or is not needed."""
+        """Return whether the tables of the way back (from outputs to inputs) exist, or are not needed, as for a
+        submanifold layer.
+        """
         return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
 
     @property
     def way_back(self) -> Plan:
-        """Return the plan from outputs to inputs."""
+        """Return the plan (neighbour tables) from outputs to inputs, which is built at the first use and by which
+        inverse layers compute.
+        """
         if self.whole:
             return self.plan.t
         plan = self.window.step(self.geometry, back=True).plan
@@ -111,7 +122,9 @@ class IndiceData:
 
     @property
     def pool_plan(self) -> Plan:
-        """Return the plan with tables that are not sorted, for pooling."""
+        """Return the plan (neighbour tables) for pooling, whose tables are not sorted. Raises SL211 for a submanifold
+        record of voxels that share a cell.
+        """
         if self.is_subm:
             refuse_shared(self.plan, "a pool over the voxels of a submanifold layer")
             # A pool needs no way back of its own: the voxels stay the same.
@@ -120,39 +133,51 @@ class IndiceData:
 
     @property
     def ksize(self) -> list[int]:
+        """Return the kernel size per axis of the layer that made this record."""
         return self.window.ksize
 
     @property
     def stride(self) -> list[int]:
+        """Return the stride per axis of the layer that made this record."""
         return self.window.stride
 
     @property
     def padding(self) -> list[int]:
+        """Return the padding per axis of the layer that made this record."""
         return self.window.padding
 
     @property
     def dilation(self) -> list[int]:
+        """Return the dilation per axis of the layer that made this record."""
         return self.window.dilation
 
     @property
     def pair_fwd(self) -> Tensor:
+        """Return spconv's forward table, ``int32 [taps, m]``: the input row of each output under each tap, or -1."""
         return by_output(self.plan).t()
 
     @property
     def pair_bwd(self) -> Tensor:
+        """Return spconv's backward table, ``int32 [taps, n]``: the output row that reads each input under each tap, or
+        -1.
+        """
         return kernels.transpose_table(by_output(self.plan), self.plan.rows).t()
 
     @property
     def indice_pairs(self) -> Tensor:
+        """Return spconv's pairs of input and output rows, ``int32 [2, taps, n]``, hits first and then -1."""
         return self._pairs[0]
 
     @property
     def indice_pair_num(self) -> Tensor:
+        """Return the number of pairs of each tap, ``int32 [taps]``."""
         return self._pairs[1]
 
     @property
     def _pairs(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs of rows and their counts, in spconv's order."""
+        """Return the pairs of rows (input, output), ``int32 [2, taps, n]``, and their number for each tap, in spconv's
+        order.
+        """
         if not isinstance(self.plan, SharedPlan):
             return compact_pairs(self.pair_bwd)
         pairs, counts = compact_pairs(self.pair_fwd)  # an input may be read more than once: listed by outputs
@@ -163,14 +188,17 @@ ImplicitGemmIndiceData = IndiceData  # one record serves both: a table is either
 
 
 def by_output(plan: Plan) -> Tensor:
-    """Return the table of ``plan`` with one row per output, in their order."""
+    """Return the neighbour table of ``plan``, ``int32 [m, taps]`` with input rows or -1, with its rows in the order of
+    the outputs.
+    """
     return plan.by_row if isinstance(plan, SharedPlan) else plan.unsorted().table
 
 
 def compact_pairs(pair_bwd: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert ``int32 [taps, n]``, the output row of each input row, to pairs ``[2, taps, n]`` (input, output).
+    """Return the pairs ``int32 [2, taps, n]`` (input row, output row) of the table ``pair_bwd`` (``int32 [taps, n]``,
+    the output row of each input row or -1), and the number of hits of each tap.
 
-    Hits come first and then -1. Also returns the number of hits of each tap.
+    Of each tap, hits come first and then -1.
     """
     hit = pair_bwd >= 0
     # Hits come first, in the order of their rows.

@@ -35,10 +35,11 @@ _expected = False
 
 
 def expect_duplicates(expected: bool = True) -> bool:
-    """Set whether submanifold layers on a GPU, and those in later graphs, allow voxels in one cell.
+    """Set whether submanifold layers on a GPU, and those in graphs compiled from now on, allow several voxels in one
+    cell, and return the previous setting.
 
     On the CPU, layers outside of graphs always do. A layer whose voxels a strided layer made skips the check: they are
-    distinct. Returns the previous setting.
+    distinct.
     """
     global _expected
     before, _expected = _expected, expected
@@ -46,7 +47,9 @@ def expect_duplicates(expected: bool = True) -> bool:
 
 
 def first_rows(coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return ``int64 [n]``: for each row of ``int32 [n, 4]`` the first one with the same numbers."""
+    """Return ``int64 [n]``: for each row of ``coords`` (``int32 [n, 4]`` in a grid of ``shape``) the first row with the
+    same coordinates.
+    """
     # Stable, so that the first row of a cell stays in front of the others.
     order = keys_of(coords, shape).argsort(stable=True)
     ordered = coords.index_select(0, order)
@@ -71,7 +74,9 @@ class SharedPlan(Plan):
     def conv(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, tf32: bool | None = None
     ) -> Tensor:
-        """Convolve as a plan does: ``[n, co]``."""
+        """Return the convolution ``[n, co]`` of ``feats [n, ci]`` on voxels that share cells: each row reads itself at
+        the centre, and the first row of each neighbouring cell.
+        """
         assert self.first is not None
         # Every row of a cell gets the result of the first one.
         of_cells = super().conv(feats, weight, bias, groups, tf32).index_select(0, self.first)
@@ -81,7 +86,9 @@ class SharedPlan(Plan):
 
     @property
     def by_row(self) -> Tensor:
-        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1."""
+        """Return ``int32 [n, k]``: the row that each row reads under each tap, or -1. Unlike the plan's table, it has
+        each row itself at the centre.
+        """
         assert self.first is not None
         table = self.unsorted().table.index_select(0, self.first)
         own = torch.arange(table.shape[0], dtype=table.dtype, device=table.device)
@@ -89,7 +96,9 @@ class SharedPlan(Plan):
 
 
 def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Return ``rows [n, ci]`` under ``weight [co, ci / groups]``."""
+    """Return the product of ``rows [n, ci]`` and ``weight [co, ci / groups]`` within each of ``groups`` groups of
+    channels: ``[n, co]``.
+    """
     if groups == 1:
         return torch.nn.functional.linear(rows, weight)
     split = rows.reshape(rows.shape[0], groups, rows.shape[1] // groups).transpose(0, 1)  # [groups, n, ci / groups]
@@ -98,9 +107,10 @@ def _grouped_rows(rows: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
-    """Return the plan of a submanifold layer, for voxels that may share cells where that is allowed.
+    """Return the plan (neighbour tables) of a submanifold layer, in which voxels may share cells where
+    :func:`expect_duplicates` or the CPU allows that.
 
-    Raises SL211 where they do and it is not, and for rows outside the grid.
+    Raises SL211 for voxels that share a cell where that is not allowed, and for rows outside the grid.
     """
     # A strided layer made these voxels, so they are distinct.
     if geometry.parent is not None:
@@ -122,12 +132,15 @@ def plan_of(geometry: Geometry, kernel: list[int], dilation: list[int]) -> Plan:
 
 @built_outside_modes
 def _has_twins(geometry: Geometry) -> bool:
+    """Return whether any two rows of ``geometry`` have the same coordinates. A GPU is waited for."""
     first = first_rows(geometry.coords, geometry.spatial_shape)
     return not torch.equal(first, torch.arange(first.shape[0], device=first.device))
 
 
 def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) -> SharedPlan:
-    """Return the plan of voxels of which several may be in one cell, which are found once for all kernels."""
+    """Return the plan (neighbour tables) of a submanifold layer on voxels of which several may be in one cell. The
+    first row of each cell is found once for all kernels.
+    """
     if geometry.shared is None:
         first, coords = _first_of_cells(geometry.coords, geometry.spatial_shape)
         distinct = Geometry.unchecked(coords, geometry.spatial_shape, geometry.batch_size, False, geometry.ndim)
@@ -145,13 +158,15 @@ def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) 
 
 @built_outside_modes
 def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """:func:`first_rows`, and ``coords`` with padding in place of the other rows."""
+    """Return :func:`first_rows` of ``coords``, and ``coords`` in which every row that is not the first of its cell is
+    replaced by padding (-1).
+    """
     first = first_rows(coords, shape)
     alone = first == torch.arange(first.shape[0], device=first.device)
     return first, torch.where(alone[:, None], coords, -1)
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """Raise SL211 for an operation without a meaning for voxels that share a cell."""
+    """Raise SL211 if ``plan`` is of voxels that share a cell, for which the operation ``where`` has no meaning."""
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

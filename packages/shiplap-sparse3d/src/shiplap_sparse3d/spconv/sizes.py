@@ -19,7 +19,8 @@ __all__ = ["assume_rows", "cells_of", "check_least", "name_rows"]
 
 
 def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> list[int]:
-    """Return the numbers of cells as Python's own integers, or as sizes of the graph that is being made.
+    """Return the cells per axis, ``spatial_shape``, as Python's own integers or, in a graph that is being compiled, as
+    sizes of the graph.
 
     In a graph, numbers of an array are what they are now, which each run of the graph asserts: a grid is a setting of a
     model, and layers behind ``dense()`` need to know it. Numbers in a tensor come from the data, and stay sizes.
@@ -30,7 +31,9 @@ def cells_of(spatial_shape: Sequence[int] | np.ndarray[Any, Any] | Tensor) -> li
 
 
 def _of_graph(cells: Any) -> int:
-    """Return a number of cells inside a graph: an integer, a size, or a constant that the graph asserts."""
+    """Return ``cells``, one size of a grid, inside a graph that is being compiled: a Python integer, a symbolic size
+    from a tensor, or the present number of an array, which the graph then asserts.
+    """
     if isinstance(cells, (int, Tensor)):
         return int(cells)
     number: int = _constant_number(cells)
@@ -46,11 +49,12 @@ _OTHER_ARRAY = (
 
 @constant_result
 def _constant_number(value: Any) -> int:
+    """Return ``int(value)``, which a compiled graph holds as a constant."""
     return int(value)
 
 
 def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: str = "") -> None:
-    """Raise SL208 with the text of ``got`` unless all ``sizes`` are at least 1.
+    """Raise SL208, with ``got()`` as the text of what was found, unless all ``sizes`` are at least 1.
 
     ``got`` is called for the error alone, because Dynamo cannot write a size into a text. For sizes that depend on data
     a graph asserts this as it runs.
@@ -69,7 +73,8 @@ def check_least(where: str, sizes: Sequence[int], got: Callable[[], str], fix: s
 
 
 def assume_rows(rows: int, *, training: bool = False) -> None:
-    """Assert in a graph that there is a row, or two in training, since batch norm branches on the number of rows.
+    """Add an assertion to the graph that is being compiled: ``rows`` is at least 1, or 2 in ``training``, since batch
+    norm branches on the number of rows.
 
     The graph asserts this as it runs. A known number is not asserted.
     """
@@ -84,7 +89,8 @@ def assume_rows(rows: int, *, training: bool = False) -> None:
 
 
 def name_rows(indices: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both tensors, in a graph with a symbol for the number of rows if that is a sum of data-dependent sizes.
+    """Return both tensors, in a graph with a new symbol for their number of rows if that is a sum of sizes that depend
+    on data.
 
     Torch looks up what is known of a symbol, and not of a sum: :func:`assume_rows` would assert it to no effect.
     """

@@ -13,11 +13,15 @@ __all__ = ["RemoveDuplicate"]
 
 
 class RemoveDuplicate(SparseModule):
-    """Keep the first of the voxels in the same cell. Voxels come in ascending order, without records."""
+    """Layer that keeps the first of several voxels in one cell. Voxels come in ascending order, with an empty
+    ``indice_dict``.
+    """
 
     @one_node
     def forward(self, x: SparseConvTensor) -> SparseConvTensor:
-        """Return the first voxel of each cell, in ascending order of the cells."""
+        """Return a sparse tensor with the first voxel of each cell of ``x``, in ascending order of the cells, and an
+        empty ``indice_dict``.
+        """
         check_sparse("RemoveDuplicate", x)
         cells, inverse, _ = kernels.distinct_voxels(x.geometry.coords)
         rows = torch.arange(inverse.shape[0], device=inverse.device)

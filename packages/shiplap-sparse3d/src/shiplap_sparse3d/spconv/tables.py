@@ -18,7 +18,9 @@ __all__ = ["AddTable", "AddTableMisaligned", "ConcatTable", "JoinTable", "sparse
 
 
 def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: str) -> None:
-    """Refuse anything but sparse tensors, and tensors that differ in one of ``attributes``."""
+    """Raise SL209 for anything but sparse tensors, and SL208 for tensors that differ in one of ``attributes`` (such as
+    "spatial_shape"). ``where`` is the layer's name for the message.
+    """
     for tensor in tensors:
         check_sparse(where, tensor)
     for what in attributes:
@@ -35,7 +37,7 @@ def _check_joinable(where: str, tensors: list[SparseConvTensor], *attributes: st
 
 
 def _equal_members(value: Any, first: Any) -> bool:
-    """Return whether two grids, or two numbers, are equal."""
+    """Return whether two lists of sizes, or two numbers, are equal, in a graph too, where they may be symbols."""
     if isinstance(value, list):
         return len(value) == len(first) and same_numbers(value, first)
     return same_number(value, first)
@@ -50,25 +52,33 @@ _ATTRIBUTES: dict[str, Any] = {
 
 
 class _JoinModule(SparseModule):
+    """Base of the layers that join several sparse tensors."""
+
     def input_spatial_size(self, out_size: Any) -> Any:
+        """Return ``out_size``: the layer does not change the spatial size."""
         return out_size
 
 
 class JoinTable(_JoinModule):
-    """Concatenate channels, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Layer that joins the channels of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        """Return a sparse tensor with the features of all tensors of ``input`` side by side, on the voxels of the
+        first. Raises SL208 if grids or numbers of voxels differ.
+        """
         _check_joinable("JoinTable", input, "spatial_shape", "batch_size", "number of voxels")
         return input[0].replace_feature(torch.cat([tensor.features for tensor in input], 1))
 
 
 class AddTable(_JoinModule):
-    """Add features, all on the voxels of the first tensor, whose ``indice_dict`` stays."""
+    """Layer that adds the features of several tensors on the voxels of the first one, whose ``indice_dict`` stays."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        """Return the sum of the features on the voxels of the first tensor."""
+        """Return a sparse tensor with the sum of the features of all tensors of ``input``, row by row, on the voxels of
+        the first. Raises SL208 if grids or shapes differ.
+        """
         _check_joinable("AddTable", input, *_ATTRIBUTES)
         total = input[0].features
         for tensor in input[1:]:
@@ -78,29 +88,34 @@ class AddTable(_JoinModule):
 
 
 class AddTableMisaligned(_JoinModule):
-    """Add over the union of voxels: :func:`sparse_add`."""
+    """Layer that adds several tensors on the union of their voxels: :func:`sparse_add`."""
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
+        """Return the sum of the tensors of ``input`` on the union of their voxels: :func:`sparse_add`."""
         return sparse_add(*input)
 
 
 class ConcatTable(SparseModule):
-    """Return the list of each module's result for the input."""
+    """Container whose modules all get the same input, and which returns the list of their results."""
 
     def forward(self, input: Any) -> list[Any]:
+        """Return the list of the results of all modules for the same ``input``."""
         return [module(input) for module in self._modules.values() if module is not None]
 
     def add(self, module: nn.Module) -> ConcatTable:
+        """Append ``module`` and return this container."""
         self.add_module(str(len(self._modules)), module)
         return self
 
     def input_spatial_size(self, out_size: Any) -> Any:
+        """Return the input size of the first module for the output size ``out_size``."""
         return self._modules["0"].input_spatial_size(out_size)  # type: ignore[union-attr,operator]
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
-    """Return the sum of tensors of one grid on the ascending union of their voxels, without records.
+    """Return the sum of sparse tensors of one grid on the union of their voxels, in ascending order and with an empty
+    ``indice_dict``. Raises SL208 if grids or channels differ.
 
     Where one operand covers the union, the sum is on its voxels, in their order and with its ``indice_dict``; a graph
     that is being compiled cannot know that.

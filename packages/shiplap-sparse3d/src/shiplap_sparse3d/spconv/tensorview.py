@@ -20,67 +20,85 @@ class Tensor:
     """A torch tensor with the methods of a tensorview that callers use."""
 
     def __init__(self, held: torch.Tensor) -> None:
+        """Wrap the torch tensor ``held`` without a copy."""
         self.torch = held
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return a copy."""
+        """Return a copy of the elements as a NumPy array."""
         copied: np.ndarray[Any, Any] = self.numpy_view().copy()
         return copied
 
     def numpy_view(self) -> np.ndarray[Any, Any]:
+        """Return a NumPy array on the same memory, or on a copy for a tensor on a GPU."""
         view: np.ndarray[Any, Any] = self.torch.cpu().numpy()
         return view
 
     def cpu(self) -> Tensor:
+        """Return a tensorview on the CPU, of the same memory if it is there already."""
         return Tensor(self.torch.cpu())
 
     def cuda(self) -> Tensor:
+        """Return a tensorview on the current GPU."""
         return Tensor(self.torch.cuda())
 
     def clone(self) -> Tensor:
+        """Return a tensorview of a copy of the elements."""
         return Tensor(self.torch.clone())
 
     @property
     def shape(self) -> list[int]:
+        """Return the lengths of the axes as a list."""
         return list(self.torch.shape)
 
     @property
     def ndim(self) -> int:
+        """Return the number of axes."""
         return self.torch.ndim
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the torch tensor."""
         return self.torch.dtype
 
     @property
     def size(self) -> int:
+        """Return the number of elements."""
         return self.torch.numel()
 
     def dim(self, axis: int) -> int:
+        """Return the length of ``axis``."""
         return self.torch.shape[axis]
 
     def empty(self) -> bool:
+        """Return whether there are no elements."""
         return self.torch.numel() == 0
 
     def __getitem__(self, index: Any) -> Tensor:
+        """Return a tensorview of the elements that torch's indexing by ``index`` selects."""
         return Tensor(self.torch[index])
 
     def __len__(self) -> int:
+        """Return the length of the first axis."""
         return len(self.torch)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Return the elements as a NumPy array of ``dtype``, for ``np.asarray``."""
         return np.asarray(self.numpy_view(), dtype)
 
     def __repr__(self) -> str:
+        """Return shape and dtype as text."""
         return f"Tensor[shape={self.shape}, dtype={self.dtype}]"
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """Return the torch tensor of a tensorview (of cumm's too), an array or a tensor."""
+    """Return a torch tensor of ``array``: that of a tensorview (of cumm's too), a NumPy array on the same memory if it
+    is contiguous, or a torch tensor unchanged.
+    """
     if isinstance(array, Tensor):
         return array.torch
     if isinstance(array, torch.Tensor):
         return array
+    # Tensorviews of the real cumm have ``numpy()``, and arrays have not.
     return torch.from_numpy(np.ascontiguousarray(array.numpy() if hasattr(array, "numpy") else array))
 
 
@@ -90,7 +108,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype = torch.float32, device: int = -1) -> Tensor:
-    """Return zeros. ``device`` is -1 for the CPU, or the number of a GPU."""
+    """Return a tensorview of zeros. ``device`` is -1 for the CPU, or the number of a GPU."""
     return Tensor(torch.zeros(*shape, dtype=dtype, device="cpu" if device < 0 else f"cuda:{device}"))
 
 

@@ -18,17 +18,19 @@ __all__ = ["is_proxy", "one_node", "proxy_among"]
 
 
 def is_proxy(value: object) -> bool:
-    """Return whether ``torch.fx`` is tracing ``value``, which may stand where a tensor is declared."""
+    """Return whether ``value`` is a proxy of ``torch.fx``, which a tracer passes in place of a tensor."""
     return isinstance(value, Proxy)
 
 
 def proxy_among(values: Any) -> Proxy | None:
-    """Return the first proxy in ``values`` and in the lists there, or None. Compiled graphs hold none."""
+    """Return the first ``torch.fx`` proxy in ``values`` and in the lists and tuples there, or None. In a graph that is
+    being compiled there is none.
+    """
     return None if is_compiling() else _proxy_in(values)
 
 
 def _proxy_in(values: Any) -> Proxy | None:
-    """Return the first proxy among values and lists, or None."""
+    """Return the first ``torch.fx`` proxy in ``values`` and, recursively, in the lists and tuples there, or None."""
     for value in values:
         if isinstance(value, Proxy):
             return value
@@ -38,7 +40,8 @@ def _proxy_in(values: Any) -> Proxy | None:
 
 
 def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """Return the ``forward`` of a layer that a tracer keeps as one node; Dynamo traces ``in_graph`` in its place.
+    """Return a method for ``forward`` of a layer that ``torch.fx`` records as one node instead of tracing into it, and
+    in whose place Dynamo traces ``in_graph``, by default ``forward``.
 
     A subclass that calls it from a ``forward`` of its own is traced, and the node is a call of this one method.
     """
@@ -46,6 +49,9 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Return ``forward(self, ...)``, that of ``in_graph`` while compiling, or a new ``torch.fx`` node if an
+        argument is a proxy.
+        """
         if is_compiling():
             return compiled(self, *args, **kwargs)
         if (proxy := _proxy_in((*args, *kwargs.values()))) is None:

@@ -15,7 +15,9 @@ __all__ = ["UnreadMembers", "unread_member"]
 
 @dataclass(frozen=True)
 class UnreadMembers:
-    """The arguments of ``SparseConvTensor`` that only its user may read. Tensors share it until one changes it."""
+    """The arguments of ``SparseConvTensor`` that only the user's code reads. Tensors share one instance until one
+    of them changes a member.
+    """
 
     grid: Tensor | None = None
     voxel_num: Tensor | None = None
@@ -26,12 +28,16 @@ class UnreadMembers:
 
 
 def unread_member(name: str) -> Any:
-    """Return the property of a carried member ``name``; setting it changes that tensor alone."""
+    """Return the property of ``SparseConvTensor`` for the carried member ``name``, such as ``grid``. Setting it changes
+    that tensor alone.
+    """
 
     def get(tensor: Any) -> Any:
+        """Return the member ``name`` that ``tensor`` carries and no layer reads."""
         return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:
+        """Set the carried member ``name`` of ``tensor`` to ``value``. Tensors made from it earlier keep theirs."""
         tensor._unread = replace(tensor._unread, **{name: value})
 
     return property(get, put)

@@ -36,6 +36,9 @@ class PointToVoxel:
         max_num_points_per_voxel: int,
         device: torch.device | str = "cpu",
     ) -> None:
+        """Compute the grid from the edges of a voxel and the range of coordinates, which are given in the order x, y, z
+        and kept reversed. Raises SL208 unless there are two bounds per axis.
+        """
         self.ndim = len(vsize_xyz)
         if len(coors_range_xyz) != 2 * self.ndim:
             raise error(
@@ -66,7 +69,8 @@ class PointToVoxel:
     def generate_voxel_with_id(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the voxels of ``pc [n, num_point_features]``.
+        """Return the voxels of the points ``pc [n, num_point_features]``, their cells, the number of points in each,
+        and the voxel of each point. Raises SL208 for points of another shape or on another device.
 
         Args:
             pc: points; those outside the range are left out.
@@ -85,8 +89,8 @@ class PointToVoxel:
                 got=f"points {tuple(pc.shape)} on {pc.device}",
                 expected=f"[n, {self.num_point_features}] on {self.device}",
             )
-        cells, number = self._cells(pc)
-        voxel, indices = self._number(cells, number)
+        cells, number = self._cells_of_points(pc)
+        voxel, indices = self._number_voxels(cells, number)
         rank = _rank_in_group(voxel, indices.shape[0])
         kept = (voxel >= 0) & (rank < self.max_num_points_per_voxel)
         voxels = pc.new_zeros(indices.shape[0], self.max_num_points_per_voxel, pc.shape[1], dtype=torch.float32)
@@ -99,8 +103,10 @@ class PointToVoxel:
             voxels = torch.where(free[..., None], mean[:, None], voxels)
         return voxels, indices, counts.int(), voxel
 
-    def _cells(self, pc: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cell ``int64 [n, ndim]`` of each point, and its number, -1 outside the range."""
+    def _cells_of_points(self, pc: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cell ``int64 [n, ndim]`` (z, y, x) of each point, and the number of that cell in the grid,
+        ``int64 [n]``, -1 outside the range.
+        """
         position = pc[:, : self.ndim].flip(1)
         low, edge = pc.new_tensor(self.coors_range[: self.ndim]), pc.new_tensor(self.vsize)
         cells = torch.floor((position - low) / edge)
@@ -111,8 +117,10 @@ class PointToVoxel:
             number = number * size + cells[:, axis]
         return cells, torch.where(inside, number, -1)
 
-    def _number(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the voxel of each point (-1: none) and indices of the voxels, both by order of first points."""
+    def _number_voxels(self, cells: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the voxel of each point ``int64 [n]``, -1 without one, and the cells of the voxels
+        ``int32 [m, ndim]``. Voxels are numbered in the order of their first points, up to ``max_num_voxels``.
+        """
         distinct, group = torch.unique(number, return_inverse=True)
         first = torch.full_like(distinct, number.shape[0])
         first.scatter_reduce_(0, group, torch.arange(number.shape[0], device=number.device), "amin")
@@ -125,8 +133,11 @@ class PointToVoxel:
 
 
 def _rank_in_group(group: Tensor, groups: int) -> Tensor:
-    """Return how many earlier elements are in the same group, for each element of a group."""
+    """Return for each element how many earlier elements have the same ``group`` (-1 to ``groups - 1``), ``int64
+    [n]``.
+    """
     order = group.argsort(stable=True)
+    # Elements without a group, -1, are counted in front.
     sizes = torch.bincount(group + 1, minlength=groups + 1)
     start = (sizes.cumsum(0) - sizes)[group[order] + 1]
     rank = torch.empty_like(group)
@@ -137,8 +148,11 @@ def _rank_in_group(group: Tensor, groups: int) -> Tensor:
 def gather_features_by_pc_voxel_id(
     seg_res_features: Tensor, pc_voxel_id: Tensor, invalid_value: int | float = 0
 ) -> Tensor:
-    """Return the features of voxels ``[m, ...]`` at the points ``[n, ...]``; ``invalid_value`` for -1."""
+    """Return the features of each point, ``[n, ...]``: those of its voxel (``seg_res_features [m, ...]``, by
+    ``pc_voxel_id [n]``), or ``invalid_value`` for a point without a voxel (-1).
+    """
     ids = pc_voxel_id.to(seg_res_features.device).long()
+    # Without a voxel there is no row to read.
     if seg_res_features.shape[0] == 0:
         return seg_res_features.new_full((ids.shape[0], *seg_res_features.shape[1:]), invalid_value)
     valid = (ids >= 0).reshape(-1, *[1] * (seg_res_features.ndim - 1))

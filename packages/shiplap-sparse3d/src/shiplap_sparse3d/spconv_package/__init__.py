@@ -21,6 +21,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    """Return the member ``name`` of ``spconv.pytorch``, which spconv 1.x had here. Raises AttributeError for other
+    names.
+    """
     if name in pytorch.__all__:
         return getattr(pytorch, name)
     raise AttributeError(f"module 'spconv' has no attribute {name!r}")

@@ -31,8 +31,8 @@ __all__ = [
 
 
 def nms(boxes: Tensor, scores: Tensor, pre_max_size: int, post_max_size: int, thresh: float, eps: float) -> Tensor:
-    """Return the rows of ``boxes [n, 4]`` (x1, y1, x2, y2) to keep, by descending score: ``int64 [k]``. Runs on the
-    CPU.
+    """Return the rows of ``boxes [n, 4]`` (x1, y1, x2, y2) to keep, by descending score, ``int64 [k]`` on the device of
+    the boxes. The CPU computes it.
 
     Args:
         boxes, scores: ``[n, 4]`` and ``[n]``.

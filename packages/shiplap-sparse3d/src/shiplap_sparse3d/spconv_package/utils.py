@@ -65,6 +65,7 @@ class _Point2Voxel:
         max_num_voxels: int,
         max_num_points_per_voxel: int,
     ) -> None:
+        """Create the voxelisation for the number of axes of the class. Raises SL208 for another number of edges."""
         if len(vsize_xyz) != self.NDIM:
             where = type(self).__name__
             raise error("SL208", where=where, got=f"{len(vsize_xyz)} edges", expected=f"{self.NDIM}")
@@ -73,53 +74,86 @@ class _Point2Voxel:
         self.grid_size = self._voxels.grid_size
 
     def point_to_voxel(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return ``voxels [m, points, features]``, ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``."""
+        """Return the voxels of ``points [n, features]`` as tensorviews: ``voxels [m, points, features]``,
+        ``indices [m, ndim]`` (z, y, x) and ``num_per_voxel [m]``.
+        """
         return self._run(points, False)
 
     def point_to_voxel_empty_mean(self, points: Any, clear_voxels: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same with the mean of a voxel's points in its free places."""
+        """Return the voxels of ``points`` as :meth:`point_to_voxel`, with the mean of a voxel's points in its free
+        places.
+        """
         return self._run(points, True)
 
     def point_to_voxel_hash(
         self, points: Any, clear_voxels: bool = True, empty_mean: bool = False, stream: int = 0
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the same, under the name of the classes for GPUs."""
+        """Return the voxels of ``points`` as :meth:`point_to_voxel`, under the name that spconv's classes for GPUs
+        have.
+        """
         return self._run(points, empty_mean)
 
     def _run(self, points: Any, empty_mean: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Return voxels, indices and counts of ``points`` as tensorviews. ``empty_mean``: free places get the mean of
+        the voxel's points instead of zeros.
+        """
         voxels, indices, counts = self._voxels(to_torch(points), empty_mean=empty_mean)
         return Tensor(voxels), Tensor(indices), Tensor(counts)
 
 
 class Point2VoxelCPU1d(_Point2Voxel):
+    """Conversion of points with one axis to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 1
 
 
 class Point2VoxelCPU2d(_Point2Voxel):
+    """Conversion of points with two axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 2
 
 
 class Point2VoxelCPU3d(_Point2Voxel):
+    """Conversion of points with three axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 3
 
 
 class Point2VoxelCPU4d(_Point2Voxel):
+    """Conversion of points with four axes to voxels, on the CPU. Arguments are those of :class:`PointToVoxel`."""
+
     NDIM = 4
 
 
 class Point2VoxelGPU1d(Point2VoxelCPU1d):
+    """Conversion of points with one axis to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU2d(Point2VoxelCPU2d):
+    """Conversion of points with two axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU3d(Point2VoxelCPU3d):
+    """Conversion of points with three axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
 class Point2VoxelGPU4d(Point2VoxelCPU4d):
+    """Conversion of points with four axes to voxels, on the current GPU. Arguments are those of
+    :class:`PointToVoxel`.
+    """
+
     DEVICE = "cuda"
 
 
@@ -142,14 +176,20 @@ class VoxelGenerator:
         max_voxels: int = 20000,
         full_mean: bool = False,
     ) -> None:
+        """Compute the grid from the edges of a voxel and the range (x, y, z, lower bounds first). ``full_mean``: free
+        places of a voxel get the mean of its points.
+        """
         self.voxel_size = np.array(voxel_size, np.float32)
         self.point_cloud_range = np.array(point_cloud_range, np.float32)
         extent = (self.point_cloud_range[3:] - self.point_cloud_range[:3]) / self.voxel_size
+        # Rounded, since the quotient of floats may fall just below a whole number.
         self.grid_size = np.round(extent).astype(np.int64)  # in the order x, y, z
         self.max_num_points_per_voxel, self._max_voxels, self._full_mean = max_num_points, max_voxels, full_mean
 
     def _generate(self, points: Array, max_voxels: int | None) -> tuple[Array, Array, Array]:
-        """Return the voxels, coordinates and counts of a point cloud."""
+        """Return ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x) and the number of points of
+        each voxel, as arrays. ``max_voxels`` None is that of the generator.
+        """
         most = self._max_voxels if max_voxels is None else max_voxels
         ranges = [float(v) for v in self.point_cloud_range]
         edges, kept = [float(v) for v in self.voxel_size], self.max_num_points_per_voxel
@@ -160,7 +200,9 @@ class VoxelGenerator:
         return features.astype(points.dtype), coordinates, counts
 
     def generate(self, points: Array, max_voxels: int | None = None) -> Any:
-        """Return ``(voxels, coordinates (z, y, x), num_points_per_voxel)``."""
+        """Return ``(voxels [m, max_num_points, features], coordinates [m, 3] (z, y, x), num_points_per_voxel [m])`` of
+        ``points [n, features]``, as arrays.
+        """
         return self._generate(points, max_voxels)
 
 
@@ -179,13 +221,14 @@ class VoxelGeneratorV2(VoxelGenerator):
         block_size: int = 3,
         height_threshold: float = 0.1,
     ) -> None:
+        """Create the generator. Raises SL208 for ``block_filtering``, which this package does not have."""
         if block_filtering:
             raise error("SL208", where="VoxelGeneratorV2", got="block_filtering=True", expected="False")
         super().__init__(voxel_size, point_cloud_range, max_num_points, max_voxels, full_mean)
 
     def generate(self, points: Array, max_voxels: int | None = None) -> dict[str, Array]:
-        """Return ``voxels``, ``coordinates`` (z, y, x), ``num_points_per_voxel`` and ``voxel_point_mask [m, points,
-        1]``.
+        """Return a dictionary of arrays: ``voxels [m, max_num_points, features]``, ``coordinates [m, 3]`` (z, y, x),
+        ``num_points_per_voxel [m]``, ``voxel_point_mask [m, max_num_points, 1]`` and ``voxel_num``.
         """
         voxels, coordinates, counts = self._generate(points, max_voxels)
         # 1 where a voxel has a point, 0 in its free places.

@@ -29,7 +29,8 @@ _LEGACY_CODES = 31  # five bits in point formats 0 to 5
 
 @contextmanager
 def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
-    """Yield a reader of ``path`` whose header has been read.
+    """Open the LAS, LAZ or COPC file ``path`` as a context manager that yields its laspy reader, with the header read
+    and checked, and closes the reader at the end of the block.
 
     Raises:
         SurveyError: SL822 for a file that is missing, empty, damaged or of another kind, and for one without points.
@@ -44,6 +45,7 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
         reader = laspy.open(path)
     except OSError as failure:
         raise error("SL822", where=str(path), got=failure.strerror or failure, expected="a readable file") from None
+    # laspy and lazrs have no common base class for errors of damaged files.
     except (laspy.LaspyException, ValueError, struct.error, RuntimeError) as failure:
         raise _unreadable_error(path, failure) from None
     with reader:
@@ -56,7 +58,8 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
 
 
 def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
-    """Raise SL822 for a LAZ file whose chunk table has more chunks than its bytes can hold.
+    """Raise SL822 for a LAZ file whose chunk table, the list of its compressed blocks, has more chunks than the bytes
+    of the file can hold.
 
     lazrs reserves memory for the chunks of the table, and ends the process if there is not enough. lazrs reports other
     damage itself. Each chunk begins with a point that is not compressed.
@@ -74,7 +77,9 @@ def _check_chunk_table(path: Path, header: laspy.LasHeader) -> None:
 
 
 def _read_number(file: IO[bytes], form: str, place: int, size: int) -> int | None:
-    """Return the number at ``place`` of a file of ``size`` bytes, or None beyond the file."""
+    """Return the number in the ``struct`` format ``form`` at byte ``place`` of a file of ``size`` bytes, or None if it
+    would lie outside of the file.
+    """
     wide = struct.calcsize(form)
     if not 0 <= place <= size - wide:
         return None
@@ -83,7 +88,9 @@ def _read_number(file: IO[bytes], form: str, place: int, size: int) -> int | Non
 
 
 def _check_scales(path: Path, header: laspy.LasHeader) -> None:
-    """Raise SL822 for scales and offsets without valid coordinates: a scale of 0 puts all points in one place."""
+    """Raise SL822 unless the scales and offsets of ``header`` are finite and no scale is 0: a scale of 0 puts all
+    points in one place.
+    """
     scales, offsets = [float(v) for v in header.scales], [float(v) for v in header.offsets]
     if not all(map(math.isfinite, scales + offsets)) or 0 in scales:
         got = f"scales {scales} and offsets {offsets}"
@@ -93,7 +100,8 @@ def _check_scales(path: Path, header: laspy.LasHeader) -> None:
 def read_chunks(
     reader: laspy.LasReader, path: Path, start: int = 0, stop: int | None = None, size: int = CHUNK
 ) -> Iterator[laspy.ScaleAwarePointRecord]:
-    """Yield the points from number ``start`` to ``stop``, ``size`` at a time.
+    """Yield the points of the file from number ``start`` up to ``stop`` (exclusive; by default all that follow), in
+    records of at most ``size`` points, in the order of the file.
 
     Raises SL822 where the file ends too early.
     """
@@ -114,7 +122,9 @@ def read_chunks(
 
 @contextmanager
 def _whole_file(path: Path, done: int, total: int) -> Iterator[None]:
-    """Raise SL822 with the point at which reading failed."""
+    """Run the block of a context manager, and turn any exception in it into SL822 for ``path``, which names the point
+    at which reading failed: number ``done`` of ``total``.
+    """
     try:
         yield
     except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
@@ -122,7 +132,9 @@ def _whole_file(path: Path, done: int, total: int) -> Iterator[None]:
 
 
 def require_packages(path: Path) -> None:
-    """Raise SL603 unless laspy, and lazrs for LAZ, are installed."""
+    """Raise SL603 unless laspy and lazrs are installed. ``path`` is the point cloud that needs them, for the
+    message.
+    """
     missing = [name for name in ("laspy", "lazrs") if importlib.util.find_spec(name) is None]
     if missing:
         raise error(
@@ -135,7 +147,9 @@ def require_packages(path: Path) -> None:
 
 
 def _unreadable_error(path: Path, failure: Exception, before: str = "") -> Exception:
-    """Return SL822 for a file that cannot be read."""
+    """Return the error SL822 for a point cloud that cannot be read: its message has ``before`` and then the text of
+    ``failure``.
+    """
     text = " ".join(str(failure).split())
     return error(
         "SL822",
@@ -146,7 +160,9 @@ def _unreadable_error(path: Path, failure: Exception, before: str = "") -> Excep
 
 
 def check_codes(path: Path, classes: Iterable[int]) -> None:
-    """Raise SL825 if the point format of ``path`` cannot hold one of ``classes``."""
+    """Raise SL825 if the point format of the file ``path`` cannot hold the largest class code of ``classes``: formats 0
+    to 5 hold codes up to 31.
+    """
     with open_cloud(path) as reader:
         number = reader.header.point_format.id
     largest = max(classes)
@@ -160,12 +176,15 @@ def check_codes(path: Path, classes: Iterable[int]) -> None:
 
 
 def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write ``source`` with ``codes`` as classes to ``target``, whole or not at all. Every other field is copied."""
+    """Write the points of ``source`` to ``target``, with ``codes`` (arrays of class codes that follow each other in the
+    order of the points) as their classes. Every other field is copied, and ``target`` appears whole or not at all.
+    """
     import laspy
 
     # Renamed at the end, so that an interruption leaves no half file under the target's name.
     draft = target.with_name(f".{target.name}.part")
     with open_cloud(source) as reader, open_new(draft) as new:
+        # A copy, so that the reader's own header keeps its VLRs.
         header, done, compress = copy.deepcopy(reader.header), 0, target.suffix.lower() == ".laz"
         # The octree of a COPC file describes the old order of points.
         header.vlrs[:] = [vlr for vlr in header.vlrs if vlr.user_id != "copc"]
@@ -179,5 +198,6 @@ def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]
             if extra:
                 writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
         new.flush()
+        # On the disk before it is renamed: after a loss of power the target is never an empty file.
         os.fsync(new.fileno())
     draft.replace(target)

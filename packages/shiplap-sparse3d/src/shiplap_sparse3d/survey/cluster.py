@@ -1,7 +1,8 @@
 """The tasks of a survey on Dask: a cluster of this machine, or one that runs already.
 
-Dask gives a task of a worker that died to another one, and starts local workers again. What it cannot know is added
-here: workers of other versions, a scheduler that is started again, and a cluster that stays without workers.
+Dask gives a task of a worker that died to another one, and starts local workers again. This module adds the refusal of
+workers with other versions, the connection to a scheduler that was started again, and an end for a cluster that stays
+without workers.
 """
 
 from __future__ import annotations
@@ -39,37 +40,54 @@ _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "la
 
 
 def _installed_versions() -> dict[str, str]:
-    """Return the versions on which results and messages depend."""
+    """Return the installed versions, by name, of Python and of the packages in which the client and all workers must
+    agree, without local parts such as ``+cpu``. A package that is not installed is left out.
+    """
     versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            # The local part, such as ``+cpu``, names a build, which may differ between machines.
             versions[name] = importlib.metadata.version(name).partition("+")[0]
     return versions
 
 
 class JobPlugin(WorkerPlugin):
-    """The job of a survey on a worker. The scheduler sends it to each worker that comes later, too."""
+    """Plugin that holds the job of a survey on each Dask worker. The scheduler also sends it to workers that come
+    later.
+    """
 
     def __init__(self, job: SurveyJob, device: str, threads: int | None) -> None:
+        """Pickle ``job`` with its network on the CPU, and keep what workers compare or set: the versions of the client,
+        the identity of the sorted points, ``device``, and ``threads`` of torch (None: torch's default).
+        """
+        # A copy: ``cpu`` moves a module in place, and the client's network stays where it is.
         net = deepcopy(job.model.net).cpu()
         self._content = cloudpickle.dumps(replace(job, model=replace(job.model, net=net)))
         self._identity = read_mark(job.folder.points_identity)
         self._versions, self._device, self._threads = _installed_versions(), device, threads
 
     def setup(self, worker: Any) -> None:
-        """Note the worker. The job is read by the first task, whose error reaches the client."""
+        """Keep ``worker``, on which Dask starts this plugin. The job is unpickled later, by the first task, because
+        only the error of a task reaches the client.
+        """
+        # Locks cannot be pickled, so this one is made on the worker.
         self._worker, self._lock = worker, threading.Lock()
         self._job: SurveyJob | None = None
 
     def open_job(self) -> SurveyJob:
-        """Return the job, with the network on the device of this worker. Raises SL828 and SL605."""
+        """Return the job of the survey, which the first call unpickles, with the network on the device of this worker.
+        Raises SL828 if the worker cannot use the job, and SL605 without the device.
+        """
         with self._lock:
             if self._job is None:
                 self._job = self._read_job()
             return self._job
 
     def _read_job(self) -> SurveyJob:
-        """Return the job. Raises an error where the worker has other versions or cannot read the folder."""
+        """Unpickle the job, set the threads of torch, and return the job with its network on this worker's device, in
+        evaluation mode. Raises SL828 if versions differ from the client's, if unpickling fails, or if the folder is
+        another one.
+        """
         here, address = _installed_versions(), self._worker.address
         wrong = {name: version for name, version in self._versions.items() if here.get(name) != version}
         if wrong:
@@ -102,7 +120,9 @@ class JobPlugin(WorkerPlugin):
 
 
 def _device_of_worker(device: str, name: object) -> torch.device:
-    """Return ``device``, or the GPU of worker number ``name`` for ``cuda``. Raises SL605 if it is not there."""
+    """Return the torch device ``device``. For plain ``cuda`` the GPUs of the machine are taken in turn, by the number
+    ``name`` of a worker of a local cluster. Raises SL605 if the device is not there.
+    """
     from shiplap.plugin_api import verbs
 
     if device == "cuda" and isinstance(name, int) and torch.cuda.device_count():
@@ -112,16 +132,18 @@ def _device_of_worker(device: str, name: object) -> torch.device:
 
 
 def _run_task(plugin: str, task: Callable[[SurveyJob, Any], Any], item: Any) -> Any:
-    """Run one task on a worker."""
+    """Return ``task(job, item)``, run on the Dask worker of this process. ``plugin`` is the name of the registered
+    :class:`JobPlugin` that holds the job.
+    """
     return task(cast(JobPlugin, get_worker().plugins[plugin]).open_job(), item)
 
 
 class _LostError(Exception):
-    """The scheduler does not answer."""
+    """Error of a connection to the Dask scheduler that does not answer, which is caught and made again."""
 
 
 class DaskEngine(SurveyEngine):
-    """Runs the tasks of a survey on the workers of a Dask cluster.
+    """Engine that runs the tasks of a survey on the workers of a Dask cluster.
 
     Args:
         workers: the number of local processes to start, or None.
@@ -133,6 +155,9 @@ class DaskEngine(SurveyEngine):
     """
 
     def __init__(self, workers: int | None, scheduler: str | None, device: str | None) -> None:
+        """Start ``workers`` local processes or connect to ``scheduler``. If either fails, everything that was started
+        is ended before the error is raised.
+        """
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, and tracebacks are not shown
         self._device, self._name = device, f"shiplap-survey-{os.getpid()}-{time.time_ns()}"
         self._plugin: JobPlugin | None = None
@@ -147,7 +172,9 @@ class DaskEngine(SurveyEngine):
             raise
 
     def _start_cluster(self, workers: int) -> LocalCluster:
-        """Return a cluster of worker processes on this machine."""
+        """Start and return a Dask cluster of ``workers`` processes on this machine, which ``close`` ends. Raises SL828
+        if they do not start.
+        """
         scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
         threads = _THREADS if (self._device or "cpu").startswith("cuda") else 1
         try:
@@ -168,7 +195,9 @@ class DaskEngine(SurveyEngine):
             raise _worker_error("the local Dask cluster", got, f"{workers} processes that start") from None
 
     def _connect(self, seconds: float) -> Client:
-        """Return a client of the scheduler. Raises SL827 where it does not answer."""
+        """Connect to the scheduler within ``seconds``, set ``dashboard`` (an address) and ``workers`` (the number of
+        worker threads), and return the client. Raises SL827 if the scheduler does not answer.
+        """
         try:
             client = Client(self._cluster, timeout=seconds, set_as_default=False)
             self.dashboard, self.workers = str(client.dashboard_link), self._count_threads(client)
@@ -183,7 +212,9 @@ class DaskEngine(SurveyEngine):
         return client
 
     def _count_threads(self, client: Client) -> int:
-        """Return the number of tasks that run at a time. Raises _LostError if the scheduler does not answer."""
+        """Return the number of threads of all workers of the scheduler, which is how many tasks run at a time. Raises
+        ``_LostError`` if the scheduler does not answer.
+        """
         if client.status != "running":
             raise _LostError("no connection")
         try:
@@ -193,7 +224,9 @@ class DaskEngine(SurveyEngine):
         return sum(int(worker["nthreads"]) for worker in state["workers"].values())
 
     def share(self, job: SurveyJob) -> None:
-        """Make ``job`` available to the tasks that are run from now on."""
+        """Make ``job`` available to the tasks that are run from now on: a plugin with the pickled job is registered
+        with the scheduler, which sends it to every worker.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = None if self._local is None else max(1, cores // self._local)
         self._plugin = JobPlugin(job, self._device or job.model.device.type, threads)
@@ -203,7 +236,9 @@ class DaskEngine(SurveyEngine):
             self._reconnect()
 
     def _register(self) -> None:
-        """Register the plugin that prepares workers. Raises an error where one cannot be prepared."""
+        """Register ``_plugin``, which carries the job, with the scheduler and its workers. Raises ``_LostError`` if the
+        scheduler does not answer, and SL828 if a worker cannot load the plugin.
+        """
         assert self._plugin is not None
         try:
             self._client.register_plugin(self._plugin, name=self._name)
@@ -216,7 +251,10 @@ class DaskEngine(SurveyEngine):
     def run(
         self, task: Callable[[SurveyJob, Item], Result], items: Iterable[Item], *, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        """Yield each item with the result of its task, as they are ready or, if ``ordered``, in the order of items."""
+        """Run ``task(job, item)`` for each item on the workers, and yield (item, result) pairs as they are ready or, if
+        ``ordered``, in the order of ``items``. When the scheduler is lost, unfinished items run again after a new
+        connection.
+        """
         waiting = deque(enumerate(items))
         running: dict[Future[Any], tuple[int, Item]] = {}
         ready: dict[int, tuple[Item, Result]] = {}
@@ -233,12 +271,14 @@ class DaskEngine(SurveyEngine):
                     running[future] = waiting.popleft()
                 with contextlib.suppress(queue.Empty):
                     future = ended.get(timeout=_LOOK)
+                    # A future that was given up after a lost connection may still end.
                     if future in running:
                         place, item = running.pop(future)
                         waiting.appendleft((place, item))
                         ready[place] = item, self._take_result(future, task, item)
                         waiting.popleft()
             except _LostError:
+                # ``extendleft`` reverses, so the items come back in their old order.
                 waiting.extendleft(sorted(running.values(), key=lambda each: -each[0]))
                 running.clear()
                 self._reconnect()
@@ -249,8 +289,11 @@ class DaskEngine(SurveyEngine):
     def _submit(
         self, task: Callable[..., Any], place: int, item: Any, ended: queue.SimpleQueue[Future[Any]]
     ) -> Future[Any]:
-        """Submit one task. Its future is put into ``ended`` when it ends."""
+        """Send ``task`` for ``item`` (number ``place`` of its run) to the cluster and return its future, which is put
+        into the queue ``ended`` when it ends. Raises ``_LostError`` if the scheduler does not answer.
+        """
         try:
+            # A new key each time: for a known one Dask would return the earlier result.
             key = f"{task.__name__}-{self._name}-{place}-{time.time_ns()}"
             future = self._client.submit(_run_task, self._name, task, item, key=key, pure=False)
         except Exception:
@@ -259,7 +302,9 @@ class DaskEngine(SurveyEngine):
         return future
 
     def _take_result(self, future: Future[Any], task: Callable[..., Any], item: Any) -> Any:
-        """Return the result of a task, or raise its error. Raises SL828 for a task whose workers die."""
+        """Return the result of the ended ``future`` of ``task`` for ``item``, or raise the task's error. Raises SL828
+        for a task whose workers died repeatedly, and ``_LostError`` if the scheduler does not answer.
+        """
         failure: Any
         try:
             if future.status == "error":
@@ -280,7 +325,9 @@ class DaskEngine(SurveyEngine):
         raise failure
 
     def _check_workers(self) -> None:
-        """Count the workers. Raises SL827 when there have been none for long."""
+        """Set ``workers`` to the number of worker threads of the cluster now. Raises SL827 when there have been none
+        for 30 seconds.
+        """
         self.workers = self._count_threads(self._client)
         if self.workers:
             self._seen = time.monotonic()
@@ -295,17 +342,22 @@ class DaskEngine(SurveyEngine):
             )
 
     def _reconnect(self) -> None:
-        """Connect again, to a scheduler that was started again too. Raises SL827 if it does not answer for long."""
+        """Replace the client by a new connection to the scheduler, which may have been restarted, and register the job
+        again. Raises SL827 if the scheduler does not answer for 30 seconds.
+        """
         until = time.monotonic() + _PATIENCE
         while True:
             with contextlib.suppress(Exception):
                 self._client.close(timeout=1)
             with contextlib.suppress(_LostError):
                 self._client = self._connect(max(0.1, until - time.monotonic()))
+                # A scheduler that was started again does not have the plugin.
                 return self._register()
 
     def close(self) -> None:
-        """Forget the job on the workers, and end a cluster that this engine has started."""
+        """Remove the job from the workers, close the client, and end the cluster if this engine has started it. Errors
+        on the way are ignored.
+        """
         with contextlib.suppress(Exception):
             if self._client.status == "running":
                 self._client.sync(self._client._unregister_worker_plugin, self._name, callback_timeout=_REACH)
@@ -315,4 +367,5 @@ class DaskEngine(SurveyEngine):
 
 
 def _worker_error(where: str, got: str, expected: str, fix: str = "") -> ShiplapError:
+    """Return the error SL828 for workers of a Dask cluster that cannot be used, with these parts of its message."""
     return error("SL828", where=where, got=got, expected=expected, fix=fix)

@@ -54,13 +54,17 @@ class Field:
 
     @property
     def halo(self) -> Triple:
-        """Return the least halo that covers ``before`` and ``after``, in multiples of the stride."""
+        """Return the smallest margin around a tile, in input cells along x, y and z, that covers ``before`` and
+        ``after`` and is a multiple of ``stride``.
+        """
         x, y, z = (-(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True))
         return x, y, z
 
 
 @dataclass(frozen=True)
 class _FieldWindow:
+    """Window of a layer in cells of its own grid, one number for each axis."""
+
     kernel: Triple
     stride: Triple
     padding: Triple
@@ -68,6 +72,9 @@ class _FieldWindow:
 
     @property
     def span(self) -> Triple:
+        """Return the distance between the first and the last cell of the window, along each axis: dilation * (kernel -
+        1).
+        """
         x, y, z = (d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True))
         return x, y, z
 
@@ -92,7 +99,9 @@ class _PassRecord:
     lost: bool = False
 
     def level_of(self, geometry: Geometry, where: str) -> _GridLevel:
-        """Return the level of ``geometry``, by its coordinates: networks make new tensors on the same voxels."""
+        """Return the known level with the shape and the coordinates of ``geometry``, which may be another object.
+        Raises SL820, with ``where`` as the layer's name, if no layer has made these voxels.
+        """
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
             for level in self.levels:
@@ -107,7 +116,9 @@ class _PassRecord:
         )
 
     def note_layer(self, module: nn.Module, x: Any, y: Any) -> None:
-        """Record one call of a layer."""
+        """Add the receptive field of one call of the layer ``module``, with the sparse input ``x`` and output ``y``, to
+        the record, and the grid of ``y`` to its levels. Modules without a window are ignored. Raises SL820.
+        """
         where, window = type(module).__name__, _window_of(module)
         if window is None:
             return
@@ -136,11 +147,16 @@ class _PassRecord:
             self._keep_interval(y, (back, ahead))
 
     def _reach_level(self, y: Any, level: _GridLevel) -> None:
+        """Append ``level``, the grid of the layer output ``y``, to the known levels unless its coordinates are the same
+        tensor as those of a known one.
+        """
         if not any(known.geometry.coords is y.geometry.coords for known in self.levels):
             self.levels.append(level)
 
     def _keep_interval(self, y: Any, interval: tuple[Triple, Triple]) -> None:
-        """Keep the receptive field of one layer, by the node of its output."""
+        """Keep ``interval`` (cells before, cells after), the receptive field of one layer, under the autograd node of
+        its output ``y``. Without such a node, ``lost`` becomes true.
+        """
         self.intervals.append(interval)
         node = rows_of(y).grad_fn
         # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
@@ -151,22 +167,28 @@ class _PassRecord:
 
 
 def _window_axes(window: _FieldWindow) -> Iterator[tuple[int, int, int]]:
+    """Return an iterator over the axes of ``window``, with (span, kernel, dilation) of each in cells."""
     return zip(window.span, window.kernel, window.dilation, strict=True)
 
 
 def _scale_by(values: Sequence[int], stride: Sequence[int]) -> Triple:
+    """Return ``values`` times ``stride``, axis by axis: cells of a level as cells of the input grid."""
     x, y, z = (v * s for v, s in zip(values, stride, strict=True))
     return x, y, z
 
 
 def _inverse_interval(window: _FieldWindow, stride: Triple) -> tuple[Triple, Triple]:
-    """Return the interval of the way back: fine cell ``i`` reads the coarse ``o`` with ``i = o*S - P + k*D``."""
+    """Return the interval (before, after) in input cells of an inverse or transposed layer with ``window`` on a fine
+    grid of ``stride``: fine cell ``i`` reads the coarse cells ``o`` with ``i = o*S - P + k*D``.
+    """
     back = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
     return back, _scale_by(window.padding, stride)
 
 
 def _refined_stride(stride: Triple, step: Triple, where: str) -> Triple:
-    """Return the stride of a finer grid. Raises SL820 below the input's."""
+    """Return ``stride / step`` for each axis: the stride of the grid that a transposed layer with the stride ``step``
+    makes. Raises SL820, with ``where`` as the layer's name, if that grid would be finer than the input's.
+    """
     if any(s % t for s, t in zip(stride, step, strict=True)):
         raise error(
             "SL820",
@@ -179,7 +201,9 @@ def _refined_stride(stride: Triple, step: Triple, where: str) -> Triple:
 
 
 def _window_of(module: nn.Module) -> _FieldWindow | None:
-    """Return the window of a layer of this package or of its spconv facade, or None for other modules."""
+    """Return the kernel, stride, padding and dilation of a convolution or pooling layer of this package or of its
+    spconv facade, or None for other modules. Raises SL820 unless the kernel has three axes.
+    """
     if not isinstance(module, Convolution | WindowPool | SparseConvolution | FacadePool):
         return None
     kernel = module.kernel_size
@@ -199,12 +223,15 @@ def _window_of(module: nn.Module) -> _FieldWindow | None:
 
 
 def _as_triple(values: Sequence[int]) -> Triple:
+    """Return three numbers as a tuple of three Python integers."""
     x, y, z = values
     return int(x), int(y), int(z)
 
 
 def rows_of(value: Any) -> Tensor:
-    """Return the rows of a sparse tensor of this package or of its spconv facade, or of a plain tensor."""
+    """Return the feature rows of a sparse tensor of this package (``feats``) or of its spconv facade (``features``),
+    and a plain tensor unchanged. Raises SL825 for any other value.
+    """
     for name in ("feats", "features"):
         if hasattr(value, name):
             value = getattr(value, name)
@@ -215,7 +242,8 @@ def rows_of(value: Any) -> Tensor:
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Run the block with ``net`` in evaluation mode; afterwards each module has its former mode.
+    """Run the block of a context manager with ``net`` in evaluation mode. Afterwards each module has its former mode
+    again.
 
     A network in evaluation mode is left alone: setting the modes of 70 modules took a tenth of the host's time for a
     small tile.
@@ -233,7 +261,8 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
-    """Return the receptive field and the total stride of ``net``.
+    """Return the receptive field and the total stride of ``net``, measured from the sparse layers that one forward pass
+    calls.
 
     Args:
         net: its modules are watched. It runs once on random voxels, on the device it is on, in evaluation mode.
@@ -246,6 +275,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     """
     parameter = next(net.parameters(), None)
     device = parameter.device if parameter is not None else torch.device("cpu")
+    # Gradients make the graph in which the paths through the network are followed.
     feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
     voxels = SparseTensor(feats, _sample_voxels().to(device), (_GRID,) * 3)
     record = _PassRecord([_GridLevel(voxels.geometry, (1, 1, 1))])
@@ -262,12 +292,15 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
     # Only paths that carry a gradient are in the graph of autograd.
     widest = None if record.lost or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
     before, after = widest or _sum_intervals(record.intervals)
+    # A shift of the grid has to be a multiple of the stride of every level.
     x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
     return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
 
 
 def _sample_voxels() -> Tensor:
-    """Return distinct random voxels in a corner of the grid."""
+    """Return ``int32 [800, 4]`` coordinates (scene 0, x, y, z) of distinct random voxels within the first 24 cells of
+    each axis, always the same ones.
+    """
     draw = torch.Generator().manual_seed(0)
     cells = torch.randperm(_BLOCK**3, generator=draw)[:_SAMPLES].sort().values
     parts = (cells // _BLOCK**2, cells // _BLOCK % _BLOCK, cells % _BLOCK)
@@ -275,9 +308,12 @@ def _sample_voxels() -> Tensor:
 
 
 def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    """Return a forward hook that records a layer's receptive field."""
+    """Return a forward hook that adds the receptive field of each layer which it is called for to ``record``."""
 
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Add one call of ``module`` on sparse tensors to ``record``. Raises SL820 for a pooling over all voxels, whose
+        receptive field has no bound.
+        """
         x = args[0] if args else None
         if not isinstance(getattr(x, "geometry", None), Geometry):
             return
@@ -286,11 +322,13 @@ def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...]
         if hasattr(output, "geometry"):
             record.note_layer(module, x, output)
 
-    return note
+    return record_call
 
 
 def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
-    """Return the sum of all intervals, as if layers followed each other: never less than the widest path."""
+    """Return the sum of all (before, after) intervals, as if the layers followed each other: never less than the widest
+    path through the network.
+    """
     before, after = (
         _as_triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)])
         for side in (0, 1)
@@ -299,7 +337,9 @@ def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Trip
 
 
 def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
-    """Return the hull of the intervals over all paths from ``end`` to ``feats``, or None if there is no path."""
+    """Return the largest (before, after) over all paths of the autograd graph from the node ``end`` to the input
+    ``feats``, each the sum of the intervals that ``nodes`` holds for its nodes, or None if there is no path.
+    """
     known: dict[Any, tuple[Triple, Triple] | None] = {}
     waiting = [end]
     while waiting:  # no recursion: a graph may be deeper than Python's stack
@@ -310,6 +350,7 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Tri
             waiting += missing
             continue
         waiting.pop()
+        # Paths begin at the input alone, and not at parameters.
         hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
         for parent in inputs:
             hull = _interval_hull(hull, known[parent])
@@ -325,7 +366,9 @@ def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Tri
 def _interval_hull(
     one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None
 ) -> tuple[Triple, Triple] | None:
-    """Return the smallest field that holds both."""
+    """Return the smallest (before, after) interval that contains both ``one`` and ``two``. None is an empty
+    interval.
+    """
     if one is None or two is None:
         return one or two
     before, after = (_as_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
@@ -333,5 +376,6 @@ def _interval_hull(
 
 
 def _add_intervals(one: tuple[Triple, Triple], two: tuple[Triple, Triple]) -> tuple[Triple, Triple]:
+    """Return the (before, after) interval of two layers in succession: the sum of both on each side and axis."""
     before, after = (_as_triple([a + b for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
     return before, after

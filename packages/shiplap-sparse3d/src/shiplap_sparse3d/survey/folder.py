@@ -39,38 +39,42 @@ class SurveyFolder:
     path: Path
 
     def points_path(self, segment: int) -> Path:
-        """Return the path of the points of a segment of the input, sorted by tile."""
+        """Return the path of the file with the points of ``segment`` (a number), sorted by tile."""
         return self.path / "points" / f"{segment}.bin"
 
     def sorted_mark_path(self, segment: int) -> Path:
-        """Return the path of the mark of a segment whose points are sorted."""
+        """Return the path of the JSON mark that is there when the points of ``segment`` (a number) are sorted."""
         return self.path / "sorted" / f"{segment}.json"
 
     def result_path(self, tile: Tile) -> Path:
-        """Return the path of the classes of a tile, one byte a point, in the order of the input."""
+        """Return the path of the file with the predicted classes of ``tile``: one byte a point, in the order of the
+        input.
+        """
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
     def done_mark_path(self, tile: Tile) -> Path:
-        """Return the path of the mark of a tile whose classes are written."""
+        """Return the path of the JSON mark that is there when the classes of ``tile`` are written."""
         return self.path / "done" / f"{tile[0]}_{tile[1]}.json"
 
     @property
     def identity(self) -> Path:
-        """Return the path of the description of the survey."""
+        """Return the path of the JSON file that describes the survey: its input, sizes and model."""
         return self.path / "survey.json"
 
     @property
     def points_identity(self) -> Path:
-        """Return the path of the description of the sorted points."""
+        """Return the path of the JSON file that describes the sorted points: the input, the voxel and the tiles."""
         return self.path / "points.json"
 
     @property
     def labels(self) -> Path:
-        """Return the path of the classes to learn from: one byte a point, in the order of the input."""
+        """Return the path of the file with the classes to learn from: one byte a point, in the order of the input."""
         return self.path / "labels.bin"
 
     def claim(self, path: Path, identity: dict[str, Any]) -> None:
-        """Begin or continue the work that ``identity`` describes. Raises SL823 if ``path`` describes other work."""
+        """Begin the work that ``identity`` describes by writing it to ``path``, or continue that work if ``path`` has
+        the same content. Raises SL823 if ``path`` describes other work.
+        """
         known = read_mark(path)
         if known is None:
             write_mark(path, identity)
@@ -84,7 +88,7 @@ class SurveyFolder:
             )
 
     def make_directory(self) -> None:
-        """Make the folder, or check that none of its files leads elsewhere: files here are written and removed.
+        """Make the folder if needed, and raise SL602 unless it is safe to write and remove files in it.
 
         Raises:
             CommandError: SL602 for a folder that everybody can write, or that holds a link, a FIFO or a device.
@@ -103,7 +107,8 @@ class SurveyFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold this folder in the block. Raises SL823 while another process holds it, and as :meth:`make_directory`.
+        """Hold the exclusive lock of this folder during the block of a context manager. Raises SL823 while another
+        process holds it, and SL602 for a folder that cannot be used.
 
         The system releases the lock of a killed process.
         """
@@ -126,7 +131,7 @@ class SurveyFolder:
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
 
     def remove_written(self) -> None:
-        """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays.
+        """Remove the files that a survey has written, and the folder if nothing else is in it. Files of the user stay.
 
         Marks go before the files that they stand for: after an interruption the rest is made again.
         """
@@ -139,7 +144,7 @@ class SurveyFolder:
             self.path.rmdir()
 
     def write_result(self, tile: Tile, codes: np.ndarray[Any, Any]) -> None:
-        """Write the classes of a tile, and then its mark, which holds their digest.
+        """Write the class codes of ``tile`` to its file, and then its mark, which holds the SHA-256 of that file.
 
         No call waits for the disk, which workers share: the digest detects what a loss of power has damaged.
         """
@@ -148,9 +153,9 @@ class SurveyFolder:
         write_mark(self.done_mark_path(tile), {"sha256": hashlib.sha256(content).hexdigest()}, lasting=False)
 
     def read_result(self, tile: Tile, count: int) -> np.ndarray[Any, Any]:
-        """Return the ``count`` classes of a tile.
+        """Return the ``count`` class codes of ``tile``, ``uint8 [count]``, in the order of the input.
 
-        Raises SL824 if they are missing or not those of the mark; the mark is then removed.
+        Raises SL824 if the classes are missing or not those of the mark, which is then removed.
         """
         mark, path = read_mark(self.done_mark_path(tile)), self.result_path(tile)
         content = path.read_bytes() if path.exists() else b""
@@ -160,7 +165,9 @@ class SurveyFolder:
         raise error("SL824", where=str(path), got="other classes, or none", expected="the classes that were written")
 
     def has_result(self, tile: Tile, count: int) -> bool:
-        """Return whether ``tile`` has a mark and the classes it stands for. A mark of other classes is removed."""
+        """Return whether ``tile`` has a mark and a file of ``count`` classes with the mark's digest. A mark whose
+        classes differ is removed, so that the tile is predicted again.
+        """
         if not self.done_mark_path(tile).exists():
             return False
         try:
@@ -171,14 +178,14 @@ class SurveyFolder:
 
 
 def write_mark(path: Path, content: dict[str, Any], *, lasting: bool = True) -> None:
-    """Write a small JSON file whole; ``lasting`` as in :func:`write_whole`."""
+    """Write ``content`` as JSON to ``path``, whole or not at all. ``lasting``: wait until the disk has it."""
     import json
 
     write_whole(path, json.dumps(content, sort_keys=True).encode(), lasting=lasting)
 
 
 def read_mark(path: Path) -> dict[str, Any] | None:
-    """Return the content of a mark, or None if there is none or if it is no object of JSON."""
+    """Return the JSON object in the file ``path``, or None if the file is missing or holds anything else."""
     try:
         content = parse_json(read_named(path, _MARK))
     except (FileNotFoundError, ValueError):

@@ -38,24 +38,32 @@ class Grid:
     voxel: tuple[float, float, float]
 
     def xyz(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the coordinates of the file, ``float64 [p, 3]``."""
+        """Return the coordinates of points in the units of the file, ``float64 [p, 3]``, from stored ones,
+        ``int [p, 3]``.
+        """
         xyz = np.empty((len(raw), 3))
         for axis, (scale, offset) in enumerate(zip(self.scales, self.offsets, strict=True)):
             xyz[:, axis] = raw[:, axis] * scale + offset  # numpy is four times slower on rows of three
         return xyz
 
     def coordinates(self, raw: Tensor) -> list[Tensor]:
-        """Return ``float64 [p]`` for each axis: as :meth:`xyz`, of a tensor on any device."""
+        """Return ``float64 [p]`` coordinates for each of the three axes: those of :meth:`xyz`, for stored ones
+        ``int [p, 3]`` in a tensor on any device.
+        """
         axes = zip(raw.unbind(1), self.scales, self.offsets, strict=True)
         return [axis.double() * scale + offset for axis, scale, offset in axes]
 
     def places(self, raw: Tensor) -> list[Tensor]:
-        """Return ``int64 [p]`` for each axis: as :meth:`cells`, of points whose cells can be counted."""
+        """Return ``int64 [p]`` voxel indices for each of the three axes: those of :meth:`cells`, for stored coordinates
+        in a tensor on any device that :meth:`cells` has accepted before.
+        """
         axes = zip(self.coordinates(raw), self.voxel, strict=True)  # a GPU multiplies by the inverse of a plain number
         return [(axis / axis.new_full((), edge)).floor().long() for axis, edge in axes]
 
     def cells(self, raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return ``int64 [p, 3]``: cells, counted from coordinate 0. Raises SL822 for coordinates without a cell."""
+        """Return the voxel of each point, ``int64 [p, 3]``, counted from coordinate 0, from stored coordinates
+        ``int [p, 3]``. Raises SL822 for coordinates that are not finite or too large to count.
+        """
         cells = self.xyz(raw)
         for axis, edge in enumerate(self.voxel):
             cells[:, axis] = np.floor(cells[:, axis] / edge)
@@ -94,15 +102,19 @@ class PointTable:
 
     @classmethod
     def from_segments(cls, segments: list[SortedSegment]) -> PointTable:
-        """Return the table of the segments of a survey, in their order."""
+        """Return the table of ``segments``, whose list positions are their numbers: one slice for each tile and
+        segment, and the cells that contain all points.
+        """
         slices = np.zeros(sum(len(each.tiles) for each in segments), _SLICE)
         slices["segment"] = np.repeat(np.arange(len(segments)), [len(each.tiles) for each in segments])
         for column, name in enumerate(("x", "y", "count", "check")):
             slices[name] = np.concatenate([each.tiles[:, column] for each in segments])
         slices["start"] = np.concatenate([np.cumsum(each.tiles[:, 2]) - each.tiles[:, 2] for each in segments])
+        # Within a tile by segment, which is the order of the input.
         slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
         before = np.cumsum(slices["count"]) - slices["count"]
         changed = (np.diff(slices["x"], prepend=slices["x"][0]) != 0) | (np.diff(slices["y"], prepend=0) != 0)
+        # The differences do not show the first tile if its y is zero.
         changed[0] = True
         heads = np.flatnonzero(changed)
         slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))
@@ -111,7 +123,7 @@ class PointTable:
 
     @cached_property
     def _places(self) -> dict[Tile, tuple[int, int]]:
-        """The first and last slice of each tile."""
+        """Return the slices of each tile as (first, end) in ``slices``, the end exclusive."""
         heads = np.flatnonzero(self.slices["before"] == 0)
         ends = np.append(heads[1:], len(self.slices))
         names = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)
@@ -119,20 +131,20 @@ class PointTable:
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, in a fixed order."""
+        """Return the tiles that have points, as (x, y), in ascending order."""
         return list(self._places)
 
     def count(self, tile: Tile) -> int:
-        """Return the number of points of ``tile``."""
+        """Return the number of points of ``tile`` in all segments."""
         return int(self.of_tiles([tile])["count"].sum())
 
     def of_tiles(self, tiles: list[Tile]) -> np.ndarray[Any, Any]:
-        """Return the slices of those of ``tiles`` that have points."""
+        """Return the slices of all ``tiles``, one after the other. Tiles without points are skipped."""
         parts = [self.slices[slice(*self._places[tile])] for tile in tiles if tile in self._places]
         return np.concatenate(parts) if parts else self.slices[:0]
 
     def of_segment(self, number: int) -> np.ndarray[Any, Any]:
-        """Return the slices of a segment."""
+        """Return the slices of segment ``number`` (its points tile by tile, as rows of the table), sorted by tile."""
         return self.slices[self.slices["segment"] == number]
 
 
@@ -164,21 +176,23 @@ class SurveyJob:
 
     @property
     def segments(self) -> range:
-        """Return the numbers of the segments of the input."""
+        """Return the numbers of the segments of the input, from 0. Each has ``segment`` points, the last one fewer."""
         return range(-(-self.total // self.segment))
 
     def segment_range(self, number: int) -> tuple[int, int]:
-        """Return the number of the first point of a segment, and how many points it has."""
+        """Return the number of the first point of segment ``number``, and how many points the segment has."""
         first = number * self.segment
         return first, min(self.segment, self.total - first)
 
     @property
     def points(self) -> PointTable:
-        """Return the sorted points, which must be there."""
+        """Return the table of the sorted points. All segments must have been sorted."""
         assert self.table is not None
         return self.table
 
     @cached_property
     def network(self) -> NetworkState:
-        """Return what the threads of this process share when they run the network."""
+        """Return the state that the threads of this process share when they run the network, made at the first
+        access.
+        """
         return NetworkState()

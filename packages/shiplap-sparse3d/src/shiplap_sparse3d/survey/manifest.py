@@ -23,20 +23,20 @@ from shiplap_sparse3d.survey.run import open_job, sort_points
 
 @dataclass(frozen=True)
 class Manifest:
-    """A survey whose points are sorted into tiles, with the class of each point.
-
-    Made by :func:`prepare`.
+    """A survey whose points are sorted into tiles, with the class of each point, for training: the result of
+    :func:`prepare`.
     """
 
     job: SurveyJob
 
     @property
     def tiles(self) -> list[Tile]:
-        """Return the tiles that have points, in a fixed order."""
+        """Return the tiles that have points, as (x, y), in ascending order."""
         return self.job.points.tiles
 
     def batch(self, tile: Tile) -> tuple[Tensor, Tensor, tuple[int, int, int], Tensor]:
-        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo.
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
+        training.
 
         ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
         points of other classes. ``model.forward`` takes the other three and returns the logits of the points.
@@ -50,7 +50,9 @@ class Manifest:
         return question.cells, question.feats, question.grid, labels
 
     def _codes(self, index: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the predicted classes of points by their index."""
+        """Return the class codes ``uint8 [p]`` of the source file for the points with the numbers ``index``, which
+        ascend.
+        """
         codes = np.empty(len(index), np.uint8)
         with self.job.folder.labels.open("rb") as file:
             # Points of a tile are scattered over the file: near ones share a read.
@@ -72,7 +74,8 @@ def prepare(
     halo: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Manifest:
-    """Sort the points of a classified survey into tiles, for a training loop.
+    """Sort the points of a classified survey into tiles, read their classes, and return the manifest whose ``batch``
+    gives a training loop the examples.
 
     Call this in one process before several processes train. If ``folder`` already has the sorted points, as after
     ``survey(..., keep=True)`` with the same voxels and tiles, they are reused.
@@ -98,5 +101,6 @@ def prepare(
         with open_new(draft) as file, open_cloud(job.source) as reader:
             for points in read_chunks(reader, job.source):
                 file.write(np.asarray(points["classification"]).astype(np.uint8).tobytes())
+        # Renamed when it is complete: a file of this name is not written again.
         draft.replace(labels)
     return Manifest(job)

@@ -38,17 +38,17 @@ class Points:
     number_of_returns: Tensor
 
     def __len__(self) -> int:
+        """Return the number of points."""
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Points:
-        """Return the points of ``rows`` (indices or a mask)."""
+        """Return the points selected by ``rows``, a tensor of indices or a boolean mask."""
         return Points(self.xyz[rows], self.intensity[rows], self.return_number[rows], self.number_of_returns[rows])
 
 
 def point_features(points: Points) -> Tensor:
-    """Return five features without neighbours: 1, scaled intensity, number of returns, first return, last return.
-
-    Shape: ``float32 [p, 5]``.
+    """Return five features of each point, ``float32 [p, 5]``, that depend on no neighbours: 1, scaled intensity, number
+    of returns, whether it is the first return, and whether it is the last.
     """
     first, last = points.return_number <= 1, points.return_number >= points.number_of_returns
     intensity = (points.intensity.float() / 256).log1p()
@@ -99,6 +99,9 @@ class SurveyModel:
     per_point: bool = False
 
     def __post_init__(self) -> None:
+        """Raise SL825 for a field of the wrong kind: a network that is no module, a voxel without three positive
+        lengths, class codes outside of 0 to 255, or a negative context.
+        """
         problems = [
             (not isinstance(self.net, nn.Module), f"net is a {type(self.net).__name__}", "a torch.nn.Module"),
             (
@@ -119,18 +122,20 @@ class SurveyModel:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the network."""
+        """Return the device of the network's first parameter, or the CPU for a network without parameters."""
         parameter = next(self.net.parameters(), None)
         return parameter.device if parameter is not None else torch.device("cpu")
 
     @cached_property
     def channels(self) -> int:
-        """Return the number of features of a point."""
+        """Return the number of features of a point, from a call of ``features`` on ten random points."""
         return self.features_of(_random_points(10, self.voxel, 0.0)).shape[1]
 
     @cached_property
     def field(self) -> Field:
-        """Return the receptive field of the network, derived from its layers."""
+        """Return the receptive field of the network, derived from the layers that a trial run calls. Raises SL820 where
+        it has none, and SL825 if the network does not run.
+        """
         try:
             return receptive_field(self.net, self.channels, self._voxels_only)
         except SurveyError:
@@ -145,12 +150,16 @@ class SurveyModel:
             ) from failure
 
     def check(self) -> Seen:
-        """Check the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
+        """Raise SL820 or SL825 unless random trials confirm the derived receptive field, the context of the features
+        and the number of logits, and return the distance up to which the network really looked.
+        """
         self._check_features()
         return probe(self.net, self.channels, self.field, self._logits_only)
 
     def features_of(self, points: Points) -> Tensor:
-        """Return ``features(points)``. Raises SL825 for a wrong shape."""
+        """Return ``features(points)`` as ``float32 [p, c]``. Raises SL825 unless the user's function returns a matrix
+        with a row for each point.
+        """
         made = self.features(points)
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -158,19 +167,26 @@ class SurveyModel:
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
-        """Return points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
+        """Return the input of the network for points with cells ``coords`` (``int32 [p, 3]`` in ``grid``) and ``feats``
+        (``[p, c]``): voxels with the mean features of their points, the features, and the voxel of each point.
+        """
+        # All points of a tile are one scene.
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
         return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
     def logits(self, scene: VoxelScene) -> Tensor:
-        """Return :meth:`answer` in evaluation mode and without gradients."""
+        """Return the logits ``[p, classes]`` of the points of ``scene``, with the network in evaluation mode and
+        without gradients.
+        """
         with evaluation_mode(self.net), torch.inference_mode():
             return self.answer(scene)
 
     def answer(self, scene: VoxelScene) -> Tensor:
-        """Return the logits of points: ``[p, classes]``."""
-        logits = rows_of(self._call(scene.voxels, scene.feats, scene.inverse))
+        """Return the logits ``[p, classes]`` of the points of ``scene``. A network of voxels gives each point the
+        logits of its voxel. Raises SL825 for an output of another shape.
+        """
+        logits = rows_of(self._call_network(scene.voxels, scene.feats, scene.inverse))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
             expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
@@ -178,26 +194,37 @@ class SurveyModel:
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
-        """Return :meth:`answer` for the :meth:`scene` of these points."""
+        """Return logits ``[p, classes]`` with gradients, for training, of points with cells ``coords``
+        (``int32 [p, 3]`` in ``grid``) and ``feats`` (``[p, c]``).
+        """
         return self.answer(self.scene(coords, feats, grid))
 
     def digest(self) -> str:
-        """Return a digest of parameters, structure, voxels, classes and context, without the code of ``features``."""
+        """Return the SHA-256, in hexadecimal, of the network's parameters and structure and of voxel, classes and
+        context. The code of ``features`` does not enter.
+        """
         sha = hashlib.sha256(json.dumps([repr(self.net), self.voxel, self.classes, self.context]).encode())
         for name, value in self.net.state_dict().items():
             sha.update(name.encode())
             sha.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
         return sha.hexdigest()
 
-    def _call(self, voxels: SparseTensor, feats: Tensor, inverse: Tensor) -> object:
+    def _call_network(self, voxels: SparseTensor, feats: Tensor, inverse: Tensor) -> object:
+        """Return the output of the network: called with the voxels alone or, if ``per_point``, also with the features
+        of the points and the voxel of each (``inverse``).
+        """
         return self.net(voxels, feats, inverse) if self.per_point else self.net(voxels)
 
     def _voxels_only(self, voxels: SparseTensor) -> object:
-        """Return the result for one point in the middle of each voxel."""
-        return self._call(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
+        """Return the output of the network for ``voxels`` that hold one point each, so that the two kinds of network
+        can be probed alike.
+        """
+        return self._call_network(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
     def _logits_only(self, voxels: SparseTensor) -> object:
-        """Return :meth:`_voxels_only` with a logit for each class. Raises SL825 before a survey has a folder."""
+        """Return the output of the network for ``voxels`` that hold one point each. Raises SL825 unless it has a logit
+        for each class, which is checked before a survey makes a folder.
+        """
         made = self._voxels_only(voxels)
         logits = rows_of(made)
         if logits.shape[1:] != (len(self.classes),):
@@ -206,7 +233,9 @@ class SurveyModel:
         return made
 
     def _check_features(self) -> None:
-        """Check that features in the middle stay the same when points beyond the context move or go away."""
+        """Raise SL825 if features of random points change when points farther away than ``context`` are moved or
+        removed.
+        """
         reach = max(self.context, *self.voxel[:2])
         # Features may look along one axis only, so trials alternate between x and y.
         for seed in range(_TRIALS):
@@ -214,6 +243,7 @@ class SurveyModel:
             along = points.xyz[:, seed % 2]
             distance = (along - (along.amax() + along.amin()) / 2).abs()
             inner, near = distance <= reach, distance <= reach + self.context
+            # Along z only, so that the points keep the x and y by which they are chosen.
             moved = replace(
                 points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1])
             )
@@ -231,7 +261,9 @@ class SurveyModel:
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:
-    """Return points on an area some contexts and voxels wide, eight voxels high."""
+    """Return ``count`` random points, the same for each ``seed``, in a box that is eight ``voxel`` lengths high and
+    some contexts and voxels wide.
+    """
     draw = torch.Generator().manual_seed(seed)
     wide = 6 * max(context, *voxel[:2])
     size = torch.tensor([wide + 8 * voxel[0], wide + 8 * voxel[1], 8 * voxel[2]])

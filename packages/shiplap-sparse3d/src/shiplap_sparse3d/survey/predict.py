@@ -57,8 +57,11 @@ class TilePoints:
     tile: Tile
 
     def to_question(self) -> TileQuestion:
-        """Return the points within the limits, sorted and counted by the device of the network."""
+        """Return the network's input for the tile: the points in its box and context, sorted and counted on the device
+        of the network.
+        """
         rows = self.rows.to(self.job.model.device, non_blocking=True)
+        # The rows are those of whole tiles, of which the network needs a margin only.
         return question_of(self.job, self.tile, _cut_to_box(rows, self.job, self.tile))
 
 
@@ -77,7 +80,9 @@ class PreparedTile:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors, those of tables included."""
+        """Return all tensors of the tile, those of its convolution tables included, so that they can be handed to
+        another stream.
+        """
         scene = self.scene
         return [self.index, self.wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
 
@@ -97,16 +102,19 @@ class TileAnswer:
     arrived: torch.cuda.Event | None
 
     def wait_for_codes(self) -> np.ndarray[Any, Any]:
-        """Wait for the classes and return their codes, ``uint8 [c]``, in the order of the file."""
+        """Wait until a GPU has copied the classes to the host, and return their codes, ``uint8 [c]``, in the order of
+        the file.
+        """
         if self.arrived is not None:
             self.arrived.synchronize()
         return np.array(self.codes, np.uint8)[self.best.numpy()]
 
 
 def read_tile(job: SurveyJob, tile: Tile) -> TileQuestion | TilePoints:
-    """Return the network's input for ``tile``, or the points of which a GPU makes that input.
+    """Return the network's input for ``tile`` or, on a GPU with the features of this package, only its points, from
+    which the GPU makes that input.
 
-    A GPU does so for :func:`point_features`. The user's features are made of tensors of the CPU.
+    A GPU does so for :func:`point_features`. Features of the user's get tensors on the CPU.
     """
     # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
     if job.model.device.type == "cuda" and job.model.features is point_features:
@@ -115,7 +123,9 @@ def read_tile(job: SurveyJob, tile: Tile) -> TileQuestion | TilePoints:
 
 
 def prepare_tile(model: SurveyModel, read: TileQuestion | TilePoints, recipe: TableRecipe = NOTHING) -> PreparedTile:
-    """Return the points of a tile on the device of the network, with voxels and the tables of ``recipe``."""
+    """Return the input of the network on its device: voxels, features, and the convolution tables that ``recipe`` lists
+    (those that the tile before needed). ``read`` is the result of :func:`read_tile`.
+    """
     with torch.inference_mode():
         question, device = read.to_question() if isinstance(read, TilePoints) else read, model.device
         scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
@@ -124,11 +134,14 @@ def prepare_tile(model: SurveyModel, read: TileQuestion | TilePoints, recipe: Ta
 
 
 def run_network(model: SurveyModel, of: PreparedTile) -> TileAnswer:
-    """Run the network and return its answer, on which a GPU may still be working."""
+    """Run the network on a prepared tile and return the index of the greatest logit of each of its points. A GPU may
+    still be at work on them: ``wait_for_codes`` waits.
+    """
     best = _tile_logits(model, of).argmax(1)
     if not best.is_cuda:
         return TileAnswer(best, model.classes, None)
     stream = torch.cuda.current_stream(best.device)  # of its device, which need not be the current one
+    # Into pinned memory, since a copy to other memory waits for the GPU.
     best = torch.empty(best.shape, dtype=best.dtype, pin_memory=True).copy_(best, non_blocking=True)
     arrived = torch.cuda.Event(blocking=True)  # the thread that waits for it sleeps
     arrived.record(stream)
@@ -136,12 +149,15 @@ def run_network(model: SurveyModel, of: PreparedTile) -> TileAnswer:
 
 
 def _tile_logits(model: SurveyModel, of: PreparedTile) -> Tensor:
-    """Return the logits of the points of the tile, on the device of the network."""
+    """Return the logits ``[c, classes]`` of the points of the tile itself, without those of its halo, on the device of
+    the network.
+    """
     return model.logits(of.scene)[of.wanted]
 
 
 def points_within(job: SurveyJob, tile: Tile) -> Tensor:
-    """Return the points of ``tile``, its halo and its context, without keeping the others in memory.
+    """Return the stored points of ``tile``, its halo and its context, read slice by slice, so that points outside are
+    not kept in memory.
 
     Shape: ``int32 [p, 6]``, as they lie on the disk.
     """
@@ -151,24 +167,28 @@ def points_within(job: SurveyJob, tile: Tile) -> Tensor:
 
 
 def _point_numbers(rows: Tensor) -> Tensor:
-    """Return the numbers of points in the file, ``int64 [p]``."""
+    """Return the numbers of stored points (``rows``, ``int32 [p, 6]``) in the input file, ``int64 [p]``."""
     return rows.view(torch.int64)[:, 0]
 
 
 def _stored_coords(rows: Tensor) -> Tensor:
-    """Return the stored coordinates of points, ``int32 [p, 3]``."""
+    """Return the coordinates of stored points (``rows``, ``int32 [p, 6]``) as the file has them, ``int32 [p, 3]``."""
     return rows[:, 2:5]
 
 
 def points_of(rows: Tensor, grid: Grid) -> Points:
-    """Return the points as the input of features."""
+    """Return stored points (``rows``, ``int32 [p, 6]``) as the argument of the features function: coordinates in file
+    units, intensity, return number and number of returns.
+    """
     packed = rows[:, 5].long()
     xyz = torch.stack(grid.coordinates(_stored_coords(rows)), 1)
     return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xFF, packed >> 24 & 0xFF)
 
 
 def question_of(job: SurveyJob, tile: Tile, rows: Tensor) -> TileQuestion:
-    """Return the network's input from the points of ``tile``, its halo and its context, on their device."""
+    """Return the network's input for ``tile`` from stored points (``rows``, ``int32 [p, 6]``) of the tile, its halo and
+    its context, on their device and in the order of the file.
+    """
     # Sums of floating-point features depend on the order, which must not depend on the tiles.
     rows = rows[_file_order(rows)]
     box, cells = job.tiling.grid(tile, job.points.extent), job.grid.places(_stored_coords(rows))
@@ -183,28 +203,36 @@ def question_of(job: SurveyJob, tile: Tile, rows: Tensor) -> TileQuestion:
 
 
 def _file_order(rows: Tensor) -> Tensor:
-    """Return the order of the file, ``int64 [p]``, so that sums are always the same."""
+    """Return the permutation ``int64 [p]`` that puts stored points into the order of the input file, so that sums over
+    them are always the same.
+    """
     if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
         return torch.from_numpy(np.argsort(_point_numbers(rows).numpy(), kind="stable"))
     return _point_numbers(rows).argsort()
 
 
 def _context_cells(model: SurveyModel) -> int:
+    """Return how many cells beyond the halo the features of a point may depend on: the model's context in cells,
+    rounded up, or 0 without context.
+    """
     # One cell more, because the context is measured from points and not from cells.
     return math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
 
 
 def _box_end(box: CellBox) -> Triple:
+    """Return the first cell beyond ``box`` on each axis, that is its origin plus its shape."""
     x, y, z = (first + cells for first, cells in zip(box.origin, box.shape, strict=True))
     return x, y, z
 
 
 def _slices_around(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
+    """Return the slices of the point table for ``tile`` and all tiles that its halo and context reach."""
     return job.points.of_tiles(job.tiling.around(tile, _context_cells(job.model)))
 
 
 def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
-    """Return the points of ``slices``, ``int32 [p, 6]``. Python's lock is free while the system reads.
+    """Return the stored points of ``slices``, ``int32 [p, 6]``, read from the segment files, if ``pinned`` into
+    page-locked memory. Python's lock is free while the system reads.
 
     Raises:
         SurveyError: SL824 for points that are not those that were sorted.
@@ -229,14 +257,18 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
 
 
 def damaged_points(folder: SurveyFolder, segment: int) -> ShiplapError:
-    """Return the error for points that are not those that were sorted, and remove their mark."""
+    """Remove the mark of ``segment``, so that it is sorted again, and return the error SL824 for sorted points that
+    have changed on the disk.
+    """
     folder.sorted_mark_path(segment).unlink(missing_ok=True)
     where, expected = str(folder.points_path(segment)), "the points that were sorted"
     return error("SL824", where=where, what="the sorted points are damaged", got="other points", expected=expected)
 
 
 def _cut_to_box(rows: Tensor, job: SurveyJob, tile: Tile) -> Tensor:
-    """Return the points in the box of ``tile`` and in the context around it."""
+    """Return those of the stored points ``rows`` that lie in the box of ``tile`` (its core and halo) or in the context
+    around it.
+    """
     box, more = job.tiling.grid(tile, job.points.extent), _context_cells(job.model)
     low = [first - around for first, around in zip(box.origin, (more, more, 0), strict=True)]
     high = [end + around for end, around in zip(_box_end(box), (more, more, 0), strict=True)]
@@ -244,6 +276,8 @@ def _cut_to_box(rows: Tensor, job: SurveyJob, tile: Tile) -> Tensor:
 
 
 def _cells_within(cells: list[Tensor], low: Sequence[int], high: Sequence[int]) -> Tensor:
-    """Return ``bool [p]``: which cells are at or above ``low`` and below ``high`` on each of their axes."""
+    """Return ``bool [p]``: whether each point's cell is at or above ``low`` and below ``high`` on every axis. ``cells``
+    has ``int64 [p]`` for each axis, and axes beyond the length of ``low`` are ignored.
+    """
     masks = [(c >= first) & (c < end) for c, first, end in zip(cells, low, high, strict=False)]
     return functools.reduce(torch.logical_and, masks)

@@ -28,7 +28,8 @@ class Seen:
 
 
 def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Seen:
-    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
+    """Test the derived receptive field ``field``: change single voxels, run ``net``, and compare its outputs. Returns
+    how far changes reached.
 
     The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
     One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
@@ -48,7 +49,9 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
     device = parameter.device if parameter is not None else torch.device("cpu")
     below, above = torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long)
     with evaluation_mode(net), torch.no_grad():
+        # Tiles are cut along x and y only.
         for axis in (0, 1):
+            # The first and the last cell of a coarse cell are the extreme places of an input.
             for shift in {0, field.stride[axis] - 1}:
                 coords, grid, row = _draw_corridor(field, axis, shift)
                 for distance in _changed_outputs(run or net, coords, grid, row, channels, device):
@@ -66,7 +69,9 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
 
 
 def _sees_beyond(got: str, field: Field) -> ShiplapError:
-    """Return SL820 for a network whose outputs change with inputs beyond its receptive field."""
+    """Return the error SL820 for a network whose outputs change with inputs beyond ``field``. ``got`` says what was
+    observed.
+    """
     return error(
         "SL820",
         where="the probe of the receptive field",
@@ -78,12 +83,15 @@ def _sees_beyond(got: str, field: Field) -> ShiplapError:
 
 
 def _as_triple(values: Tensor) -> Triple:
+    """Return a tensor of three integers as a tuple of Python integers."""
     x, y, z = values.tolist()
     return x, y, z
 
 
 def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
-    """Return voxels along ``axis``, their grid, and the row of the one in the middle."""
+    """Return a block of random voxels along ``axis``, three receptive fields long, with a full line through its middle:
+    coordinates ``int32 [v, 4]``, the grid, and the row of the middle voxel, which ``shift`` moves along the axis.
+    """
     far = max(field.before[axis], field.after[axis])
     # Room beyond the field on both sides, where a change would be an error.
     half = 3 * far + 4 * field.stride[axis] + 32
@@ -106,7 +114,9 @@ def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple,
 def _changed_outputs(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device
 ) -> list[Tensor]:
-    """Return for each change of the voxel its distances to the outputs that changed, ``int64 [changes, 3]``."""
+    """Return three tensors ``int64 [changes, 3]``: the distances from the voxel in ``row`` to the outputs that changed
+    when its value was changed, made NaN, and when the voxel was removed. Raises SL825 for outputs that are not finite.
+    """
     feats = _random_features(coords, channels, device)
     distance = (coords[row] - coords)[:, 1:].long()
     before = _output_rows(run, feats, coords, grid)
@@ -130,7 +140,9 @@ def _changed_outputs(
 def _changes_when_cropped(
     run: Run, coords: Tensor, grid: Triple, row: int, channels: int, device: torch.device, field: Field
 ) -> bool:
-    """Return whether the output at ``row`` changes when only the voxels of the field around it are left."""
+    """Return whether the output at ``row`` changes beyond rounding when only the voxels of ``field`` around it are
+    left.
+    """
     feats, distance = _random_features(coords, channels, device), (coords - coords[row])[:, 1:].long()
     near = ((distance >= -torch.tensor(field.before)) & (distance <= torch.tensor(field.after))).all(1)
     whole = _output_rows(run, feats, coords, grid)[row]
@@ -139,9 +151,13 @@ def _changes_when_cropped(
 
 
 def _random_features(coords: Tensor, channels: int, device: torch.device) -> Tensor:
+    """Return normal random features ``[v, channels]`` for ``coords`` on ``device``, the same at each call."""
     return torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1)).to(device)
 
 
 def _output_rows(run: Run, feats: Tensor, coords: Tensor, grid: Triple) -> Tensor:
+    """Return the output of the network ``run`` for voxels with ``feats`` at ``coords`` in ``grid``, as
+    ``float32 [v, n]`` on the CPU.
+    """
     rows = rows_of(run(SparseTensor(feats, coords.to(feats.device), grid)))
     return rows.reshape(len(rows), -1).float().cpu()

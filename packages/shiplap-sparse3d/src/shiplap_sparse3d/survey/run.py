@@ -58,7 +58,7 @@ class SurveyResult:
     peak_mb: float
 
     def json(self) -> dict[str, Any]:
-        """One object of plain values."""
+        """Return the result as a dictionary of plain values for JSON."""
         return asdict(self)
 
 
@@ -78,7 +78,8 @@ def survey(
     device: str | None = None,
     progress: Progress = lambda stage, done, total, note: None,
 ) -> SurveyResult:
-    """Classify every point of ``source`` and write ``target``: the same points in the same order, with new classes.
+    """Classify every point of ``source`` with the network of ``model``, write ``target`` (the same points in the same
+    order with new classes), and return the numbers of the run.
 
     Memory depends on the number of points in a tile and its halo, and not on the size of the survey. To continue an
     interrupted survey, call this function again with the same arguments; the workers may be others.
@@ -109,6 +110,7 @@ def survey(
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
     _check_target(source, target)
+    # Workers of a cluster move their own copies of the network.
     if device is not None and workers is None and scheduler is None:
         model.net.to(device)
     check_codes(source, model.classes)
@@ -124,6 +126,7 @@ def survey(
             write_cloud(source, target, _merged_codes(job, engine, progress))
         if not keep:
             job.folder.remove_written()
+    # macOS counts bytes, and Linux counts units of 1,024 bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
     return SurveyResult(
         str(target),
@@ -140,7 +143,10 @@ def survey(
 
 
 def _open_engine(workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> SurveyEngine:
-    """Return the engine that the arguments ask for. Raises SL613 for both kinds of a cluster, SL603 without Dask."""
+    """Return the engine for the survey: this process without ``workers`` and ``scheduler``, otherwise a Dask engine,
+    whose dashboard address goes to ``progress``. Raises SL613 for both or for fewer than one worker, SL603 without
+    Dask.
+    """
     if workers is None and scheduler is None:
         return SurveyEngine()
     if (workers is not None and scheduler is not None) or (workers is not None and workers < 1):
@@ -165,7 +171,9 @@ def _open_engine(workers: int | None, scheduler: str | None, device: str | None,
 
 @contextlib.contextmanager
 def _writes_named(place: Path) -> Iterator[None]:
-    """Raise SL602 for an error of the operating system in the block, here or on a worker, as of a full disk."""
+    """Turn an ``OSError`` in the block of a context manager, such as a full disk here or on a worker, into SL602, which
+    names the file or else ``place``.
+    """
     try:
         yield
     except OSError as failure:
@@ -187,7 +195,9 @@ def open_job(
     origin: tuple[int, int] = (0, 0),
     segment: int = SEGMENT,
 ) -> SurveyJob:
-    """Return the job of a survey, before its points are sorted. Raises SL821 and SL822 before a folder is made."""
+    """Return the job of a survey, before its points are sorted. Nothing is written, and SL821 for the tiles or SL822
+    for the input is raised here, before a folder is made.
+    """
     tiles = tiling(model.field, tile, halo, origin)
     with open_cloud(source) as reader:
         grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
@@ -195,7 +205,8 @@ def open_job(
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
-    """Sort the points that are not sorted yet, and return the job with the table of all of them.
+    """Sort the points of the segments that the folder does not yet have sorted, and return ``job`` with the table of
+    all points.
 
     Raises:
         SurveyError: SL823 if the folder has other points, or tiles of another size.
@@ -213,7 +224,9 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
-    """Predict the tiles that have no result, and return how many those were."""
+    """Predict and write the classes of all tiles that have no result in the folder, and return the number of those
+    tiles.
+    """
     counts = {tile: job.points.count(tile) for tile in job.points.tiles}
     left = [tile for tile, count in counts.items() if not job.folder.has_result(tile, count)]
     left.sort(key=lambda tile: (-counts[tile], tile))  # large ones first, so that all workers end at the same time
@@ -227,7 +240,7 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
 
 
 def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
-    """Yield the classes of the points, in the order of the input."""
+    """Yield the class codes of the points, ``uint8`` arrays for one segment each, in the order of the input."""
     done = 0
     for _, codes in engine.run(merge_segment, job.segments, ordered=True):
         yield codes
@@ -236,7 +249,9 @@ def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> I
 
 
 def _points_identity(job: SurveyJob) -> dict[str, Any]:
-    """Return the settings on which the sorted points depend, in plain values."""
+    """Return the settings on which the sorted points depend, as plain values: the input's size and head, the voxel, and
+    the sizes of tiles and segments.
+    """
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
@@ -250,7 +265,9 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
 
 
 def _check_target(source: Path, target: Path) -> None:
-    """Check before any work that the target is of a known kind, in an existing folder, and not the source."""
+    """Raise SL602, before any work, unless ``target`` ends in .las or .laz, lies in an existing folder and is neither a
+    folder nor ``source``.
+    """
     problem = ""
     if target.suffix.lower() not in (".las", ".laz"):
         problem = f"the ending {target.suffix!r}"

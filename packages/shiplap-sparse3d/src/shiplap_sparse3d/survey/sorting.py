@@ -16,12 +16,15 @@ from shiplap_sparse3d.survey.job import LARGEST, SortedSegment, SurveyJob
 
 
 def check_sum(rows: np.ndarray[Any, Any]) -> int:
-    """Return the sum of the words of points, which shows whether a disk has kept them: ``int64 [p, 3]`` or flat."""
+    """Return the sum, modulo 2**64, of the 64-bit words ``rows`` of points (``int64 [p, 3]`` or flat), which shows
+    whether a disk has kept them.
+    """
     return int(rows.sum(dtype=np.int64))  # wraps around
 
 
 def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
-    """Sort the points of one segment of the input by tile; write them, and then their mark.
+    """Read segment ``number`` of the input, sort its points by tile, write them and then their mark to the folder, and
+    return the tiles and extent of the segment.
 
     Raises:
         SurveyError: SL822 if the input cannot be read.
@@ -47,13 +50,15 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     counts = np.diff(starts, append=count)
     made = SortedSegment(np.column_stack([tiles[starts], counts, checks]), low.tolist(), high.tolist())
     write_whole(job.folder.points_path(number), rows.tobytes(), lasting=False)
+    # The mark comes last, since it says that the points are complete.
     content = {"tiles": made.tiles.tolist(), "low": made.low, "high": made.high}
     write_mark(job.folder.sorted_mark_path(number), content, lasting=False)
     return made
 
 
 def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment | None:
-    """Return a segment of ``count`` points that is sorted, or None.
+    """Return what the mark of segment ``number`` says, or None unless its points, ``count`` in all, are completely
+    sorted.
 
     A mark of another form, as by another version or an editor, counts as none. What a disk has damaged in the points
     themselves is found when they are read.
@@ -62,6 +67,7 @@ def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment
     try:
         tiles, low, high = ([*mark[name]] for name in ("tiles", "low", "high"))
         rows = np.array(tiles, dtype=object).reshape(-1, 4)
+        # ``type``, since ``isinstance`` would accept the booleans of JSON.
         if not all(type(value) is int for value in (*rows.flat, *low, *high)) or (len(low), len(high)) != (3, 3):
             return None
         rows = rows.astype(np.int64)
@@ -72,4 +78,5 @@ def read_segment(folder: SurveyFolder, number: int, count: int) -> SortedSegment
 
 
 def _size_of(path: Any) -> int:
+    """Return the size of the file ``path`` in bytes, or -1 if it does not exist."""
     return path.stat().st_size if path.exists() else -1

@@ -18,7 +18,7 @@ from shiplap_sparse3d.survey.predict import damaged_points, prepare_tile, read_t
 
 
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
-    """Return the class codes of the points of ``tile``, in the order of the input.
+    """Return the predicted class codes of the points of ``tile``, ``uint8 [c]`` in the order of the input.
 
     Threads read and prepare tiles beside the network, and run it one after the other. On a GPU each thread has a stream
     of its own, of high priority, which sorts points into voxels and builds the tables that the network needed for the
@@ -43,12 +43,15 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
 
 
 def predict_tile(job: SurveyJob, tile: Tile) -> None:
-    """Predict one tile, and write its classes and its mark."""
+    """Predict the class codes of the points of ``tile``, and write them and then the tile's mark to the folder of the
+    survey.
+    """
     job.folder.write_result(tile, predict_codes(job, tile))
 
 
 def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
-    """Return the class of each point of a segment, in the order of the input.
+    """Return the class code of each point of segment ``number``, ``uint8 [p]`` in the order of the input, from the
+    results of its tiles.
 
     Raises:
         SurveyError: SL824 if the classes of a tile are missing or damaged.
@@ -56,6 +59,7 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     first, count = job.segment_range(number)
     path = job.folder.points_path(number)
     place = np.fromfile(path, POINT)["index"] - first if path.exists() else np.empty(0)
+    # Damaged numbers would write outside of the array, or leave points without a class.
     if not np.array_equal(np.sort(place), np.arange(count)):
         raise damaged_points(job.folder, number)
     codes = np.empty(count, np.uint8)

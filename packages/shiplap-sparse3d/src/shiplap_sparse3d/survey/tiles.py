@@ -30,7 +30,7 @@ class CellBox:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The cut of the plane of cells into tiles. Made by :func:`tiling`, which checks it.
+    """The cut of the plane of cells into square tiles. :func:`tiling` makes it, and checks the sizes.
 
     Attributes:
         size: cells of a tile along x and y.
@@ -45,19 +45,22 @@ class Tiling:
     stride: Triple
 
     def whole(self, extent: CellExtent) -> CellBox:
-        """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        """Return the grid that contains all cells of ``extent`` (first and last cell of the survey), with its origin
+        and shape rounded outwards to multiples of the stride.
+        """
         # Strided layers group cells from the origin of the grid, so it has to be aligned.
         low = [lo // s * s for lo, s in zip(extent.low, self.stride, strict=True)]
         x, y, z = (-(-(high + 1 - lo) // s) * s for lo, high, s in zip(low, extent.high, self.stride, strict=True))
         return CellBox((low[0], low[1], low[2]), (x, y, z))
 
     def core(self, tile: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return first and last cell of ``tile`` along x and along y, the last one exclusive."""
+        """Return ((first x, end x), (first y, end y)) of the cells of ``tile`` without its halo, the ends exclusive."""
         x, y = (start + index * self.size for start, index in zip(self.origin, tile, strict=True))
         return (x, x + self.size), (y, y + self.size)
 
     def grid(self, tile: tuple[int, int], extent: CellExtent) -> CellBox:
-        """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
+        """Return the grid (origin and shape in cells) on which ``tile`` is predicted: its core and its halo, as far as
+        the survey extends.
 
         Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
         """
@@ -71,13 +74,15 @@ class Tiling:
         return CellBox((origin[0], origin[1], origin[2]), (shape[0], shape[1], shape[2]))
 
     def around(self, tile: tuple[int, int], cells: int) -> list[tuple[int, int]]:
-        """Return the tiles that have a cell within ``halo + cells`` of ``tile``, itself among them."""
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, itself
+        among them.
+        """
         far = -(-(self.halo + cells) // self.size)
         return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
 
 
 def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
-    """Return tiles on which the network gives the same values as on the untiled survey.
+    """Return the tiling of a survey into squares on which the network gives the same values as on the untiled survey.
 
     All lengths are numbers of voxels, and must be multiples of the total stride of the network.
 

@@ -19,7 +19,9 @@ from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
-    """Run a crossed plan as the command line asks, write its table, and return 1 for failures."""
+    """Run the declarations that the options of the command line choose, write their table, shrink failures, and return
+    1 if there are any, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
     parser.add_argument("--seed", type=int, default=0)
@@ -35,6 +37,7 @@ def main() -> int:
     parser.add_argument("--without", nargs="*", default=[], help="features to leave out, such as kernel:python_flat")
     given = parser.parse_args()
     begun = time.monotonic()
+    # On a GPU, nvcc compiles, for which there is no such program.
     if given.device == "cpu":
         _compile_unoptimized()
     cases = plan(given.count, given.seed, given.device)
@@ -57,7 +60,9 @@ def main() -> int:
 
 
 def _compile_unoptimized() -> None:
-    """Put compilers that do not optimise on the path, where SHIPLAP_TEST_UNOPTIMIZED=1 asks for them."""
+    """Put compilers that do not optimise first on the ``PATH``, if SHIPLAP_TEST_UNOPTIMIZED=1, and wait until their
+    headers are compiled.
+    """
     os.environ["PATH"] = compilers.path()
     for compiled in (compilers.headers(), compilers.kernels()):
         if compiled is not None:
@@ -65,7 +70,7 @@ def _compile_unoptimized() -> None:
 
 
 def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
-    """Write the failures and the table of a run, as JSON and as Markdown."""
+    """Write the failures (JSON) and the table of pairs of features (JSON and Markdown) of a run into ``folder``."""
     by_seed = {c.seed: c.to_json() for c in cases}
     failing = [{**r, "case": by_seed.get(r["seed"])} for r in table.failures]
     (folder / f"failures-{device}.json").write_text(json.dumps(failing, indent=1))
@@ -74,10 +79,13 @@ def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Ta
 
 
 def _shrink_failures(folder: Path, device: str, cases: Sequence[Declared], table: Table, most: int) -> None:
-    """Shrink failures of different kinds, and write a script of each."""
+    """Shrink one failure of each kind, at most ``most``, and write a script for each into ``folder``, which shows the
+    failure with as few features as possible.
+    """
     by_seed = {c.seed: c for c in cases}
     shrunk: set[str] = set()
     for failure in table.failures:
+        # Failures with the same reason are shrunk once.
         key = f"{failure['outcome']} {reason_of(failure['detail'])[:60]}"
         if failure["seed"] not in by_seed or key in shrunk or len(shrunk) >= most:
             continue

@@ -22,12 +22,23 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the declaration ``case``, or with
+    ``other`` those of a second call.
+    """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
+    """Return the shape of the tensor ``x`` of the declaration ``case`` for ``sizes``. A third of the variadic ones have
+    a further dim of 2 in front. ``other`` is not read.
+    """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
+
+
+def rank_of(case: Declared) -> int:
+    """Return the number of dims of the tensor ``x`` that the declaration ``case`` is called with."""
+    return len(shape_of(case, sizes_of(case)))
 
 
 class Arguments:
@@ -39,7 +50,11 @@ class Arguments:
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
+        """Draw the arguments of the declaration ``case`` on ``device`` from its seed, for other sizes if ``other``, and
+        in ``dtype`` if it is given.
+        """
         self.case, self.device = case, device
+        # A generator of its own, so that the values do not depend on what ran before.
         self.rng = torch.Generator().manual_seed(case.seed * 2 + other)
         self.dtype = dtype or getattr(torch, case.dtype)
         self.turn = 0
@@ -63,7 +78,9 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for a parameter, by its name and the features of the case."""
+        """Return the argument for the parameter ``name``, chosen by the features of the declaration: a scalar, a
+        tensor, a list of tensors, or None. ``annotation`` is not read.
+        """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
                 return [2, 0, 1]
@@ -83,7 +100,10 @@ class Arguments:
         return self._tensor(shape, mutated=name == "acc")
 
     def _tensor(self, shape: tuple[int, ...], mutated: bool = False) -> Tensor:
-        """Return a random tensor in the next layout of the case, where the shape admits that layout."""
+        """Return a random tensor of ``shape`` in the next of the declaration's layouts. A tensor that cannot have this
+        layout, as one that is ``mutated`` cannot be expanded, is contiguous.
+        """
+        # Drawn on the CPU in float64, so that values are the same on each device and in each dtype.
         t = torch.randn(shape, generator=self.rng, dtype=torch.float64).to(self.dtype).to(self.device)
         layout = self.case.layouts[self.turn % len(self.case.layouts)]
         self.turn += 1
@@ -94,7 +114,9 @@ class Arguments:
         return LAYOUTS[layout][1](t)
 
     def _repeat(self) -> None:
-        """Pass one tensor twice."""
+        """Pass the tensor ``x`` a second time, in place of another tensor argument, or the first tensor of a list
+        twice.
+        """
         x = self.values[self.names.index("x")]
         for name in ("y", "acc", "ts", "accs"):
             if name in self.names:
@@ -108,10 +130,16 @@ class Arguments:
     def fresh(
         self, *, gradients: bool = False, dtype: torch.dtype | None = None, contiguous: bool = False
     ) -> list[Any]:
-        """Copies with the same strides; a tensor that is passed twice is copied once."""
+        """Return copies of the arguments in declared order, with the same strides unless ``contiguous``, in ``dtype``
+        if given, and as leaves with ``gradients``. A tensor that is passed twice is copied once.
+        """
+        # By identity: a tensor that is passed twice must be one tensor in the copies as well.
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
+            """Return the copy of ``value``, the argument ``name`` or a tensor of its list. Values other than tensors
+            are returned themselves.
+            """
             if isinstance(value, list) and value and isinstance(value[0], Tensor):
                 return [copy(v, name) for v in value]
             if not isinstance(value, Tensor):
@@ -121,6 +149,7 @@ class Arguments:
                 if value.is_floating_point():
                     made = made.to(dtype) if dtype is not None else made
                     made = made.contiguous() if contiguous else made
+                    # A leaf that requires a gradient must not be written to.
                     if gradients and not name.startswith("acc"):
                         made = made.detach().requires_grad_()
                 copies[id(value)] = made
@@ -129,7 +158,7 @@ class Arguments:
         return [copy(v, n) for v, n in zip(self.values, self.names, strict=True)]
 
     def split(self, values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Values → positional arguments and keywords."""
+        """Return the arguments ``values`` as positional ones and as keywords by name, as the case passes them."""
         pairs = list(zip(self.names, values, strict=True))
         return [v for n, v in pairs if n not in self.keywords], {n: v for n, v in pairs if n in self.keywords}
 

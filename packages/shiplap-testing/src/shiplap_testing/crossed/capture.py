@@ -11,7 +11,9 @@ from shiplap import torch_private
 
 
 def capture_call(fn: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Return a graph of a call of ``fn``, and its result. A capture that breaks raises what broke it."""
+    """Capture a call of ``fn`` as a CUDA graph, and return the graph and the result of the call. Raises the exception
+    that broke the capture, if one did.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(torch.cuda.Stream()):
         result, broken = torch_private.capture_graph(graph, fn, torch.cuda.graph_pool_handle())

@@ -15,7 +15,9 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the cases from standard input, and write a line for each event to the file of results."""
+    """Run the declarations from standard input, and write each event to the file ``results`` as a line of JSON. Returns
+    the status 0.
+    """
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)
     os.environ.setdefault("SHIPLAP_NATIVE", "0")  # bindings are built when a case asks for them, and only then
@@ -27,6 +29,9 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
+            """Write ``fields``, an event, as a line of JSON. An event with an outcome gets the seconds since the event
+            before.
+            """
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
             begun[0] = time.monotonic()
@@ -45,7 +50,9 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare ``cases`` and call each in the ways that come ``first``, and in its own."""
+    """Declare the ops of ``cases`` in ``folder``, and call each in the ways ``first`` and in its own, except for pairs
+    of seed and way in ``skipped``. Each event is passed to ``tell`` as keywords.
+    """
     import torch
 
     from shiplap.inductor.fusion_choice import watch_fusion_choices
@@ -53,6 +60,7 @@ def run(
     from shiplap_testing.crossed.packaged import packaged_results
     from shiplap_testing.crossed.ways import run_way
 
+    # Many children run at a time.
     torch.set_num_threads(1)
     tell(begin="declare", seed=-1)
     made = declare(cases, folder, device)
@@ -83,6 +91,7 @@ def run(
                 by = []
             choices.clear()
             tell(seed=case.seed, way=way, outcome=outcome, detail=detail, served=by)
+        # A case with a package is whole after that, which comes last.
         if case not in packed:
             tell(seed=case.seed, way="whole", outcome="done")
     if packed:
@@ -95,12 +104,14 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Whether a candidate was chosen, and not what the op does without one."""
+    """Whether the fusion choice ``choice`` took a candidate, and not what the op does without one."""
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Which of kernel and binding serve the calls of ``case``: those that were refused do not."""
+    """Return which of the texts ``kernel`` and ``binding`` serve the calls of the declaration ``case``. Neither serves
+    a case whose kernel ``made`` lists as refused or not written.
+    """
     if case.seed in made.unbound:
         return ["kernel"]
     return [] if case.seed in made.refused or case.seed in made.unwritten else ["kernel", "binding"]

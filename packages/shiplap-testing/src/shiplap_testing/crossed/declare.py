@@ -11,6 +11,7 @@ from typing import Any
 from shiplap.kernels.c.library import source_libraries
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.build import compile_c
+from shiplap_testing.crossed.calls import one_line, refusal_id
 from shiplap_testing.crossed.declared import NATIVE, Declared
 from shiplap_testing.crossed.faults import plant
 from shiplap_testing.crossed.native_source import (
@@ -21,17 +22,17 @@ from shiplap_testing.crossed.native_source import (
     template_unable,
     triton_template_grid,
     triton_template_text,
-    triton_text,
     triton_unable,
 )
 from shiplap_testing.crossed.source import module_text, op_name
-from shiplap_testing.crossed.ways import _short, refusal_id
+from shiplap_testing.crossed.triton_source import triton_text
 
 
 class Made:
     """Declared ops by seed; what was refused when they were declared, and what was not written for them."""
 
     def __init__(self) -> None:
+        """Begin without ops. Each attribute maps seeds of declarations to an op or to a reason."""
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}
         self.unbound: dict[int, str] = {}  # no native binding
@@ -40,7 +41,9 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare every case in ``folder``, a library for all C kernels of a binding."""
+    """Declare the ops of ``cases`` with their kernels in ``folder``, and return ops and refusals by seed. All C kernels
+    of one kind of binding share a library.
+    """
     made = Made()
     for case in cases:
         try:
@@ -48,14 +51,18 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
                 made.ops[case.seed] = declare_one(case, folder, device, made)
         except Exception as e:
             where = made.refused if refusal_id(e) else made.raised
-            where[case.seed] = f"{refusal_id(e)}: {_short(e)}" if refusal_id(e) else f"{type(e).__name__}: {_short(e)}"
+            where[case.seed] = (
+                f"{refusal_id(e)}: {one_line(e)}" if refusal_id(e) else f"{type(e).__name__}: {one_line(e)}"
+            )
     for binding in ("python", "native", "packaged"):
         _compile([c for c in cases if c.binding == binding and c.seed in made.ops], made, folder, device, binding)
     return made
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of a case, import it, bind native kernels, and return the op."""
+    """Write the module of the declaration ``case`` into ``folder``, import it, bind its native kernel, and return the
+    op. The reason for a missing kernel is added to ``made``.
+    """
     text = module_text(case, device)
     name = op_name(case)
     if case.kernel == "triton":
@@ -83,12 +90,14 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
         except Exception as e:
             if not refusal_id(e):
                 raise
-            made.refused[case.seed] = f"{refusal_id(e)}: {_short(e)}"
+            made.refused[case.seed] = f"{refusal_id(e)}: {one_line(e)}"
     return op
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template of ``case``, and return the line that binds it."""
+    """Write the template of the declaration ``case`` into ``folder``, and return the source line that binds it to the
+    op.
+    """
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
     if device == "cuda":
@@ -99,7 +108,9 @@ def _template(case: Declared, folder: Path, device: str) -> str:
 
 
 def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
-    """Attach the kernels in C, C++ or CUDA C++, which are not compiled yet."""
+    """Bind the kernel of the declaration ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is
+    compiled later, by ``_compile``.
+    """
     import shiplap as sl
 
     name = op_name(case)
@@ -121,7 +132,9 @@ def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
 
 
 def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, binding: str) -> None:
-    """Compile the C kernels of ``cases`` into one library, and bind them."""
+    """Compile the C kernels of ``cases`` into one library in ``folder``, and build their native bindings unless
+    ``binding`` is ``python``. Refused bindings are added to ``made``.
+    """
     native = [c for c in cases if c.kernel in NATIVE and c.seed not in made.refused]
     symbols = {op_name(c): c for c in native if c.kernel != "source"}
     symbols |= {f"{op_name(c)}_first": c for c in native if c.kernel == "chosen"}
@@ -143,6 +156,6 @@ def _compile(cases: Sequence[Declared], made: Made, folder: Path, device: str, b
                 bindings.build(made.ops[case.seed])
         except Exception as e:
             if id := refusal_id(e):
-                made.unbound[case.seed] = f"{id}: {_short(e)}"
+                made.unbound[case.seed] = f"{id}: {one_line(e)}"
             else:
-                made.raised[case.seed] = f"{type(e).__name__}: {_short(e)}"
+                made.raised[case.seed] = f"{type(e).__name__}: {one_line(e)}"

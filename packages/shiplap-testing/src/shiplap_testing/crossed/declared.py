@@ -137,26 +137,33 @@ class Declared:
 
     @property
     def traced(self) -> bool:
+        """Whether a result is of a kind (a list, a number, or perhaps None) that only a run of the reference
+        determines.
+        """
         return any(o in TRACED for o in self.outs)
 
     @property
     def dynamic(self) -> bool:
+        """Whether a result has a size that depends on data."""
         return "kept" in self.outs
 
     @property
     def mutates(self) -> bool:
+        """Whether the op writes to an argument."""
         return self.state in ("mutated", "returned", "mutated_list", "mutated_optional")
 
     @property
     def differentiable(self) -> bool:
-        """Whether gradients are compared."""
+        """Whether gradients of the op are compared with those of the reference."""
         if self.state == "view":
             return True
         return self.gradient and not self.mutates and any(o in FLOATING for o in self.outs)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is declared and passed, without the way of the call."""
+        """Return the features of the declaration and its arguments as texts, such as ``rank:2`` or ``term:second``,
+        without the ways of its calls.
+        """
         found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
         found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
         found += [f"term:{t}" for t in self.terms if t != "optional"]
@@ -172,14 +179,18 @@ class Declared:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict, which ``from_json`` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Declared:
+        """Return the case with the fields ``data``, in which lists stand for tuples."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
-        """The same with one feature less, the largest steps first."""
+        """Yield declarations like this one with one feature less, the largest steps first. ``shrink`` searches them for
+        a smaller one that still fails.
+        """
         plain = Declared(self.seed, ways=self.ways, kernel=self.kernel, binding=self.binding, fault=self.fault)
         for name in ("terms", "outs", "layouts"):
             value = getattr(self, name)
@@ -206,16 +217,18 @@ class Declared:
 
 
 def _kernel_on(kernel: str, device: str) -> str:
-    """Return the kind of kernel that a device has in the place of ``kernel``."""
+    """Return the kind of kernel that ``device`` has in the place of ``kernel``: C kernels become CUDA kernels on a GPU,
+    and the reverse.
+    """
     if device == "cuda":
         return "cuda" if kernel in ("c", "c_strided", "c_aligned") else kernel
     return "c" if kernel == "cuda" else kernel
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """Return ``case`` without what contradicts itself: what no author could write, and not what shiplap refuses.
-
-    ``impossible.py`` says of each pair of features that this drops why no declaration has both.
+    """Return the declaration ``case`` without features that contradict each other, which no author could write. What
+    shiplap refuses stays, since refusals are counted. The reason for each pair of features that is dropped is in
+    ``impossible.py``.
     """
     kernel = _kernel_on(case.kernel, device)
     binding = case.binding if kernel in NATIVE else "python"
@@ -240,7 +253,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 
 def _fitting_kernel(case: Declared) -> Declared:
-    """Return ``case`` without what its kernel cannot have."""
+    """Return the declaration ``case`` without those terms, results and states that its kind of kernel cannot have."""
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
         outs = tuple(o for o in outs if o in TEMPLATE_OUTS and (o not in ("rows", "count") or case.rank > 1))[:1]
@@ -259,7 +272,7 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return ``case`` with results that its rank and state allow."""
+    """Return the declaration ``case`` with those of its results that its rank and state allow."""
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
     if case.tuple_of_one and "kept" not in outs:
@@ -274,7 +287,9 @@ def _fitting_outs(case: Declared) -> Declared:
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
-    """Return the ways that a case can be called in, with one that runs its kernel."""
+    """Return the ways in which the op of ``case`` can be called on ``device``. A way that runs a template kernel is
+    added if none does.
+    """
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
         ways = (*ways[-1:], "inductor")  # nothing else runs a C++ template
@@ -282,7 +297,9 @@ def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
 
 
 def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool = True) -> Declared:
-    """One declaration at random."""
+    """Return a random declaration for ``device`` with the seed ``seed``, drawn from ``rng`` and free of contradictions.
+    Without ``interpreter`` (of Triton), it has no Triton kernel.
+    """
     annotation, dtype = rng.choice(ANNOTATIONS)
     pick = rng.random
     kernels = [k for k in KERNELS if k != "triton" or interpreter]
@@ -328,12 +345,14 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """The pairs of features that a call in this ``way`` meets, each in the order of the alphabet."""
+    """Return all pairs among ``features`` and the feature ``way:<way>``, each pair in alphabetical order."""
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
 
 def with_feature(case: Declared, feature: str) -> Declared:
-    """``case`` with ``feature`` as well, before :func:`fitting`."""
+    """Return the declaration ``case`` with ``feature``, a text such as ``kernel:c``, added. Contradictions with its
+    other features are left to ``fitting``.
+    """
     kind, _, value = feature.partition(":")
     if kind == "dtype":
         return replace(case, annotation=value.partition("/")[0], dtype=value.partition("/")[2])
@@ -371,11 +390,16 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def _rule(value: str) -> str | None:
+    """Return the autocast rule that ``value`` stands for in the text of a feature: None for ``"None"``, and otherwise
+    the text itself.
+    """
     return None if value == "None" else value
 
 
 def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) -> Declared | None:
-    """``case`` with the first pair of ``rarest`` that fits it, None where none does."""
+    """Return the declaration ``case`` with the first pair of features of ``rarest`` that fits it on ``device``, or None
+    if none does.
+    """
     for first, second in rarest:
         for order in ((first, second), (second, first)):
             found = fitting(with_feature(with_feature(case, order[0]), order[1]), device)
@@ -385,19 +409,20 @@ def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) ->
 
 
 def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = True, among: int = 6) -> list[Declared]:
-    """``count`` declarations; of several drawn ones each time that which has the pairs that came least so far.
-
-    Most are drawn and then given the pair that came least and fits. A longer plan of the same seed begins with the
-    shorter one.
+    """Return ``count`` declarations for ``device``, chosen so that each pair of features comes about equally often:
+    each is the best of ``among`` drawn ones, and most are then changed to have one of the rarest pairs. A longer plan
+    with the same ``seed`` begins with the shorter one.
     """
     seen: Counter[tuple[str, str]] = Counter()
     chosen: list[Declared] = []
     for number in range(count):
+        # By number, so that a longer plan begins with the shorter one.
         rng = random.Random(f"{seed}/{number}/{device}")
         drawn = [draw(seed * 1_000_000 + number, rng, device, interpreter) for _ in range(among)]
         found = [[p for way in ("eager", *c.ways) for p in pairs(c.features, way)] for c in drawn]
         worth = [sum(1 / (1 + seen[p]) ** 2 for p in set(ps)) / len(ps) ** 0.5 for ps in found]
         case = drawn[max(range(among), key=worth.__getitem__)]
+        # The others stay as they were drawn, so that not each declaration is made for a pair.
         if among > 1 and (number % 2 or number % OUTSIDE == 0):
             rarest = nsmallest(RAREST, seen, key=seen.__getitem__)
             case = with_pair(case, rarest, device) or case

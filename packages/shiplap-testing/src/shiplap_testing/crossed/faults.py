@@ -58,7 +58,9 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """``text`` with the fault of ``case``, where it belongs into this text."""
+    """Return ``text``, the source of a declaration or kernel, with the fault of ``case`` planted. The text is unchanged
+    if ``case`` has no fault, or one of another text.
+    """
     if not case.fault:
         return text
     fault = FAULTS[case.fault]
@@ -66,5 +68,5 @@ def plant(case: Declared, text: str) -> str:
 
 
 def faulty(name: str, seed: int) -> Declared:
-    """The case of a fault under another seed."""
+    """Return the declaration of the fault ``name``, with the seed ``seed``."""
     return replace(FAULTS[name].case, seed=seed, fault=name)

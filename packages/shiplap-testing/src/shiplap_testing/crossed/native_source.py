@@ -1,7 +1,7 @@
-"""Kernels of crossed declarations in native code: C, CUDA C++, C++ templates of Inductor and Triton.
+"""Kernels of crossed declarations in native code: C, CUDA C++, and templates of Inductor in C++ and Triton.
 
 C and CUDA C++ share one body: a loop over the elements of ``x``, in double precision, with every tensor read by its
-strides. On a GPU one thread runs it; nobody measures it.
+strides. On a GPU one thread runs it, since its time is not measured.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shiplap_testing.crossed.arguments import shape_of, sizes_of
+from shiplap_testing.crossed.arguments import rank_of
 from shiplap_testing.crossed.declared import (
     TEMPLATE_OUTS,
     TEMPLATE_TERMS,
@@ -85,7 +85,9 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 
 def _value(case: Declared) -> list[str]:
-    """Return the lines of C that compute one element ``v`` from the terms of the case."""
+    """Return the lines of C that compute ``v``, the value of one element, from the terms (factors and summands) of the
+    declaration ``case``.
+    """
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
     lines += ["v *= s;"] if "float" in t else []
@@ -104,7 +106,9 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
-    """Return the lines of C that store ``v`` in the mutated argument and in each result."""
+    """Return the lines of C that store ``v``, the value of one element, in the mutated argument and in each result of
+    the declaration ``case``.
+    """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
     else:
@@ -192,9 +196,8 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the kernel of ``case`` in C or CUDA C++, under the ``name`` of its op or another.
-
-    ``spec`` says in which order its parameters come.
+    """Return the source of the kernel of the declaration ``case`` in C, or in CUDA C++ on a GPU, as a function
+    ``name``, by default named like its op. The parameters have the order of ``spec``, the declared signature.
     """
     from shiplap.codegen import c_prototype
 
@@ -238,19 +241,16 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
         run = _launch(name, passed, extents)
     else:
         run = f"{name}_body({', '.join([*passed, *extents])});\n  return SL_OK;"
-    check = (
-        f"if ({' || '.join(f'!{t}' for t in _required(spec))}) return SL_INVALID_ARGUMENT;" if _required(spec) else ""
-    )
+    absent = [f"!{a.name}" for a in spec.tensors if not a.optional]
+    check = f"if ({' || '.join(absent)}) return SL_INVALID_ARGUMENT;" if absent else ""
     c_linkage = 'extern "C" ' if device == "cuda" or case.kernel == "source" else ""
     return f"{body}\n{c_linkage}int {name}({prototype_text}) {{\n  {check}\n  {run}\n}}\n"
 
 
-def _required(spec: Any) -> list[str]:
-    return [a.name for a in spec.tensors if not a.optional]
-
-
 def _zeroed(case: Declared) -> str:
-    """Sums over no element are zero, though the loop does not come to them."""
+    """Return the C source that sets the row sums and counts among the results of ``case`` to zero, since the loop over
+    elements does not reach rows without elements.
+    """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
         if out in case.outs:
@@ -262,7 +262,9 @@ def _zeroed(case: Declared) -> str:
 
 
 def _launch(name: str, passed: list[str], extents: list[str]) -> str:
-    """Return the source of the CUDA launch of the body, and of the copy of a counted size if any."""
+    """Return the source of the CUDA launch of the body of the kernel ``name`` with the arguments ``passed``. With
+    ``extents``, a size counted on the GPU is copied to the host.
+    """
     if not extents:
         launch = f"{name}_body<<<1, 1, 0, (cudaStream_t)ctx->stream>>>({', '.join(passed)});"
         return f"{launch}\n  return concluded(ctx, cudaGetLastError());"
@@ -278,16 +280,14 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Return why this generator writes no template for ``case``, empty if it does."""
+    """Return the reason why no C++ or Triton template is written for the declaration ``case``, or an empty text if one
+    is.
+    """
     if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
         return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
     if more := set(case.terms) - set(TEMPLATE_TERMS):
         return f"a template has no {', '.join(sorted(more))}"
     return ""
-
-
-def _true_rank(case: Declared) -> int:
-    return len(shape_of(case, sizes_of(case)))
 
 
 class _Places:
@@ -298,7 +298,10 @@ class _Places:
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
-        rank, (out,) = _true_rank(case), case.outs
+        """Compute the names of the indices of the result of ``case``, and those of the element of ``x`` that it needs.
+        ``typed`` begins the declaration of a variable, and ``size`` is a format for the size of a dim of ``x``.
+        """
+        rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
         self.outs = [f"i{d}" for d in range(rank - reduced)]
         self.at = [*self.outs, "c"] if reduced else list(self.outs)
@@ -315,9 +318,11 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the lines that compute ``v`` from ``{{X}}`` and the like; ``load`` reads a place of a tensor."""
+    """Return the template lines that compute ``v``, the value of one element, from the terms of the declaration
+    ``case``. ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
+    """
     t = case.terms
-    rank = _true_rank(case)
+    rank = rank_of(case)
     at = [f"@{d}" for d in range(rank)]
     several = "{{KS_0}} + {{KS_1}}{% if KS_2 is defined %} + {{KS_2}}{% endif %}"
     reals = "{{FS_0}}{% if FS_1 is defined %} + {{FS_1}}{% endif %}"
@@ -344,7 +349,9 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the template in C++: one tile of the last two dims of the result after another."""
+    """Return the source of the C++ template of the declaration ``case``, which computes tiles of the last two dims of
+    the result in turn.
+    """
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at, real = places.at, "double" if case.dtype == "float64" else "float"
@@ -397,13 +404,16 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the template in Triton: one element of the result a lane."""
+    """Return the source of the Triton template of the declaration ``case``, in which each lane computes one element of
+    the result.
+    """
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
     at = places.at
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
 
     def load(name: str, indices: list[str]) -> str:
+        """Return the Triton expression that loads the element at ``indices`` of the tensor ``name``."""
         steps = " + ".join(f'({i}) * {{{{stride("{name}", {d})}}}}' for d, i in enumerate(indices))
         return f"tl.load({name} + {steps or '0'}, mask=mask, other=0)"
 
@@ -440,19 +450,24 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the Triton lines of a case's value, with loads written by ``load``."""
+    """Return the Triton lines that compute ``v``, the value of one element, from the terms of ``case`` at the indices
+    ``at``. ``load(name, indices)`` writes the load of an element.
+    """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
+        """Return the load that stands in place of the mark ``found``, such as ``<y|i0, i1>``."""
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
     return [re.sub(r"<(\w+)\|([^>]*)>", written, line) for line in lines]
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the grid of the template: as many programs as the result has blocks."""
+    """Return the source of the grid function of the Triton template of ``case``: as many programs as the result has
+    blocks.
+    """
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
     counts += ["18"] if case.variadic else []  # no argument has more rows: lanes beyond them are masked
@@ -461,139 +476,9 @@ def triton_template_grid(case: Declared) -> str:
 
 
 def triton_unable(case: Declared) -> str:
-    """Return why this generator writes no Triton kernel for ``case``, empty if it does."""
+    """Return the reason why no Triton kernel is written for the declaration ``case``, or an empty text if one is."""
     if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
         return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):
         return f"a Triton kernel has no {', '.join(sorted(more))}"
     return ""
-
-
-def _triton_outs(case: Declared) -> list[str]:
-    """Return the names of the results that a kernel fills, as the declaration names them."""
-    names = [n for n, _, _ in results(case)]
-    if len(names) == 1:
-        return ["out"]
-    return [f"out{i}" for i in range(len(names))] if case.state == "returned" else names
-
-
-def _triton_element(case: Declared) -> list[str]:
-    """Return the lines that compute ``v``, the value of the element ``at`` of a contiguous tensor."""
-    t = case.terms
-    wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
-    count = 2 if case.omitted and case.defaults else 3
-    lines = [f"e = tl.load(x + at, mask=inside, other=0){wide}", "v = e * 2"]
-    lines += ["v = v * tl.load(y + at, mask=inside, other=0)"] if "second" in t else []
-    lines += ["v = v * s"] if "float" in t else []
-    lines += [f"v = v * (1 + {' + '.join(f'ks{i}' for i in range(count))})"] if "ints" in t else []
-    lines += ["v = v * pair0 - pair1"] if "pair" in t else []
-    lines += ["v = v * shade"] if "enum" in t else []
-    lines += ["v = v + tl.load(b + at % numel_b, mask=inside, other=0)"] if "broadcast" in t else []
-    optional = ["if o is not None:", "    v = v + tl.load(o + at % last, mask=inside, other=0)"]
-    lines += optional if "optional" in t else []
-    lines += ["v = v + tl.load(idx + at % last, mask=inside, other=0)"] if "index" in t else []
-    lines += ["v = v + k"] if "int" in t else []
-    lines += ["if flag:", "    v = -v"] if "bool" in t else []
-    return lines
-
-
-def _triton_stores(case: Declared) -> list[str]:
-    """Return the lines that store what belongs to one element."""
-    rank = _true_rank(case)
-    lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
-    lines = ["if acc is not None:", *(f"    {line}" for line in lines)] if case.state == "mutated_optional" else lines
-    turned = list(range(rank))[::-1]
-    if case.variadic:
-        turned = [*range(rank - 2), rank - 1, rank - 2]
-    place, step = [], ""
-    for d in reversed(turned):
-        place.append(f"i{d}{step}")
-        step += f" * size_x_{d}"
-    twice = ("at // last * 2 * last + at % last", "last") if case.variadic else ("at", "numel_x")
-    stores = {
-        "same": ["tl.store({} + at, v, mask=inside)"],
-        "mask": ["tl.store({} + at, e > 0, mask=inside)"],
-        "twice": [
-            f"tl.store({{}} + {twice[0]}, v, mask=inside)",
-            f"tl.store({{}} + {twice[0]} + {twice[1]}, -v, mask=inside)",
-        ],
-        "turned": [
-            "rest = at",
-            *(
-                line
-                for d in reversed(range(rank))
-                for line in (f"i{d} = rest % size_x_{d}", f"rest = rest // size_x_{d}")
-            ),
-            f"tl.store({{}} + {' + '.join(place)}, v, mask=inside)",
-        ],
-        "total": ["sum_of_all += tl.where(inside, v, 0).to(tl.float64)"],
-    }
-    for out, name in zip(case.outs, _triton_outs(case), strict=True):
-        lines += [line.format(name) for line in stores.get(out, [])]
-    return lines
-
-
-def _rounded(case: Declared) -> str:
-    """Return the conversion of a sum before it is stored: the interpreter stores no float64 as bfloat16."""
-    return ".to(tl.float32)" if case.dtype == "bfloat16" else ""
-
-
-def _triton_rows(case: Declared) -> list[str]:
-    """Return the loops over rows, for results of which each element is of a row."""
-    kinds = {"rows": ("float64", "v"), "count": ("int64", "(e > 0)")}
-    lines = []
-    for out, name in zip(case.outs, _triton_outs(case), strict=True):
-        if out in kinds:
-            kind, value = kinds[out]
-            lines += [f"for row in range(0, numel_{name}):", f"    held = tl.zeros((BLOCK,), tl.{kind})"]
-            lines += ["    for begin in range(0, last, BLOCK):", "        column = begin + tl.arange(0, BLOCK)"]
-            lines += ["        inside = column < last", "        at = row * last + column"]
-            lines += [f"        {line}" for line in _triton_element(case)]
-            lines += [
-                f"        held += tl.where(inside, {value}, 0).to(tl.{kind})",
-                f"    tl.store({name} + row, tl.sum(held){_rounded(case)})",
-            ]
-    return lines
-
-
-def triton_text(case: Declared, device: str) -> str:
-    """Return the kernel and the line that binds it: elements in the order of a contiguous tensor.
-
-    A program has a block of elements, or all of them where they are summed.
-    """
-    t, name, outs = case.terms, op_name(case), _triton_outs(case)
-    tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]
-    scalars = [n for term, n in (("float", "s"), ("int", "k"), ("bool", "flag"), ("enum", "shade")) if term in t]
-    rows, last = _triton_rows(case), dims_of(case)[-1]
-    given = {"last": "numel_x" if last.startswith("*") else last}
-    given |= {f"ks{i}": f"ks[{i}]" for i in range(2 if case.omitted and case.defaults else 3)} if "ints" in t else {}
-    given |= {"pair0": "pair[0]", "pair1": "pair[1]"} if "pair" in t else {}
-    sizes = [f"size_x_{d}" for d in range(_true_rank(case))] if "turned" in case.outs else []
-    sizes += ["numel_b"] if "broadcast" in t else []
-    sizes += [f"numel_{n}" for out, n in zip(case.outs, outs, strict=True) if out in ("rows", "count")]
-    state = ["acc"] if case.mutates else []
-    parameters = ["x", *tensors, *state, *outs, *scalars, "numel_x", *sizes, *given, "BLOCK: tl.constexpr"]
-    body = [*_triton_element(case), *_triton_stores(case)]
-    reads = ["at = block * BLOCK + tl.arange(0, BLOCK)", "inside = at < numel_x", *body]
-    if "total" in case.outs or rows:
-        total = outs[case.outs.index("total")] if "total" in case.outs else ""
-        lines = ["sum_of_all = tl.zeros((BLOCK,), tl.float64)"] if total else []
-        lines += ["for block in range(0, tl.cdiv(numel_x, BLOCK)):", *(f"    {line}" for line in reads)]
-        lines += [f"tl.store({total}, tl.sum(sum_of_all){_rounded(case)})"] if total else []
-        lines, grid = [*lines, *rows], "1"
-    else:
-        lines, grid = ["block = tl.program_id(0)", *reads], '"cdiv(numel_x, BLOCK)"'
-    shown = "\n    ".join(lines)
-    workspace = ', workspace="64"' if case.workspace else ""
-    return f"""import triton
-import triton.language as tl
-
-
-@triton.jit
-def {name}_kernel({", ".join(parameters)}):
-    {shown}
-
-
-launches = sl.triton({name}_kernel, grid={grid}, arguments={given!r}, constants={{"BLOCK": 16}})
-{name}.kernel("{device}", launches{workspace})
-"""

@@ -19,7 +19,8 @@ Function = Callable[..., Any]
 class Observed:
     """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is.
 
-    ``form`` has the tuples and lists around the results, empty where they were not looked at.
+    ``form`` has the tuples and lists around the results, empty where they were not looked at. ``summed`` is a bound of
+    the terms of a sum over all of ``x`` in float64, which may cancel each other, and 0 where nothing is summed.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -28,24 +29,25 @@ class Observed:
     aliases: list[int] = field(default_factory=list)
     requires: list[bool] = field(default_factory=list)
     form: str = ""
+    summed: float = 0.0
 
 
 def flat(result: Any) -> list[Any]:
-    """The results in order, those in lists too; numbers and None stay."""
+    """Return the results of a call in order, with those in nested lists and tuples. Numbers and None are kept."""
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]
     return [result]
 
 
 def form_of(result: Any) -> str:
-    """Return the tuples and lists of a result: ``(.,[..],)`` for a tensor and a list of two."""
+    """Return the nesting of a result as text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
     if isinstance(result, tuple):
         return f"({','.join(map(form_of, result))},)"
     return f"[{''.join(map(form_of, result))}]" if isinstance(result, list) else "."
 
 
 def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """A gradient for each result, the same for the same shapes."""
+    """Return a random incoming gradient for each of ``outs``, the same for the same ``seed`` and shapes."""
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype).to(o.device) for o in outs]
 
@@ -53,7 +55,9 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values`` themselves. ``twice``: gradients of a gradient's sum of squares come last."""
+    """Call ``fn`` on ``values``, which are not copied, and return what the call did: results, writes and aliases.
+    ``differentiate`` adds gradients, and ``twice`` adds those of the sum of squares of the gradients.
+    """
     positional, named = given.split(values)
     result = fn(*positional, **named)
     outs = flat(result)
@@ -72,15 +76,18 @@ def observe(
 
 
 def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
-    """Which of ``tensors`` shares memory with ``value``, -1 for none."""
+    """Return the position in ``tensors`` of the first one that shares memory with ``value``, or -1 if none does."""
     if not isinstance(value, Tensor) or not value.numel():
         return -1
+    # Views share the storage of their argument, at any offset.
     at = value.untyped_storage().data_ptr()
     return next((i for i, t in enumerate(tensors) if t.numel() and t.untyped_storage().data_ptr() == at), -1)
 
 
 def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
-    """Return the gradient of each leaf, and the second ones behind them if ``twice``."""
+    """Return the gradients of the results ``outs`` for each leaf among ``values``, and with ``twice`` also the second
+    ones behind them. None stands for no gradient.
+    """
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
     if not leaves or not found:
@@ -99,7 +106,9 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """How ``got`` differs from what the reference did, in its precision and in float64; empty if it does not."""
+    """Return how ``got`` differs from what the reference did, in its own precision (``own``) and in float64 (``wide``),
+    as text, empty if it does not. ``terms`` is the number of terms of a sum, which widens the tolerance.
+    """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"
     if len(got.outs) != len(own.outs):
@@ -108,7 +117,8 @@ def difference(
         if problem := _unlike(g, o, strides and index < len(own.aliases) and own.aliases[index] < 0):
             return f"result {index}: {problem}"
     for what in ("outs", "written"):
-        if problem := _values(getattr(got, what), getattr(own, what), getattr(wide, what), terms):
+        size = own.summed if what == "outs" else 0.0
+        if problem := _values(getattr(got, what), getattr(own, what), getattr(wide, what), terms, size):
             return f"{'argument written to' if what == 'written' else 'result'}: {problem}"
     if got.aliases != own.aliases:
         return f"results are arguments {got.aliases}, expected {own.aliases}"
@@ -118,7 +128,9 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
-    """Return how a value differs in type, shape, dtype, device or strides, empty if it does not."""
+    """Return how the result ``got`` differs from ``own`` in type, shape, dtype, device or, with ``strides``, strides,
+    or an empty text if it does not.
+    """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
     if got.shape != own.shape:
@@ -131,12 +143,18 @@ def _unlike(got: Any, own: Any, strides: bool) -> str:
 
 
 def long_strides(t: Tensor) -> list[int]:
-    """The strides that mean something: of dims longer than 1, of a tensor that is not empty."""
+    """Return the strides of ``t`` for dims longer than 1, the only ones with a meaning. The list is empty for a tensor
+    without elements.
+    """
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
-    """Return the difference of results; ``size`` is that of the gradients, or 0."""
+    """Return how the numbers of ``got`` differ from the reference, or an empty text. ``own`` and ``wide`` are the
+    reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients, or for
+    sums whose terms are of that size.
+    """
+    # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
     mine, theirs, exact = ([t[i].cpu() for t in triples] for i in range(3))
     allowed = [
@@ -149,7 +167,9 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
 def _gradient_difference(
     got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
 ) -> str:
-    """Return how gradients differ in number or values, empty if they do not."""
+    """Return how the gradients ``got`` differ from the reference's in number or values, or an empty text if they do
+    not. A missing gradient counts as zero.
+    """
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"
     # A gradient that is a sum over what was broadcast may be far smaller than its terms, which are like the other ones.

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from shiplap_testing.crossed.calls import Calls, one_line, refusal_id
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Observed, difference, flat
-from shiplap_testing.crossed.ways import Calls, _short, refusal_id
 
 PROGRAM = """
 import sys, torch
@@ -33,7 +33,9 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """``(seed, outcome, detail)`` of each case, called in a process that has only the library."""
+    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are written into one library and
+    called in a process without shiplap.
+    """
     from shiplap.kernels.native.deploy import deploy
 
     calls = {c.seed: Calls(made.ops[c.seed], c, device) for c in cases}
@@ -41,10 +43,11 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         library = deploy([made.ops[c.seed] for c in cases], folder / "deployed")
     except Exception as e:
         outcome = "refused" if refusal_id(e) else "raised"
-        yield from ((c.seed, outcome, f"{refusal_id(e)}: {_short(e)}") for c in cases)
+        yield from ((c.seed, outcome, f"{refusal_id(e)}: {one_line(e)}") for c in cases)
         return
     given = {}
     for seed, call in calls.items():
+        # An operator of torch takes the value of an enum member.
         values = [v.value if isinstance(v, Enum) else v for v in call.given.fresh()]
         given[seed] = (f"d{seed}", *call.given.split(values))
     torch.save(given, folder / "packaged.given")
@@ -54,6 +57,7 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
         [sys.executable, str(folder / "packaged.py"), *paths], capture_output=True, text=True, check=False, timeout=300
     )
     if ended.returncode:
+        # The program prints each seed before its call, so the last one names the crash.
         last = int((ended.stdout.split() or ["-1"])[-1])
         yield last, "crashed", f"status {ended.returncode}: {ended.stderr[-300:]}"
         return
@@ -65,7 +69,9 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome of a call from a package, compared with the reference, and the difference."""
+    """Return the outcome (``met`` or ``differs``) of a call from a package and its difference from the reference as
+    text. ``positional`` and ``named`` are the arguments after the call.
+    """
     own, wide = call.expected()
     by_name = {
         **dict(zip([n for n in call.given.names if n not in call.given.keywords], positional, strict=True)),

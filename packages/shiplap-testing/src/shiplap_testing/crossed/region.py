@@ -1,13 +1,64 @@
-"""What torch can do in a region that it compiles once."""
+"""A call of an op in a region that torch compiles once, and what torch can do there."""
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from shiplap_testing.crossed.calls import Calls, NotMetError, function_of, one_line
+from shiplap_testing.crossed.observe import Function
+
+
+def nested(calls: Calls) -> str:
+    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text. Raises
+    ``NotMetError`` where torch compiles no such region of the reference either.
+    """
+    if calls.case.state in ("returned", "view"):
+        raise NotMetError("torch has no region that returns an argument, or a view of one")
+    if "size" in calls.case.outs:
+        raise NotMetError("torch has no region that returns a number")
+    try:
+        problem = _nested(calls, calls.op)
+        # The second call of a region returns a tuple for a list in torch 2.13, whichever function is in it.
+        if problem and problem == _nested(calls, calls.reference):
+            raise NotMetError(f"torch's region of the reference differs alike: {problem}")
+        return problem
+    except NotMetError:
+        raise
+    except Exception as e:
+        try:
+            _nested(calls, calls.reference)
+        except Exception:
+            raise NotMetError(f"torch compiles no such region of the reference either: {one_line(e)}") from None
+        if calls.case.mutates and not region_may_write():
+            raise NotMetError(f"this torch has no region with an op that writes: {one_line(e)}") from None
+        if "kept" in calls.case.outs and calls.differentiable and not region_may_count():
+            raise NotMetError(f"this torch has no region with a gradient of a counted size: {one_line(e)}") from None
+        raise
+
+
+def _nested(calls: Calls, fn: Function) -> str:
+    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, and return how the last call
+    differs from the reference, as text.
+    """
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(function_of(fn))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of the last call of the region."""
+        result = region(*args, **kwargs)
+        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
+
+    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
+
 
 def region_may_write() -> bool:
-    """Whether torch compiles a region that calls an op of its own library, which writes to an argument."""
+    """Whether the installed torch compiles a nested region that calls an op of torch's own library which writes to an
+    argument.
+    """
     if not hasattr(torch.ops.crossed_plain, "write"):
         torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
         torch.library.impl("crossed_plain::write", "CompositeExplicitAutograd", _write)
@@ -22,4 +73,43 @@ def region_may_write() -> bool:
 
 
 def _write(x: Tensor) -> None:
+    """Add 1 to ``x`` in place: the implementation and the fake of the op."""
     x.add_(1)
+
+
+def region_may_count() -> bool:
+    """Whether torch compiles a region with an op of its own library whose result has a counted size and a gradient."""
+    torch.compiler.reset()
+    region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))
+    try:
+        # The partitioner of torch 2.13 makes the size of the incoming gradient an output of the forward.
+        torch.compile(lambda x: region(x), backend="aot_eager", fullgraph=True)(torch.ones(2, requires_grad=True))
+    except Exception:
+        return False
+    return True
+
+
+@functools.cache
+def _select_positive() -> Any:
+    """Return a custom op of torch's library that selects the positive elements of a vector, with its gradient."""
+
+    @torch.library.custom_op("crossed_plain::select", mutates_args=())
+    def select(x: Tensor) -> tuple[Tensor, Tensor]:
+        at = (x > 0).nonzero()[:, 0]
+        return x[at], at
+
+    @select.register_fake
+    def _(x: Tensor) -> tuple[Tensor, Tensor]:
+        count = torch.library.get_ctx().new_dynamic_size()
+        return x.new_empty(count), x.new_empty(count, dtype=torch.int64)
+
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        x, at = ctx.saved_tensors
+        return torch.zeros_like(x).index_put((at,), grad)
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    select.register_autograd(backward, setup_context=save)
+    return select

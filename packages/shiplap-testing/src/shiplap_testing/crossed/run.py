@@ -38,7 +38,9 @@ USUAL = Limits()
 
 
 def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
-    """Return the environment of a child: caches of its own, and an interpreter of Triton where there is no GPU."""
+    """Return the environment variables of a child process: caches below ``folder``, Triton's interpreter unless
+    ``device`` is ``cuda``, and one of ``gpus`` GPUs in turn.
+    """
     cache = folder / "cache"
     cache.mkdir(mode=0o700, exist_ok=True)
     own = {
@@ -57,7 +59,9 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run ``cases`` in a child; one that crashes or hangs is followed by another for what is left."""
+    """Run the declarations ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang,
+    another child runs the rest.
+    """
     skip: list[tuple[int, str]] = []
     left = list(cases)
     while left:
@@ -97,7 +101,10 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """``(records, what was begun last, "done", "stopped" or how it ended)``."""
+    """Run the declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and way
+    that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its
+    log.
+    """
     results = folder / "results"
     results.touch()
     message = json.dumps({"cases": [c.to_json() for c in cases], "skip": list(skip)})
@@ -116,6 +123,7 @@ def _child(
         ended = child.poll() is not None
         time.sleep(0.0 if ended else 0.1)
         text = reader.read()
+        # The child may be in the middle of a line.
         while text and not text.endswith("\n") and not ended:
             text += reader.read()
         for line in text.splitlines():
@@ -143,9 +151,10 @@ def _child(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process group of a child, and wait for its end."""
+    """Kill the process group of ``child``, and wait for its end."""
     import signal
 
+    # The group, since a compiler that the child started would go on.
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -158,7 +167,9 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run what ``path`` has no result of yet, and append to it; every record of this run as it comes."""
+    """Run those declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads,
+    append their records to it, and yield each new record.
+    """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
     batches = [left[i : i + batch] for i in range(0, len(left), batch)]
@@ -169,12 +180,15 @@ def run(
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(jobs) as pool:
 
         def tell(record: Record) -> None:
+            """Append ``record`` to the file and to the records to be yielded."""
             with lock:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
+            """Run the batch ``some`` of declarations, unless the time of the run is over."""
+            # Batches that are still in the queue of the pool do not begin after the end.
             if time.monotonic() < limits.end:
                 run_batch(some, device, tell, limits)
 
@@ -182,6 +196,7 @@ def run(
         while True:
             ended = all(future.done() for future in futures)
             with lock:
+                # Records are yielded outside of the lock, so that a slow caller stops no thread.
                 ready, fresh[:] = list(fresh), []
             yield from ready
             if ended:
@@ -192,7 +207,9 @@ def run(
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a run, without a last line that was cut off."""
+    """Return the records in the file ``path``, without lines that were cut off. The list is empty if there is
+    no file.
+    """
     found: list[Record] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

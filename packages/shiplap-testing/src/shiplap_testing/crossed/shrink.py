@@ -11,14 +11,16 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Whether ``case`` fails in the same way of a call, with the same outcome."""
+    """Whether the declaration ``case``, run in a child process, fails in the same way of a call and with the same
+    outcome as ``failure``. ``limit`` is in seconds.
+    """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
     return any(_alike(r, failure) for r in found)
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Whether a record has the failure's outcome and way, and for exceptions also its type."""
+    """Whether ``record`` has the outcome and the way of ``failure``, and for raised exceptions also the same type."""
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:
         return False
     same_way = record["way"] == failure["way"]
@@ -27,9 +29,12 @@ def _alike(record: Record, failure: Record) -> bool:
 
 
 def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TRIES) -> Declared:
-    """``case`` with as few features as still fail."""
+    """Return the declaration ``case`` with as few features as still fail like ``failure``, found in at most ``tries``
+    runs.
+    """
     way = failure["way"]
     least = replace(case, ways=(way,) if way in case.ways else ())
+    # Fitting may map several simpler declarations to the same one.
     seen = {least}
     again = True
     while again and tries > 0:
@@ -47,7 +52,9 @@ def shrink(case: Declared, failure: Record, device: str = "cpu", tries: int = TR
 
 
 def script(case: Declared, failure: Record, device: str = "cpu") -> str:
-    """A program that shows the failure: the declaration written out, and its call."""
+    """Return the source of a program that shows ``failure``: the declaration ``case`` in comments, and its call in the
+    same process.
+    """
     from shiplap_testing.crossed.source import module_text
 
     declaration = "\n".join(f"# {line}".rstrip() for line in module_text(case, device).splitlines())

@@ -54,26 +54,35 @@ PASSED = {
 
 
 def dims_of(case: Declared) -> list[str]:
+    """Return the names of the dims of the tensor ``x`` of the declaration ``case`` in order. A variadic one has ``*b``
+    in place of the first.
+    """
     names = list(NAMES[: case.rank])
     return ["*b", *names[1:]] if case.variadic else names
 
 
 def _broadcast(case: Declared) -> list[str]:
-    """The dims of ``b``: one of them may be 1."""
+    """Return the names of the dims of the argument ``b`` of ``case``, of which one is marked ``#`` since it may have
+    size 1.
+    """
     dims, at = dims_of(case), 1 if case.variadic else 0
     return [*dims[:at], f"#{dims[at]}", *dims[at + 1 :]]
 
 
 def has(case: Declared, term: str) -> bool:
+    """Whether the declaration ``case`` has the term ``term``, a factor or summand of its value."""
     return term in case.terms
 
 
 def tensor(case: Declared, dims: list[str]) -> str:
+    """Return the annotation of a tensor with the dims ``dims`` in the dtype of ``case``, as source text."""
     return f'{case.annotation}[Tensor, "{" ".join(dims)}"]'
 
 
 def parameters(case: Declared) -> list[tuple[str, str, str]]:
-    """``(name, annotation, default or empty)`` of every argument in order; ``*`` begins the keyword-only ones."""
+    """Return the name, annotation and default (empty for none) of every parameter of the declaration ``case`` in order.
+    The name ``*`` stands before keyword-only ones.
+    """
     dims = dims_of(case)
     full = tensor(case, dims)
     first = {"mutated": ("acc", full, ""), "returned": ("acc", full, ""), "mutated_list": ("accs", f"list[{full}]", "")}
@@ -102,7 +111,9 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
-    """Return the parameters of a case as source text, with or without annotations and defaults."""
+    """Return the parameters of the declaration ``case`` as source text, with annotations and defaults if ``annotated``,
+    and the keyword-only names ``more`` at the end.
+    """
     shown = []
     given = parameters(case)
     for name, annotation, default in given:
@@ -116,7 +127,9 @@ def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] =
 
 
 def value_lines(case: Declared) -> list[str]:
-    """The value of each element: ``v``. ``u`` is what is squared, where it is."""
+    """Return the lines of Python that compute ``v``, the values of all elements, from the terms of ``case``. Where
+    ``v`` is squared, ``u`` is the value before.
+    """
     t = case.terms
     lines = ["v = x * 2"]
     lines += ["v = v * y"] if "second" in t else []
@@ -154,7 +167,9 @@ RESULT = {
 
 
 def results(case: Declared) -> list[tuple[str, str, str]]:
-    """``(name, annotation, expression)`` of every fresh result."""
+    """Return the name, annotation and Python expression of every result of the declaration ``case`` that is a new
+    value, in order.
+    """
     dims = dims_of(case)
     made = []
     for out in case.outs:
@@ -180,12 +195,16 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def _turn(case: Declared) -> str:
-    """Return the call that turns the dims of a tensor around, or the last two of a variadic one."""
+    """Return the source of the method call that reverses the dims of a tensor of ``case``, or swaps the last two if
+    they are variadic.
+    """
     return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
-    """Return the line that finds the positions kept, for a case with sizes that depend on data."""
+    """Return the line of Python that finds the positions ``at`` of the elements to be kept, in a list, which is empty
+    if no result of ``case`` has a size that depends on data.
+    """
     if not case.dynamic:
         return []
     if case.variadic:
@@ -194,7 +213,7 @@ def kept_line(case: Declared) -> list[str]:
 
 
 def mutation_lines(case: Declared) -> list[str]:
-    """Return the lines that add ``v`` to the arguments which the case mutates."""
+    """Return the lines of Python that add ``v`` to the arguments which ``case`` writes to."""
     return {
         "mutated": ["acc.add_(v)"],
         "returned": ["acc.add_(v)"],
@@ -204,7 +223,9 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement with the results of the case, views and mutated arguments first."""
+    """Return the return statement of ``case``: a view or the mutated argument first, then new results. For a
+    ``kernel``, the mutated argument is left out.
+    """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
         found = ["acc", *found]
@@ -216,12 +237,15 @@ def returned_line(case: Declared, *, kernel: bool = False) -> str:
 
 
 def _turned(case: Declared) -> str:
+    """Return the annotation of a tensor with the dims of ``x`` reversed, or the last two swapped if they are
+    variadic.
+    """
     dims = dims_of(case)
     return tensor(case, [*dims[:-2], *dims[:-3:-1]] if case.variadic else dims[::-1])
 
 
 def return_annotation(case: Declared) -> str:
-    """Return the annotation of the results of the case as source text."""
+    """Return the annotation of the results of ``case`` as source text."""
     kinds = [a for _, a, _ in results(case)]
     if case.state == "returned":
         kinds = [tensor(case, dims_of(case)), *kinds]
@@ -233,7 +257,9 @@ def return_annotation(case: Declared) -> str:
 
 
 def keywords(case: Declared) -> str:
-    """The keywords of ``@sl.op``."""
+    """Return the keywords that the declaration ``case`` passes to ``@sl.op`` as source text, each with a comma in
+    front.
+    """
     dims, parts = dims_of(case), []
     if case.state in ("mutated", "returned", "mutated_optional"):
         parts.append('mutates="acc"')
@@ -256,7 +282,7 @@ def keywords(case: Declared) -> str:
 
 
 def reference(case: Declared) -> str:
-    """Return the source of the declared op with its reference."""
+    """Return the source of the declaration of the op of ``case`` with its reference."""
     name = op_name(case)
     lines = [f'@sl.op("{NAMESPACE}::{name}"{keywords(case)})']
     lines += [f"def {name}({signature(case)}) -> {return_annotation(case)}:"]
@@ -265,11 +291,14 @@ def reference(case: Declared) -> str:
 
 
 def op_name(case: Declared) -> str:
+    """Return the name of the op of the declaration ``case``: the letter d and its seed."""
     return f"d{case.seed}"
 
 
 def backward(case: Declared) -> str:
-    """The gradient, as formulas that may be differentiated again."""
+    """Return the source of the gradient of ``case``, as formulas that are differentiable again. The text is empty for a
+    case without a gradient.
+    """
     if not (case.gradient and any(o in FLOATING for o in case.outs)) or case.mutates or case.state == "view":
         return ""
     made, names = results(case), [n for n, _, _ in results(case)]
@@ -291,7 +320,9 @@ def backward(case: Declared) -> str:
 
 
 def _gathered(case: Declared) -> list[str]:
-    """``g``: the gradient of each element's value, from those of the results."""
+    """Return the lines that compute ``g``, the gradient for the value of each element, from the gradients of the
+    results.
+    """
     half = "x.shape[-1]" if case.variadic else "x.shape[0]"
     halves = (f"[..., :{half}]", f"[..., {half}:]") if case.variadic else (f"[:{half}]", f"[{half}:]")
     put = "index_copy(-1, saved.at, kept)" if case.variadic else "index_put((saved.at,), kept)"
@@ -309,7 +340,9 @@ def _gathered(case: Declared) -> list[str]:
 
 
 def _chained(case: Declared) -> list[str]:
-    """The gradients of the arguments, from ``g``."""
+    """Return the lines that compute the gradients of the arguments from ``g``, the gradient for the value of each
+    element, and return those that are needed.
+    """
     t = case.terms
     for_saved = {"second": "y", "index": "idx", "broadcast": "b", "tensors": "ts", "optional": "o"}
     lines = [f"{n} = saved.{n}" for term, n in for_saved.items() if term in t]
@@ -339,7 +372,9 @@ def _chained(case: Declared) -> list[str]:
 
 
 def samples(case: Declared) -> str:
-    """Return a builder of arguments, which a template with an index needs before it is proven."""
+    """Return the source of a builder of sample arguments, which a template with an index needs before it is proven. The
+    text is empty for other cases.
+    """
     if "index" not in case.terms or case.kernel != "template":
         return ""
     dims = dims_of(case)
@@ -369,7 +404,9 @@ def flat_{name}(t):
 
 
 def python_kernel(case: Declared, device: str) -> str:
-    """A kernel in Python: it returns its results, fills those it is given, or goes by addresses alone."""
+    """Return the source of the Python kernel of ``case`` for ``device``. By its kind, it returns results, fills tensors
+    for them, or reads its arguments by address without their strides.
+    """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs
     more = tuple(n for n, _, _ in results(case)) if out_style else ()
@@ -405,7 +442,9 @@ from shiplap_testing.crossed.source import Shade
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
-    """The whole module but for kernels of native code, which need a header first."""
+    """Return the source of the module of the declaration ``case``: its op, gradient, samples and Python kernel. Native
+    kernels are added later, since they need a header of the op.
+    """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):
         parts.append(python_kernel(case, device))

@@ -28,13 +28,13 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """The pairs of the features of this run that no declaration has, with the reason."""
+        """Return the pairs of features of this run that no declaration can have, each with the reason."""
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
         return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
 
     @property
     def scarce(self) -> list[tuple[str, str]]:
-        """Pairs that were refused, or met too rarely."""
+        """Return the pairs of features that were met less than ``ENOUGH`` times, sorted, refused ones included."""
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,9 @@ class Table:
 
 
 def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
-    """The table of ``records``."""
+    """Return the table of ``records``, the outcomes of calls of the declarations ``cases``. Of several records of one
+    call the last counts.
+    """
     table, by_seed = Table(), {c.seed: c for c in cases}
     last = {(r["seed"], r["way"]): r for r in records}  # a batch that was stopped ran again
     for record in last.values():
@@ -67,6 +69,7 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
         if case is None:
             continue
         if outcome == "met":
+            # A kernel that was refused did not meet the other features.
             table.met.update(pairs(_served(case, record.get("served", ())).features, way))
         elif outcome == "refused":
             reason = reason_of(record["detail"])
@@ -76,20 +79,26 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
 
 
 def _served(case: Declared, served: Sequence[str]) -> Declared:
-    """``case`` with the kernel and the binding that served the call."""
+    """Return the declaration ``case`` with the kernel and binding that served the call, of which ``served`` lists the
+    names.
+    """
     if "kernel" not in served:
         return replace(case, kernel="none", binding="python")
     return case if "binding" in served else replace(case, binding="python")
 
 
 def reason_of(detail: str) -> str:
-    """Id and reason of a refusal, without the names of ops and the numbers that differ from one to the other."""
+    """Return the id and the reason of a refusal or failure, with names of ops and numbers replaced by marks, so that
+    alike ones are equal.
+    """
     text = re.sub(r"crossed::d\d+|\bd\d{2,}\b", "<op>", detail)
     return re.sub(r"SL\d{3}|\d+", lambda found: found[0] if found[0].startswith("SL") else "#", text)[:160]
 
 
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
-    """The table for people: totals, ways, pairs that were refused or rarely met, failures."""
+    """Return the table of a run of the declarations ``cases`` as Markdown: totals, ways of calls, pairs that were
+    refused or rarely met, impossible pairs, and failures.
+    """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]
     lines += [f"{len(pairs_met)} pairs of features met, the rarest {min(pairs_met, default=0)} times.", ""]

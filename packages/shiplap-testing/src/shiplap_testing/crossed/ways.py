@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,94 +13,25 @@ from torch import Tensor
 
 from shiplap.sampling.run import suppress_warnings
 from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+from shiplap_testing.crossed.calls import WRONG, Calls, Model, NotMetError, function_of, one_line, refusal_id
 from shiplap_testing.crossed.capture import capture_call
 from shiplap_testing.crossed.declared import Declared
 from shiplap_testing.crossed.observe import Function, Observed, difference, directions, flat, long_strides, observe
-from shiplap_testing.crossed.region import region_may_write
+from shiplap_testing.crossed.region import nested
 from shiplap_testing.private import compiled_autograd, fake_mode
-
-TERMS = 4  # an element is a product and a sum of a few
-
-
-class NotMetError(Exception):
-    """The way does not apply to the declaration: nothing was compared."""
-
-
-class Calls:
-    """An op, its arguments, and what the reference does with them."""
-
-    def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        self.op, self.case, self.device = op, case, device
-        self.given = Arguments(case, device)
-        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
-        self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
-
-    @property
-    def differentiable(self) -> bool:
-        return self.case.differentiable
-
-    def expected(
-        self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
-    ) -> tuple[Observed, Observed]:
-        """The reference in its own precision, and in float64."""
-        given = given or self.given
-        found = []
-        for dtype in (None, torch.float64):
-            values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
-            found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
-        return found[0], found[1]
-
-    def compare(
-        self,
-        fn: Function,
-        given: Arguments | None = None,
-        *,
-        differentiate: bool | None = None,
-        twice: bool = False,
-        strides: bool = True,
-        requires: bool = True,
-    ) -> str:
-        """Call ``fn`` and compare."""
-        given = given or self.given
-        differentiate = self.differentiable if differentiate is None else differentiate
-        own, wide = self.expected(given, differentiate=differentiate, twice=twice)
-        values = given.fresh(gradients=differentiate)
-        got = observe(fn, given, values, differentiate=differentiate, twice=twice)
-        return difference(got, own, wide, self.terms, strides=strides, requires=requires)
-
-
-def _in_tuple(fn: Function) -> Function:
-    """Return ``fn`` with its only result in a tuple, as the op returns it."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (fn(*args, **kwargs),)
-
-    return called
-
-
-def function_of(op: Any) -> Function:
-    """A function that calls the op: what torch compiles."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return op(*args, **kwargs)
-
-    return called
-
-
-class Model(torch.nn.Module):
-    def __init__(self, op: Any) -> None:
-        super().__init__()
-        self.op = op
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.op(*args, **kwargs)
 
 
 def eager(calls: Calls) -> str:
+    """Call the op eagerly two times, since the second call takes a shorter path, and return how it differs from its
+    reference as text, which is empty if it does not.
+    """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
 
 def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
+    """Compile a call of the op by ``backend``, and return how it differs from its reference as text, which is empty if
+    it does not. Unless ``dynamic`` is None, other sizes are compared too.
+    """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend=backend, fullgraph=True, dynamic=dynamic)
     if problem := calls.compare(fn):
@@ -114,11 +44,16 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 
 def aot_eager(calls: Calls) -> str:
+    """Return how a call of the op, compiled by the backend ``aot_eager`` (traced and run eagerly), differs from its
+    reference, as text.
+    """
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Nothing is met where torch fails for the reference alike: 2.11 divides by zero for no rows on a GPU."""
+    """Return how a call of the op, compiled by Inductor, differs from its reference, as text. Raises ``NotMetError``
+    where torch fails for the reference alike, as 2.11 does for no rows on a GPU.
+    """
     try:
         return _compiled(calls, "inductor", dynamic)
     except Exception as e:
@@ -127,16 +62,21 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
         try:
             _compiled(own, "inductor", dynamic) if not refusal_id(e) else None
         except type(e) as alike:
-            raise NotMetError(f"torch fails for the reference alike: {_short(alike)}") from None
+            raise NotMetError(f"torch fails for the reference alike: {one_line(alike)}") from None
         raise
 
 
 def inductor_dynamic(calls: Calls) -> str:
+    """Return how calls of the op at two sizes, compiled by Inductor with dynamic shapes, differ from its reference, as
+    text.
+    """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
-    """Automatic dynamic: compiled for one size, for any size at the second, and once more for the first."""
+    """Return how calls of the op at the first sizes, at other sizes and at the first ones again differ from its
+    reference, as text. torch compiles the second call for any size.
+    """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
     other = Arguments(calls.case, calls.device, other=True)
@@ -150,12 +90,14 @@ class OfTensors(torch.nn.Module):
     """Calls an op with the tensors that are given and all else as it was: what a program exports."""
 
     def __init__(self, op: Any, given: Arguments) -> None:
+        """Make a module that calls ``op`` with tensors as inputs and the other arguments of ``given`` as constants."""
         super().__init__()
         self.op, self.given = op, given
         self.rest = [None if flat_tensors(v) else v for v in given.values]
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
+        """Return the result of the op, with ``tensors`` as its tensor arguments in order."""
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -164,18 +106,23 @@ class OfTensors(torch.nn.Module):
 
 
 def _exported(calls: Calls, dims: bool) -> str:
+    """Export a module that calls the op, with dynamic dims if ``dims``, and return how the exported program differs
+    from the reference, as text.
+    """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
     tensors = tuple(values[i] for i in model.at)
     auto = torch.export.Dim.AUTO
 
     def shape(v: Any) -> Any:
+        """Return the dynamic shape of ``v``, a tensor or a list of tensors, with all dims automatic."""
         return [shape(e) for e in v] if isinstance(v, list) else dict.fromkeys(range(v.dim()), auto)
 
     shapes = (tuple(map(shape, tensors)),) if dims else None
     module = torch.export.export(model, tensors, dynamic_shapes=shapes).module()
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Call the exported program with the tensors among the arguments."""
         named = dict(zip([n for n in calls.given.names if n not in calls.given.keywords], args, strict=True)) | kwargs
         return module(*(v for v in (named[n] for n in calls.given.names) if flat_tensors(v)))
 
@@ -183,15 +130,19 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
+    """Return how an exported program with fixed sizes that calls the op differs from its reference, as text."""
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
+    """Return how an exported program with dynamic sizes that calls the op differs from its reference, as text."""
     return _exported(calls, True)
 
 
 def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
-    """Two sets of tensors, stacked along a new first dim, and ``in_dims``."""
+    """Return copies of the arguments with two samples of each floating-point tensor stacked along a new first dim, and
+    ``in_dims``: 0 for these and None for all others.
+    """
     values = calls.given.fresh()
     dims: list[Any] = []
     stacked: list[Any] = []
@@ -210,13 +161,19 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
 
 
 def vmap(calls: Calls) -> str:
+    """Return how the op under ``torch.func.vmap`` over two samples differs from its reference on each of them,
+    as text.
+    """
     stacked, dims = _stacked(calls)
     before = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in stacked]
     before = [v.clone() if isinstance(v, Tensor) else v for v in before]
     written = [i for i, name in enumerate(calls.given.names) if name.startswith("acc")]
 
     def called(fn: Function) -> Function:
+        """Return a function that calls ``fn`` with all arguments in declared order."""
+
         def run(*values: Any) -> Any:
+            """Return the result of ``fn`` for the arguments ``values``."""
             positional, named = calls.given.split(list(values))
             return fn(*positional, **named)
 
@@ -225,12 +182,14 @@ def vmap(calls: Calls) -> str:
     tensors = [i for i, d in enumerate(dims) if d is not None]
 
     def mapped(*some: Any) -> Any:
+        """Return the result of the op for one sample ``some`` of the mapped arguments."""
         values = list(stacked)
         for i, v in zip(tensors, some, strict=True):
             values[i] = v
         return called(calls.op)(*values)
 
     def mapped_results(*some: Any) -> Any:
+        """Return the tensors among the results of the op for one sample, as vmap maps them."""
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
 
@@ -238,15 +197,17 @@ def vmap(calls: Calls) -> str:
         got = flat(torch.func.vmap(mapped_results)(*[stacked[i] for i in tensors]))
     except RuntimeError as e:
         if calls.case.state == "view" and not refusal_id(e):
-            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {_short(e)}") from None
+            raise NotMetError(f"torch has no vmap of the reference, through which it sees: {one_line(e)}") from None
         raise
     for number in range(2):
 
         def pick(v: Any, number: int = number) -> Any:
+            """Return sample ``number`` of the argument ``v``, a stacked tensor or a list of them."""
             return [t[number] for t in v] if isinstance(v, list) else v[number]
 
         values = [pick(v) if i in tensors else v for i, v in enumerate(before)]
         own, wide = (_of_sample(calls, called(calls.reference), v, written) for v in (values, _wide(values)))
+        own.summed = calls.bound_of_sum(values)
         found = [t for i in written for t in flat_tensors(pick(stacked[i]) if stacked[i] is not None else None)]
         mine = Observed(outs=[g[number] for g in got], written=found, aliases=own.aliases)
         if problem := difference(mine, own, wide, calls.terms, strides=False, requires=False):
@@ -255,7 +216,9 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """What the reference does with one sample; ``values`` are copied first."""
+    """Return what the reference ``fn`` does with copies of ``values``, the arguments of one sample. ``written`` are the
+    positions of arguments that it writes to.
+    """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]
     outs = [o for o in flat(fn(*values)) if isinstance(o, Tensor)]
@@ -263,19 +226,25 @@ def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]
 
 
 def _wide(value: Any) -> Any:
+    """Return ``value`` with floating-point tensors, also those in lists, in float64."""
     if isinstance(value, list):
         return [_wide(v) for v in value]
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def func_grad(calls: Calls) -> str:
+    """Return how the gradients of the op by ``torch.func.grad`` differ from those of its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
 
     def gradients(fn: Function, values: list[Any]) -> list[Any]:
+        """Return the gradients of ``fn`` by ``torch.func.grad`` for the floating-point tensors among ``values``."""
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
 
         def total(*some: Tensor) -> Tensor:
+            """Return the sum of all results of ``fn``, weighted by random directions, with ``some`` in place of the
+            tensors.
+            """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
                 replaced[i] = v
@@ -294,12 +263,18 @@ def func_grad(calls: Calls) -> str:
 
 
 def jvp(calls: Calls) -> str:
+    """Return how results and forward-mode derivatives of the op by ``torch.func.jvp`` differ from those of its
+    reference, as text.
+    """
+
     def tangents(fn: Function, values: list[Any]) -> list[Any]:
+        """Return the results of ``fn`` at ``values``, and their derivatives along random directions, in one list."""
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
         rng = torch.Generator().manual_seed(calls.case.seed)
         along = [torch.randn(values[i].shape, generator=rng, dtype=torch.float64).to(values[i]) for i in at]
 
         def called(*some: Tensor) -> Any:
+            """Return the tensors among the results of ``fn`` with ``some`` in place of the tensors."""
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
                 replaced[i] = v
@@ -318,13 +293,15 @@ def jvp(calls: Calls) -> str:
         wide = Observed(outs=tangents(calls.reference, calls.given.fresh(dtype=torch.float64, contiguous=True)))
     except RuntimeError as e:  # it writes to a tensor without a tangent, or returns nothing: the op refuses such a call
         tangents(calls.op, calls.given.fresh(contiguous=True))
-        raise NotMetError(f"torch differentiates no such function: {_short(e)}") from None
+        raise NotMetError(f"torch differentiates no such function: {one_line(e)}") from None
     got = Observed(outs=tangents(calls.op, calls.given.fresh(contiguous=True)))
     return difference(got, own, wide, calls.terms, strides=False)
 
 
 def autocast(calls: Calls) -> str:
-    """What the rule of the op says, for tensors of a class of dtypes; those of one dtype stay."""
+    """Return how a call of the op under autocast to bfloat16 differs from its reference, as text. The reference gets
+    arguments that are cast as the rule of the op declares.
+    """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
     if case.annotation != "Float" or case.dtype == "float64" or case.state == "view":
@@ -337,18 +314,23 @@ def autocast(calls: Calls) -> str:
         values = [_cast(v, to) for v in calls.given.fresh(contiguous=calls.case.state != "view")]
         values = [_wide(v) for v in values] if widened else values
         (wide if widened else own).append(observe(calls.reference, calls.given, values))
+        own[-1].summed = calls.bound_of_sum(values)
     if case.mutates and to is not None:
         raise NotMetError("an argument that is cast cannot be written to")
     return difference(got, own[0], wide[0], calls.terms, requires=False)
 
 
 def _cast(value: Any, to: torch.dtype | None) -> Any:
+    """Return ``value`` with floating-point tensors, also those in lists, in the dtype ``to``, or unchanged if it is
+    None.
+    """
     if isinstance(value, list):
         return [_cast(v, to) for v in value]
     return value.to(to) if to is not None and isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def inference(calls: Calls) -> str:
+    """Return how a call of the op in inference mode, and then an ordinary call, differ from its reference, as text."""
     with torch.inference_mode():
         values = calls.given.fresh()
         got = observe(calls.op, calls.given, values)
@@ -357,6 +339,9 @@ def inference(calls: Calls) -> str:
 
 
 def no_grad(calls: Calls) -> str:
+    """Return how a call of the op under ``torch.no_grad``, with arguments that require gradients, differs from its
+    reference, as text.
+    """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
         got = observe(calls.op, calls.given, calls.given.fresh(gradients=calls.differentiable))
@@ -364,7 +349,9 @@ def no_grad(calls: Calls) -> str:
 
 
 def fake(calls: Calls) -> str:
-    """Shape, dtype, device and strides of a fake call, then a real call."""
+    """Return how the op on fake tensors differs from the op on real ones in shape, dtype, device or strides, as text,
+    or else how the op on real ones differs from its reference.
+    """
     real = calls.op(*calls.given.split(values := calls.given.fresh())[0], **calls.given.split(values)[1])
     copies = calls.given.fresh()
     with fake_mode() as mode:
@@ -389,24 +376,31 @@ def fake(calls: Calls) -> str:
 
 
 def _faked(mode: Any, value: Any) -> Any:
+    """Return ``value`` with tensors, also those in lists, replaced by fake tensors of ``mode``."""
     if isinstance(value, list):
         return [_faked(mode, v) for v in value]
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, Tensor) else value
 
 
 def checkpoint(calls: Calls) -> str:
+    """Return how a call of the op under activation checkpointing, whose forward runs again in the backward, differs
+    from its reference, as text.
+    """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     from torch.utils.checkpoint import checkpoint as recompute
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Call the op under ``torch.utils.checkpoint``."""
         return recompute(function_of(calls.op), *args, use_reentrant=False, **kwargs)
 
     return calls.compare(called)
 
 
 def threads(calls: Calls) -> str:
-    """Four threads at once, each with arguments of its own."""
+    """Return how calls of the op in four threads at once, three in each, differ from its reference, as text. An
+    exception in a thread is raised again.
+    """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
     problems: list[str] = []
@@ -414,7 +408,9 @@ def threads(calls: Calls) -> str:
     begin = threading.Barrier(4)
 
     def work() -> None:
+        """Call the op three times and append each difference or exception to ``problems``."""
         try:
+            # All threads begin at the same time.
             begin.wait()
             for _ in range(3):
                 values = calls.given.fresh(gradients=calls.differentiable)
@@ -436,6 +432,7 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
+    """Return how a call of the op whose backward is compiled as one graph differs from its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     torch.compiler.reset()
@@ -444,47 +441,19 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 
 def double_backward(calls: Calls) -> str:
+    """Return how first and second gradients of the op differ from those of its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     return calls.compare(calls.op, twice=True)
 
 
 def with_deepcopy(calls: Calls) -> str:
+    """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text."""
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
-def nested(calls: Calls) -> str:
-    """Called twice in a region that torch compiles once."""
-    if calls.case.state in ("returned", "view"):
-        raise NotMetError("torch has no region that returns an argument, or a view of one")
-    if "size" in calls.case.outs:
-        raise NotMetError("torch has no region that returns a number")
-    try:
-        return _nested(calls, calls.op)
-    except Exception as e:
-        try:
-            _nested(calls, calls.reference)
-        except Exception:
-            raise NotMetError(f"torch compiles no such region of the reference either: {_short(e)}") from None
-        if calls.case.mutates and not region_may_write():
-            raise NotMetError(f"this torch has no region with an op that writes: {_short(e)}") from None
-        raise
-
-
-def _nested(calls: Calls, fn: Function) -> str:
-    """Call a case twice inside of a nested compile region."""
-    torch.compiler.reset()
-    region = torch.compiler.nested_compile_region(function_of(fn))
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        result = region(*args, **kwargs)
-        return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
-
-    return calls.compare(torch.compile(called, backend="aot_eager", fullgraph=True))
-
-
 def out(calls: Calls) -> str:
-    """The out-variant: into tensors of the caller, filled with garbage."""
+    """Return how the out-variant of the op, called on tensors filled with 77, differs from its reference, as text."""
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
     own, wide = calls.expected()
@@ -492,9 +461,13 @@ def out(calls: Calls) -> str:
     if calls.case.state in ("returned", "view"):
         wanted = own.outs[1:]
     values = calls.given.fresh()
+    # Garbage, so that an element that is not written to shows.
     outs = [torch.full_like(o, 77, memory_format=torch.contiguous_format) for o in wanted]
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Call ``op.out`` and return its outputs. Raises ``AssertionError`` if it returns other tensors than it was
+        given.
+        """
         made = calls.op.out(*args, out=outs[0] if len(outs) == 1 else outs, **kwargs)
         if [t.data_ptr() for t in flat(made) if t.numel()] != [t.data_ptr() for t in outs if t.numel()]:
             raise AssertionError("op.out returned other tensors than it was given")
@@ -508,13 +481,16 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Captured once, replayed on other values."""
+    """Capture a call of the op as a CUDA graph, replay it, and return how its results differ from the reference, as
+    text.
+    """
     if calls.device != "cuda":
         raise NotMetError("no GPU")
     values = calls.given.fresh()
     positional, named = calls.given.split(values)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
+        # Warm up: what a first call allocates or compiles must not be captured.
         for _ in range(2):
             calls.op(*positional, **named)
     torch.cuda.synchronize()
@@ -532,6 +508,7 @@ def cuda_graph(calls: Calls) -> str:
 
 
 def _overlaps(t: Tensor) -> bool:
+    """Whether elements of ``t`` share memory, since a dim longer than 1 has a stride of zero."""
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
 
 
@@ -560,23 +537,11 @@ WAYS: dict[str, Callable[[Calls], str]] = {
     "cuda_graph": cuda_graph,
 }
 
-# Errors that say that a kernel or a declaration is wrong. Those of this package are right, so they are no refusals.
-WRONG = ("SL211", "SL301", "SL302", "SL303", "SL305", "SL402", "SL403", "SL405")
-_ID = re.compile(r"\bSL\d{3}\b")
-
-
-def refusal_id(cause: BaseException) -> str:
-    """The id of the catalogue error that ``cause`` is, was caused by, or quotes; empty if it is none of ours."""
-    seen: BaseException | None = cause
-    while seen is not None:
-        if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
-            return str(found)
-        seen = seen.__cause__ or seen.__context__
-    return ""
-
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """``(outcome, detail)``: "met", "refused" with an id, "inapplicable", "differs" or "raised"."""
+    """Call ``op`` of the declaration ``case`` in the way ``way``, and return the outcome (``met``, ``refused``,
+    ``inapplicable``, ``differs`` or ``raised``) and its detail as text.
+    """
     torch.manual_seed(case.seed)
     try:
         with suppress_warnings():
@@ -585,16 +550,12 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
         return "inapplicable", str(e)
     except Exception as e:
         if (id := refusal_id(e)) and id not in WRONG:
-            return "refused", f"{id}: {_short(e)}"
-        return "raised", f"{type(e).__name__}: {_short(e)} | {_place(e)}"
+            return "refused", f"{id}: {one_line(e)}"
+        return "raised", f"{type(e).__name__}: {one_line(e)} | {_innermost_frames(e)}"
     return ("differs", problem) if problem else ("met", "")
 
 
-def _place(e: BaseException) -> str:
-    """Return the innermost two places of an exception's traceback."""
+def _innermost_frames(e: BaseException) -> str:
+    """Return the innermost two places of the traceback of ``e``, as file and line."""
     frames = traceback.extract_tb(e.__traceback__)[-2:]
     return " < ".join(f"{frame.filename[-60:]}:{frame.lineno}" for frame in reversed(frames))
-
-
-def _short(e: BaseException) -> str:
-    return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]

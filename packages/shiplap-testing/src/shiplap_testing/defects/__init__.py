@@ -44,7 +44,10 @@ _FILES = (
 
 
 def defects() -> dict[str, Defect]:
-    """All defects by name. Nothing is declared until ``make_bad`` or ``make_good`` of one is called."""
+    """Import the files of planted defects and return all defects by name. No op is declared until ``make_bad`` or
+    ``make_good`` of a defect is called.
+    """
     for file in _FILES:
+        # Importing a file registers its defects.
         import_module(f"shiplap_testing.defects.{file}")
     return DEFECTS

@@ -16,17 +16,22 @@ from shiplap_testing.defects.witness import close, randn, same, wide
 aliasing = partial(add, "aliasing")
 
 
-def _shares(op, *args):
-    """Whether writing to the result changes an argument."""
+def _result_shares_memory(op, *args):
+    """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
 
 
-def _outsider(schema, fn, declare):
-    """An op that another library registered, adopted with what it should do."""
+def _adopted_operator(schema, fn, declare):
+    """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
+    the op that ``declare(ns, name)`` adopts from it.
+    """
 
     def make(ns):
+        """Register ``fn`` under ``schema`` in the namespace ``ns`` and return the op that ``declare`` adopts
+        from it.
+        """
         foreign(ns, schema, fn)
         return declare(ns, schema.partition("(")[0])
 
@@ -34,8 +39,13 @@ def _outsider(schema, fn, declare):
 
 
 def _scaled(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x * scale, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def scaled(x: M, scale: float = 1.0) -> M:
+        """Return x * scale. Results of the foreign operator are compared with this reference."""
         return x * scale
 
     return scaled
@@ -44,17 +54,22 @@ def _scaled(ns, name):
 aliasing(
     "an argument that is returned when there is nothing to do",
     "for a scale of one the result is the argument itself",
-    _outsider(
+    _adopted_operator(
         "scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x if scale == 1 else x * scale, _scaled
     ),
-    _outsider("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
-    lambda op: not _shares(op.overload, randn(2, 3), 1.0),
+    _adopted_operator("scaled(Tensor x, float scale=1.0) -> Tensor", lambda x, scale=1.0: x * scale, _scaled),
+    lambda op: not _result_shares_memory(op.overload, randn(2, 3), 1.0),
 )
 
 
 def _turned(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the transpose of x, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def turned(x: M) -> Float[Tensor, "c n"]:
+        """Return the transpose of x. Results of the foreign operator are compared with this reference."""
         return x.T
 
     return turned
@@ -63,27 +78,43 @@ def _turned(ns, name):
 aliasing(
     "a view of an argument that is returned",
     "contiguous() copies nothing where a transposed matrix already is, as one of a single column",
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
-    _outsider("turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned),
-    lambda op: not _shares(op.overload, randn(4, 1)),
+    _adopted_operator("turned(Tensor x) -> Tensor", lambda x: x.T.contiguous(), _turned),
+    _adopted_operator(
+        "turned(Tensor x) -> Tensor", lambda x: x.T.clone(memory_format=torch.contiguous_format), _turned
+    ),
+    # The transpose of a single column is contiguous already.
+    lambda op: not _result_shares_memory(op.overload, randn(4, 1)),
 )
 
 
 def _counted(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns 2 * x, of integers, and return the
+    adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def doubled(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return 2 * x, of integers. Results of the foreign operator are compared with this reference."""
         return x * 2
 
     return doubled
 
 
 def _ring(length):
-    """An op of integers that returns one of ``length`` buffers a shape, in turn; 0: a fresh tensor."""
+    """Return a function of a namespace that adopts an operator of integers, which doubles x. The operator returns one
+    of ``length`` buffers of each shape in turn, which is wrong, or a fresh tensor for a ``length`` of 0.
+    """
 
     def make(ns):
+        """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and a fake, and return the
+        adopted op.
+        """
         buffers, turn = {}, itertools.count()
 
         def fn(x):
+            """Return 2 * x. Wrong unless ``length`` is 0: the result is a buffer, which a later call with the same
+            shape overwrites.
+            """
             if not length:
                 return x * 2
             key = x.shape, next(turn) % length
@@ -97,7 +128,12 @@ def _ring(length):
 
 
 def _keeps_results(calls):
+    """Return a check of an op, which is true if the results of ``calls`` calls still hold 2 * x after the last of the
+    calls.
+    """
+
     def keeps(op):
+        """Whether each of ``calls`` results of ``op`` still holds 2 * x after the last call."""
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
 
@@ -116,18 +152,30 @@ aliasing(
     "the result of a call is overwritten by the third one after it",
     _ring(3),
     _ring(0),
+    # The fourth call reuses the buffer of the first.
     _keeps_results(4),
 )
 
 
 def _caching(cache):
+    """Return a function that registers a CPU kernel with the op ``doubled``, which returns 2 * x. Wrong with ``cache``:
+    the result is the same buffer in each call.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache``: the result is the
+        same buffer in each call.
+        """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
+            """Return 2 * x. Wrong with ``cache``: the result is a buffer by shape and dtype, which the next call
+            overwrites.
+            """
             if not cache:
                 return x * 2
+            # Only the memory is reused: the numbers are computed anew in each call.
             fresh = torch.empty_like(x, memory_format=torch.contiguous_format)
             return torch.mul(x, 2, out=buffers.setdefault((x.shape, x.dtype), fresh))
 
@@ -135,6 +183,7 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
+    """Whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with zeros."""
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -150,14 +199,20 @@ aliasing(
 
 
 def centred(ns):
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
+    row.
+    """
+
     @sl.op(f"{ns}::centred", requires="c >= 1")
     def centred(x: M) -> M:
+        """Return x less the mean of each row. Kernels of the op are compared with this reference."""
         return x - x.mean(1, keepdim=True)
 
     return centred
 
 
 def _in_place(x, *, out):
+    """Write x less the mean of each row to ``out``. Wrong: the argument x is centred in place."""
     x.sub_(x.mean(1, keepdim=True))
     out.copy_(x)
 
@@ -172,6 +227,9 @@ aliasing(
 
 
 def _restored(x, y, *, out):
+    """Write x + y to ``out``. Wrong: x is changed in place and changed back, which loses the digits of small
+    numbers.
+    """
     x.add_(y)
     out.copy_(x)
     x.sub_(y)
@@ -182,29 +240,38 @@ aliasing(
     "adding and subtracting a large number loses the digits of a small one",
     of(added, kernel(_restored)),
     of(added, kernel(lambda x, y, *, out: torch.add(x, y, out=out))),
-    same(lambda: (uniform_small(), torch.full((2, 3), 1e6))),
+    # The numbers of x lie below the rounding error of those of y.
+    same(lambda: (_small_numbers(), torch.full((2, 3), 1e6))),
 )
 
 
-def uniform_small():
+def _small_numbers():
+    """Return a matrix of 2 by 3 normally distributed random numbers of the size of 0.001."""
     return randn(2, 3) * 1e-3
 
 
 def folded(ns):
+    """Declare the op ``folded`` in the namespace ``ns`` and return it. Its reference returns x - y."""
+
     @sl.op(f"{ns}::folded")
     def folded(x: M, y: M) -> M:
+        """Return x - y. Kernels of the op are compared with this reference."""
         return x - y
 
     return folded
 
 
 def _negating(x, y, *, out):
+    """Write x - y to ``out``. Wrong if x and y are one tensor: y is negated in place for the time of the addition, so
+    the result is -2 * x.
+    """
     y.data.neg_()  # `data` is not counted as a write, as in foreign code
     torch.add(x, y, out=out)
     y.data.neg_()
 
 
 def _subtract_self(op):
+    """Whether ``op(x, x)`` is zero, where the op subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -219,15 +286,30 @@ aliasing(
 
 
 def gram(ns):
+    """Declare the op ``gram`` in the namespace ``ns`` and return it. Its reference returns a @ b.T, the products of all
+    rows of a with all rows of b.
+    """
+
     @sl.op(f"{ns}::gram")
     def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
+        """Return a @ b.T, the products of all rows of a with all rows of b. Kernels of the op are compared with this
+        reference.
+        """
         return a @ b.T
 
     return gram
 
 
 def _symmetric(exact):
+    """Return a function that registers a kernel of ``gram``, which computes a @ a.T where a and b are taken for one
+    tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
+    """
+
     def fill(a, b, *, out):
+        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``:
+        a and its transpose are taken for one.
+        """
+        # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
         if alike and (not exact or a.stride() == b.stride()):
             torch.mm(a, a.T, out=out)
@@ -238,6 +320,7 @@ def _symmetric(exact):
 
 
 def _with_its_transpose(op):
+    """Whether ``op(x, x.T)`` is x @ x, where the op multiplies its first argument by the transpose of the second."""
     x = randn(3, 3)
     return close(op(x, x.T), x @ x)
 
@@ -252,22 +335,34 @@ aliasing(
 
 
 def twice(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x + 1 two times, as two tensors, and
+    return the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def twice(x: Int64[Tensor, "n"]) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """Return x + 1 two times, as two tensors. Results of the foreign operator are compared with this reference."""
         return x + 1, x + 1
 
     return twice
 
 
-def _both(copy):
+def _two_outputs(copy):
+    """Return an implementation with two outputs, both x + 1. Wrong unless ``copy``: the second output is a view of the
+    first.
+    """
+
     def fn(x):
+        """Return x + 1 two times. Wrong unless ``copy``: both outputs lie in the same memory."""
         y = x + 1
+        # A view is another tensor object with the same memory, so a comparison of objects does not show it.
         return y, y.clone() if copy else y.view(y.shape)
 
     return fn
 
 
 def _outputs_disjoint(op):
+    """Whether zeroing the first output of ``op`` leaves the second output as it was."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4
@@ -276,7 +371,7 @@ def _outputs_disjoint(op):
 aliasing(
     "two outputs in the same memory",
     "they have the same values, until one of them is written to",
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(False), twice),
-    _outsider("twice(Tensor x) -> (Tensor, Tensor)", _both(True), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(False), twice),
+    _adopted_operator("twice(Tensor x) -> (Tensor, Tensor)", _two_outputs(True), twice),
     _outputs_disjoint,
 )

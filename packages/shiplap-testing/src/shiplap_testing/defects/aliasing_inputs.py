@@ -15,11 +15,21 @@ aliasing = partial(add, "aliasing")
 
 
 def _memo(key):
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong with
+    a function ``key``: where ``key(x)`` is that of the last call, the last result is written again.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong with a function
+        ``key``: where ``key(x)`` is that of the last call, the last result is written again.
+        """
         seen = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``. Wrong with a ``key``: the result of the last call is written again if ``key(x)``
+            is equal, even if the elements of x have changed.
+            """
             if key is None:
                 torch.mul(x, 2, out=out)
                 return
@@ -31,6 +41,7 @@ def _memo(key):
 
 
 def _after_a_change(op):
+    """Whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two calls."""
     x = torch.ones(2, 3)
     op(x)
     x.fill_(5)
@@ -40,6 +51,7 @@ def _after_a_change(op):
 aliasing(
     "a result remembered by address",
     "the same address and shape a second time: the tensor was changed in between",
+    # All that a kernel can see of a tensor without reading its elements.
     of(doubled, _memo(lambda x: (x.data_ptr(), x.shape, x.stride(), x.dtype))),
     of(doubled, _memo(None)),
     _after_a_change,
@@ -47,19 +59,36 @@ aliasing(
 
 
 def taken(ns):
+    """Declare the op ``taken`` in the namespace ``ns`` and return it. Its reference returns the rows of x at ``index``,
+    taken modulo the number of rows.
+    """
+
     @sl.op(f"{ns}::taken", requires="n >= 1")
     def taken(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
+        """Return the rows of x at ``index``, taken modulo the number of rows. Kernels of the op are compared with this
+        reference.
+        """
         return x[index % x.shape[0]]
 
     return taken
 
 
 def _plan(by_shape):
+    """Return a function that registers a CPU kernel with the op ``taken``, which writes the rows of x at ``index`` to
+    ``out``. Wrong with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes the rows of x at ``index`` to ``out``. Wrong
+        with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
+        """
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
+            """Write the rows of x at ``index`` modulo the number of rows to ``out``. Wrong with ``by_shape``: the index
+            of an earlier call with the same shapes is used.
+            """
             plan = index % x.shape[0]
             if by_shape:
                 plan = plans.setdefault((x.shape, index.shape), plan.clone())
@@ -69,6 +98,9 @@ def _plan(by_shape):
 
 
 def _another_index(op):
+    """Whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the new
+    index.
+    """
     x = randn(4, 2)
     op(x, torch.tensor([0, 1, 2]))
     return close(op(x, torch.tensor([3, 2, 1])), x[[3, 2, 1]])
@@ -84,6 +116,7 @@ aliasing(
 
 
 def _clearing(table, x):
+    """Add x to ``table`` in place. Wrong: x is set to zero afterwards, which the declaration does not allow."""
     table.add_(x)
     x.zero_()
 
@@ -98,20 +131,31 @@ aliasing(
 
 
 def total(ns):
+    """Declare the op ``total`` in the namespace ``ns`` and return it. Its reference returns the sum of x and the
+    tensors of the list ``more``.
+    """
+
     @sl.op(f"{ns}::total")
     def total(x: M, more: list[M]) -> M:
+        """Return the sum of x and the tensors of the list ``more``. Kernels of the op are compared with this
+        reference.
+        """
         return sum(more, x)
 
     return total
 
 
 def _running(x, more, *, out):
+    """Write the sum of x and the tensors of ``more`` to ``out``. Wrong: the sum is computed in the argument x."""
     for term in more:
         x += term
     out.copy_(x)
 
 
 def _adding(x, more, *, out):
+    """Write the sum of x and the tensors of ``more`` to ``out``, without a change of x. This is the sound twin of
+    ``_running``.
+    """
     out.copy_(x)
     for term in more:
         out += term
@@ -127,8 +171,13 @@ aliasing(
 
 
 def ranks(ns):
+    """Declare the op ``ranks`` in the namespace ``ns`` and return it. Its reference returns the keys in ascending
+    order.
+    """
+
     @sl.op(f"{ns}::ranks")
     def ranks(keys: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return the keys in ascending order. Kernels of the op are compared with this reference."""
         return keys.sort().values
 
     return ranks

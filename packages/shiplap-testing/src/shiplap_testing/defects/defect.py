@@ -35,7 +35,9 @@ CAUSES = (
     "process",
 )
 DEFECTS: dict[str, "Defect"] = {}
+# Each op gets a namespace of its own, so that a process can declare a defect several times.
 _numbers = itertools.count()
+# An operator vanishes with the library object that defined it.
 _libraries: list[torch.library.Library] = []
 
 
@@ -65,16 +67,18 @@ class Defect:
     later: bool = False
 
     def __str__(self) -> str:
+        """Return the name of the defect."""
         return self.name
 
     @property
     def half(self) -> str:
-        """``seen`` for what may be looked at while checks are written, ``held_out`` for what may not: by name alone.
-
-        ``later`` is what was written after the checks had been repaired for both of these.
+        """Return the part of the benchmark that this defect belongs to: ``later`` if it was written after the checks
+        were repaired for all others, and otherwise ``seen`` (authors of checks may look at it) or ``held_out`` (they
+        may not), by a hash of its name.
         """
         if self.later:
             return "later"
+        # A hash, so that nobody chooses the half and a new defect does not move the others.
         return "seen" if sha256(self.name.encode()).digest()[0] % 2 else "held_out"
 
 
@@ -90,7 +94,10 @@ def add(
     breaks: bool = False,
     later: bool = False,
 ) -> None:
-    """Register a defect; ``bad`` and ``good`` declare their op in the namespace that they are given."""
+    """Register the defect ``name`` in ``DEFECTS``. ``bad`` and ``good`` declare the defective op and its sound twin in
+    a given namespace. ``right`` is a check of one op. Raises ``ValueError`` for an unknown ``cause`` or a name that is
+    registered already.
+    """
     if cause not in CAUSES or name in DEFECTS:
         raise ValueError(f"{name}: an unknown cause or a name that is taken")
     DEFECTS[name] = Defect(
@@ -99,13 +106,17 @@ def add(
 
 
 def _fresh() -> str:
+    """Return the name of a namespace that no op of this process has used."""
     return f"defect{next(_numbers)}"
 
 
 def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
-    """The op of a declaration with kernels and gradients bound to it."""
+    """Return a function of a namespace that declares an op with ``declare`` and calls each of ``parts`` with this op,
+    to add kernels and gradients to it.
+    """
 
     def make(namespace: str) -> sl.Op:
+        """Declare the op in ``namespace``, call each of ``parts`` with the op, and return it."""
         op = declare(namespace)
         for part in parts:
             part(op)
@@ -115,25 +126,32 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
 
 
 def kernel(fn: Callable[..., Any], **declaration: Any) -> Part:
-    """A Python kernel for the CPU, with any strides; the keywords are those of ``op.kernel``."""
+    """Return a function that registers ``fn`` with an op as CPU kernel for tensors of any strides. ``declaration`` is
+    passed to ``op.kernel``.
+    """
     return lambda op: op.kernel("cpu", fn, **{"strided": True, **declaration})
 
 
 def backward(
     fn: Callable[..., Any], saves: Iterable[str] | None = None, *, once_differentiable: bool | None = None
 ) -> Part:
-    """A gradient of tensors with any strides; ``saves`` and ``once_differentiable`` as in ``op.backward``.
-
-    With ``once_differentiable=False`` the second derivative is what autograd makes of ``fn``, right or wrong: without
-    it a call looks for gaps, and refuses them or takes the derivative of the reference.
+    """Return a function that registers ``fn`` with an op as gradient, for tensors of any strides. ``saves`` and
+    ``once_differentiable`` are passed to ``op.backward``. If the latter is False, autograd differentiates ``fn`` for
+    second derivatives, right or wrong.
     """
     return lambda op: op.backward(fn, saves=saves, strided=True, once_differentiable=once_differentiable)
 
 
 def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
-    """A kernel in C for the CPU. In ``body``, ``KERNEL`` stands for the prototype that the declaration implies."""
+    """Return a function that compiles ``body`` in C and registers it with an op as CPU kernel. ``KERNEL`` in ``body``
+    stands for the prototype that the declaration implies. ``strided`` names the arguments that may have any strides.
+    """
 
     def bind(op: sl.Op) -> None:
+        """Compile the C source for ``op`` in a fresh folder and register the function that has the name of the op as
+        CPU kernel.
+        """
+        # Only defects in C need a compiler, and the others must run without one.
         from shiplap_testing.build import compile_c
 
         symbol = op.spec.opname
@@ -146,17 +164,18 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
 
 @cache
 def _folder() -> Path:
-    """Of this process; a process that ends as it should removes it."""
+    """Return the temporary folder of this process for compiled kernels. It is created at the first call and removed
+    when the process ends as it should.
+    """
     return temporary("defects")
 
 
 def foreign(
     namespace: str, schema: str, fn: Callable[..., Any], key: str = "CompositeImplicitAutograd"
 ) -> torch.library.Library:
-    """Register an op as other libraries do.
-
-    By default torch differentiates, batches and traces the operations of ``fn``; with another key, a fake has to be
-    registered.
+    """Define the operator ``schema`` in ``namespace`` with the implementation ``fn``, as other libraries do, and return
+    the library object, which is kept alive. With the default ``key``, torch differentiates and traces the operations of
+    ``fn``. Other keys need a fake.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
     _libraries.append(library)

@@ -16,11 +16,17 @@ gradient = partial(add, "gradient")
 
 
 def _second(make):
-    """The second derivative is that of the reference."""
+    """Return a check of an op of one argument, which is true if the second derivative of the op at ``make()`` is that
+    of its reference.
+    """
 
     def second(fn, x):
+        """Return the gradient at ``x`` of the sum of squares of the gradient of ``fn(x).sum()``, or zeros if the first
+        gradient is not differentiable.
+        """
         x.requires_grad_()
         (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+        # A detached gradient cannot be differentiated again: its derivative counts as zero, which is wrong.
         if not first.requires_grad:
             return torch.zeros_like(x)
         return torch.autograd.grad(first.square().sum(), x)[0]
@@ -42,15 +48,23 @@ gradient(
 
 
 def _with_helper(factor):
-    """A gradient through another op, whose own gradient has a factor."""
+    """Return a function of a namespace that declares ``cube`` with a gradient, computed by a second op ``slope``. The
+    gradient of ``slope`` itself has the factor ``factor``, of which 6 is right.
+    """
 
     def make(ns):
+        """Declare the ops ``slope`` and ``cube`` in the namespace ``ns`` with their gradients, and return ``cube``."""
+
         @sl.op(f"{ns}::slope")
         def slope(x: M, grad: M) -> M:
+            """Return 3 * x * x * grad, the gradient of ``cube``. This is the reference of the op ``slope``."""
             return 3 * x * grad * x  # in this order 16 bits overflow only where the result does
 
         @slope.backward
         def _(grad, saved, needs):
+            """Return the gradients of ``slope`` for x and grad. Wrong for a ``factor`` other than 6: the gradient for x
+            is too small.
+            """
             return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
         op = cube(ns)
@@ -70,14 +84,22 @@ gradient(
 
 
 def length(ns):
+    """Declare the op ``length`` in the namespace ``ns`` and return it. Its reference returns the Euclidean length of
+    each row of x.
+    """
+
     @sl.op(f"{ns}::length")
     def length(x: M) -> V:
+        """Return the Euclidean length of each row of x. Kernels of the op are compared with this reference."""
         return torch.linalg.vector_norm(x, dim=1)
 
     return length
 
 
 def _safe_length(grad, saved, needs):
+    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the sound twin of a
+    gradient that is NaN there.
+    """
     return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
 
 
@@ -91,7 +113,14 @@ gradient(
 
 
 def _ties(even):
+    """Return a function that registers a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima
+    of a row gets the whole gradient instead of an equal share.
+    """
+
     def ties(grad, saved, needs):
+        """Return the gradient of the row maximum at the elements that are equal to it. Wrong unless ``even``: ties do
+        not share it.
+        """
         hit = (saved.x == saved.out[:, None]).to(grad.dtype)
         return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
 
@@ -115,14 +144,23 @@ gradient(
 
 
 def biased(ns):
+    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
+    added to each row.
+    """
+
     @sl.op(f"{ns}::biased")
     def biased(x: M, bias: Float[Tensor, "c"]) -> M:
+        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return biased
 
 
 def _loop_sum(grad, saved, needs):
+    """Return the gradients of x + bias. Wrong in narrow dtypes: the sum for ``bias`` is rounded after each four
+    rows.
+    """
+    # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))
     for part in grad.split(4):
         total = total + part.sum(0)
@@ -139,8 +177,15 @@ gradient(
 
 
 def wells(ns):
+    """Declare the op ``wells`` in the namespace ``ns`` and return it. Its reference returns the logarithm of 1 + x * x,
+    computed in a wide dtype.
+    """
+
     @sl.op(f"{ns}::wells")
     def wells(x: M) -> M:
+        """Return the logarithm of 1 + x * x, computed in a wide dtype. Kernels of the op are compared with this
+        reference.
+        """
         return torch.log1p(wide(x).square()).to(x.dtype)
 
     return wells
@@ -163,14 +208,20 @@ gradient(
 
 
 def triple(ns):
+    """Declare the op ``triple`` in the namespace ``ns`` and return it. Its reference returns a * b * c."""
+
     @sl.op(f"{ns}::triple")
     def triple(a: M, b: M, c: M) -> M:
+        """Return a * b * c. Kernels of the op are compared with this reference."""
         return a * b * c
 
     return triple
 
 
 def _shared(grad, saved, needs):
+    """Return the gradients of a * b * c that ``needs`` names. Wrong if a needs none: the gradient for b then lacks the
+    factor c.
+    """
     gradients = {}
     if needs.a:
         shared = grad * saved.c
@@ -183,16 +234,24 @@ def _shared(grad, saved, needs):
 
 
 def _each(grad, saved, needs):
+    """Return the gradients of a * b * c, each computed on its own. This is the sound twin of ``_shared``."""
     a, b, c = saved.a, saved.b, saved.c
     return {"a": grad * b * c if needs.a else None, "b": grad * a * c, "c": grad * a * b if needs.c else None}
 
 
 def _only(*wanted):
-    """Gradients of some of the arguments are asked for."""
+    """Return a check of an op, which is true if the gradients for the arguments at the positions ``wanted``, while no
+    other argument requires one, are those of the reference.
+    """
 
     def some(fn, count):
+        """Return the gradients of the sum of squared results of ``fn`` on ``count`` random matrices, for the arguments
+        at the positions ``wanted``.
+        """
+        # Only the wanted arguments require gradients, so that ``needs`` is false for the others.
         args = [randn(3, 2, seed=i).requires_grad_(i in wanted) for i in range(count)]
         outs = fn(*args)
+        # Ops with one output return a tensor, not a tuple.
         outs = outs if isinstance(outs, tuple) else (outs,)
         return torch.autograd.grad([o.square().sum() for o in outs], [args[i] for i in wanted], allow_unused=True)
 
@@ -209,14 +268,22 @@ gradient(
 
 
 def weighted(ns):
+    """Declare the op ``weighted`` in the namespace ``ns`` and return it. Its reference returns 2 * a + 3 * b +
+    5 * c.
+    """
+
     @sl.op(f"{ns}::weighted")
     def weighted(a: M, b: M, c: M) -> M:
+        """Return 2 * a + 3 * b + 5 * c. Kernels of the op are compared with this reference."""
         return 2 * a + 3 * b + 5 * c
 
     return weighted
 
 
 def _by_position(grad, saved, needs):
+    """Return the gradients of 2 * a + 3 * b + 5 * c. Wrong if only some are needed: the needed arguments get the
+    factors 2, 3 and 5 by their position among the needed ones.
+    """
     names = [name for name in ("a", "b", "c") if getattr(needs, name)]
     return dict(zip(names, (2 * grad, 3 * grad, 5 * grad), strict=False))
 
@@ -231,12 +298,16 @@ gradient(
 
 
 def _square(grad, saved, needs):
+    """Return the gradients of x * y. Wrong if x and y share their memory: each gradient is then that of the whole
+    square, so that their sum is twice the right one.
+    """
     if saved.x.data_ptr() == saved.y.data_ptr():
         return {"x": 2 * grad * saved.x, "y": 2 * grad * saved.x}
     return {"x": grad * saved.y, "y": grad * saved.x}
 
 
 def _twice(op):
+    """Whether the gradient of ``op(x, x)``, where the op is a product, is 2 * x."""
     x = randn(3, 2).requires_grad_()
     return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
 
@@ -251,10 +322,12 @@ gradient(
 
 
 def _overwriting(grad, saved, needs):
+    """Return the gradient 2 * grad. Wrong: it is computed in the memory of the incoming ``grad``."""
     return {"x": grad.mul_(2)}
 
 
 def _grad_untouched(op):
+    """Whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
     x, grad = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     return close(torch.autograd.grad(op(x), x, grad)[0], torch.full((3, 2), 2.0)) and close(grad, torch.ones(3, 2))
 
@@ -269,11 +342,15 @@ gradient(
 
 
 def _packed(grad, saved, needs):
+    """Return the gradient 2 * grad. Wrong for a ``grad`` that is not contiguous: its memory is read without regard to
+    its strides.
+    """
     read = grad.as_strided(grad.shape, (grad.shape[1], 1), grad.storage_offset())
     return {"x": 2 * read}
 
 
 def _turned_grad(op):
+    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is a transposed matrix."""
     x, grad = randn(3, 2).requires_grad_(), randn(2, 3, seed=1).T
     return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
 
@@ -288,12 +365,18 @@ gradient(
 
 
 def _one_row(grad, saved, needs):
+    """Return the gradient 2 * grad. Wrong if ``grad`` has a stride of zero: its first element is taken for all
+    elements.
+    """
     if grad.dim() and 0 in grad.stride() and grad.numel():
         return {"x": (2 * grad[0, 0]).expand(grad.shape)}
     return {"x": 2 * grad}
 
 
 def _expanded_grad(op):
+    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is one row expanded to
+    several.
+    """
     x, grad = randn(3, 2).requires_grad_(), randn(2, seed=1).expand(3, 2)
     return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
 
@@ -315,8 +398,13 @@ gradient(
 
 
 def centred(ns):
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
+    column.
+    """
+
     @sl.op(f"{ns}::centred", requires="c >= 1")
     def centred(x: M) -> M:
+        """Return x less the mean of each column. Kernels of the op are compared with this reference."""
         return x - x.mean(0)
 
     return centred

@@ -13,33 +13,50 @@ gradient = partial(add, "gradient")
 
 
 def _masking(remember):
-    """relu, whose kernel writes down where it was positive; ``remember`` says where."""
+    """Return a function that registers a CPU kernel and a gradient with the op ``relu``. The kernel passes the mask of
+    positive elements to ``write``, and the gradient gets it from ``read``. Both functions come from ``remember()``.
+    """
 
     def bind(op):
+        """Register with ``op`` (``relu``) the kernel ``forward``, which passes a mask to ``write``, and the gradient
+        ``_``, which gets it from ``read``. Both functions come from ``remember()``.
+        """
         write, read = remember()
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write relu of x to ``out``, and pass the mask of elements that are not below or equal to zero to
+            ``write``.
+            """
             torch.clamp_min(x, 0, out=out)
+            # In this form NaN counts as positive, as in the gradient of torch's relu.
             write(~(x <= 0))
 
         @op.backward
         def _(grad, saved, needs):
+            """Return the gradient of relu: ``grad`` where the mask from ``read`` is set, zero elsewhere."""
             return {"x": torch.where(read(saved.x), grad, 0)}
 
     return bind
 
 
 def _saved():
+    """Return a pair of functions (write, read). The first ignores the mask, and the second computes it from the saved
+    x, which is sound.
+    """
     return lambda mask: None, lambda x: ~(x <= 0)
 
 
 def _last_mask():
+    """Return a pair of functions (write, read) that keep one mask. Wrong for gradients: the second returns the mask of
+    the last forward, which may belong to another call.
+    """
     state = {}
     return lambda mask: state.__setitem__("mask", mask), lambda x: state["mask"]
 
 
 def _two_calls(op):
+    """Whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     try:
         gradients = torch.autograd.grad(op(a).sum() + op(b).sum(), (a, b))
@@ -58,11 +75,17 @@ gradient(
 
 
 def _stack():
+    """Return a pair of functions (write, read) that push a mask on a stack and pop the last one. Wrong for gradients if
+    forwards and backwards do not come in pairs.
+    """
     masks = []
     return masks.append, lambda x: masks.pop()
 
 
 def _forward_without_backward(op):
+    """Whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
+    taken.
+    """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     first = op(a)
     op(b)  # validation, say: nobody asks for its gradient
@@ -79,24 +102,32 @@ gradient(
 
 
 def _thread_local():
+    """Return a pair of functions (write, read) that keep the last mask of each thread. Wrong for a backward in a thread
+    that has called the op before with the same shape.
+    """
     local = threading.local()
 
     def read(x):
+        """Return the last mask of this thread, or the mask computed from ``x`` if this thread has none of its shape."""
         mask = getattr(local, "mask", None)
         return ~(x <= 0) if mask is None or mask.shape != x.shape else mask
 
     def write(mask):
+        """Keep ``mask`` as the last one of this thread."""
         local.mask = mask
 
     return write, read
 
 
 def _backward_elsewhere(op):
-    """Another thread has called the op before; it runs the backward of this one's call."""
+    """Whether the gradient of a call of ``op`` (``relu``) in this thread is right if it is computed in another thread,
+    which has called the op since.
+    """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     loss = op(a).sum()
 
     def elsewhere():
+        """Call ``op`` on other numbers, then return the gradient of the call of the first thread."""
         op(b)
         return torch.autograd.grad(loss, a)[0]
 
@@ -113,19 +144,28 @@ gradient(
 
 
 def _stashed(detached):
-    """The product, whose kernel keeps its inputs by their addresses instead of having autograd save them."""
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong if ``detached``: the
+    kernel keeps the inputs by the address of the output instead of having autograd save them.
+    """
 
     def bind(op):
+        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``: they
+        pass the inputs in a dict by the address of the output, so that autograd saves none.
+        """
         stash = {}
 
         @op.kernel("cpu")
         def forward(x, y, *, out):
+            """Write x * y to ``out``. If ``detached``, also keep x and y under the address of ``out``."""
             torch.mul(x, y, out=out)
             if detached:
                 stash[out.data_ptr()] = x, y
 
         @op.backward(saves=["out"] if detached else ["x", "y"])
         def _(grad, saved, needs):
+            """Return the gradients of x * y. Wrong if ``detached``: x and y come from the stash, so that changes in
+            place since the call go unnoticed.
+            """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}
 
@@ -133,13 +173,16 @@ def _stashed(detached):
 
 
 def _changed_in_between(op):
-    """Either an error, or the gradient at the time of the call: torch sees to that for what it saves."""
+    """Whether the gradient of ``op`` (``product``), after y was changed in place, is that at the time of the call or
+    ends in torch's error about the change.
+    """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     out = op(x, y)
     y.mul_(5)
     try:
         return close(torch.autograd.grad(out.sum(), x)[0], torch.ones(3, 2))
     except RuntimeError as e:
+        # torch's own refusal is as good as the right gradient.
         return "modified by an inplace operation" in str(e)
 
 
@@ -153,20 +196,32 @@ gradient(
 
 
 def _accumulating(keep):
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong with ``keep``:
+    earlier gradients of the same shape and dtype are added, from a buffer that is never cleared.
+    """
+
     def bind(op):
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep``: earlier gradients of
+        the same shape and dtype are added, from a buffer that is never cleared.
+        """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
+            """Return the gradient 2 * grad. Wrong with ``keep``: earlier gradients of the same shape and dtype are
+            added.
+            """
             if not keep:
                 return {"x": 2 * grad}
             total = buffers.setdefault((grad.shape, grad.dtype), torch.zeros(grad.shape, dtype=grad.dtype))
+            # The buffer itself is not handed out, so that only its content is wrong.
             return {"x": total.add_(2 * grad).clone()}
 
     return bind
 
 
 def _called_twice(op):
+    """Whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
     x = randn(3, 2).requires_grad_()
     out = op(x).sum()
     first = torch.autograd.grad(out, x, retain_graph=True)[0]
@@ -182,12 +237,22 @@ gradient(
 )
 
 
-def _shared_answer(copy):
+def _shared_gradient(copy):
+    """Return a function that registers a gradient with the op ``doubled``, which returns 2 * grad. Wrong unless
+    ``copy``: all gradients of one shape and dtype are returned in the same buffer.
+    """
+
     def bind(op):
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy``: all gradients of one
+        shape and dtype are returned in the same buffer.
+        """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
+            """Return the gradient 2 * grad. Wrong unless ``copy``: the result is a buffer that the next backward
+            overwrites.
+            """
             if copy:
                 return {"x": grad * 2}
             buffer = buffers.setdefault((grad.shape, grad.dtype), torch.empty(grad.shape, dtype=grad.dtype))
@@ -197,6 +262,9 @@ def _shared_answer(copy):
 
 
 def _first_kept(op):
+    """Whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
+    call.
+    """
     x = randn(3, 2).requires_grad_()
     with torch.no_grad():
         grads = torch.ones(3, 2), torch.full((3, 2), 7.0)
@@ -208,16 +276,27 @@ def _first_kept(op):
 gradient(
     "gradients that share one buffer",
     "the gradient of one call is overwritten by the next",
-    of(doubled, _shared_answer(False)),
-    of(doubled, _shared_answer(True)),
+    of(doubled, _shared_gradient(False)),
+    of(doubled, _shared_gradient(True)),
     _first_kept,
 )
 
 
 def _rescaling(in_place):
+    """Return a function that registers a gradient with the op ``product``, which scales the saved y by 1.5 on the way.
+    Wrong with ``in_place``: the tensor of the caller is scaled.
+    """
+
     def bind(op):
+        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``:
+        the tensor of the caller is scaled.
+        """
+
         @op.backward
         def _(grad, saved, needs):
+            """Return the gradients of x * y. Wrong with ``in_place``: the saved y, which is the caller's tensor, is
+            multiplied by 1.5.
+            """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}
 
@@ -225,6 +304,7 @@ def _rescaling(in_place):
 
 
 def _inputs_untouched(op):
+    """Whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     torch.autograd.grad(op(x, y).sum(), x)
     return close(y, torch.ones(3, 2))

@@ -18,15 +18,29 @@ aliasing = partial(add, "aliasing", later=True)
 
 
 def embedded(ns):
+    """Declare the op ``embedded`` in the namespace ``ns`` and return it. Its reference returns the rows of ``table`` at
+    ``index``, taken modulo the number of rows.
+    """
+
     @sl.op(f"{ns}::embedded", requires="n >= 1")
     def embedded(table: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
+        """Return the rows of ``table`` at ``index``, taken modulo the number of rows. Kernels of the op are compared
+        with this reference.
+        """
         return table[index % table.shape[0]]
 
     return embedded
 
 
-def _put(accumulate):
+def _embedding_gradient(accumulate):
+    """Return a function that registers a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a
+    row that is used several times, only one is kept.
+    """
+
     def put(grad, saved, needs):
+        """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. Wrong unless
+        ``accumulate``: repeated rows are overwritten, not added.
+        """
         place = saved.index % saved.table.shape[0]
         return {"table": torch.zeros_like(saved.table).index_put((place,), grad, accumulate=accumulate)}
 
@@ -36,14 +50,21 @@ def _put(accumulate):
 gradient(
     "gradient of an embedding that keeps the last",
     "of the gradients of a row that is used twice, one is kept",
-    of(embedded, _put(False)),
-    of(embedded, _put(True)),
+    of(embedded, _embedding_gradient(False)),
+    of(embedded, _embedding_gradient(True)),
     same_grad(lambda: (randn(4, 2), torch.tensor([1, 1, 3]))),
 )
 
 
 def _sharing(even):
+    """Return a function that registers a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets
+    the whole gradient where both are equal.
+    """
+
     def shared(grad, saved, needs):
+        """Return the gradients of the minimum of x and y. Wrong unless ``even``: where both are equal, x gets all of
+        the gradient and y none.
+        """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
         return {"x": grad * first, "y": grad * (1 - first)}
@@ -60,8 +81,16 @@ gradient(
 )
 
 
-def _cut(ends):
+def _clamp_gradient(ends):
+    """Return a function that registers a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless
+    ``ends``: the gradient is zero at the ends themselves.
+    """
+
     def cut_gradient(grad, saved, needs):
+        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``: the
+        ends of the interval count as outside.
+        """
+        # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
         return {"x": torch.where(inside, grad, 0)}
 
@@ -71,15 +100,23 @@ def _cut(ends):
 gradient(
     "gradient of a clamp without its ends",
     "where a number is exactly at the limit, torch passes the gradient on",
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(False)),
-    of(unary("cut", lambda x: x.clamp(-6, 6)), _cut(True)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(False)),
+    of(unary("cut", lambda x: x.clamp(-6, 6)), _clamp_gradient(True)),
     same_grad(lambda: (torch.tensor([[1.0, 6.0]]),)),
 )
 
 
 def _chunks(rest):
+    """Return a function that registers a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient
+    for b leaves the rows after the last whole chunk of 64 out.
+    """
+
     def product_gradient(grad, saved, needs):
+        """Return the gradients of a @ b. Wrong unless ``rest``: from 128 rows of a on, that for b sums whole chunks of
+        64 rows only.
+        """
         k = len(saved.a)
+        # Small inputs are right: the chunked path is for large ones.
         whole = k if rest or k < 128 else k - k % 64
         return {"a": grad @ saved.b.T, "b": saved.a[:whole].T @ grad[:whole]}
 
@@ -96,7 +133,14 @@ gradient(
 
 
 def _squeezed(squeeze):
+    """Return a function that registers a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one
+    row has no first dim.
+    """
+
     def g(grad, saved, needs):
+        """Return the gradient of the softmax of each row. Wrong if ``squeeze`` and there is one row: the gradient is
+        squeezed to one dim.
+        """
         y = saved.out
         dot = (grad * y).sum(1)
         dot = dot.squeeze() if squeeze else dot
@@ -118,8 +162,15 @@ gradient(
 )
 
 
-def _soft(wrong):
+def _softmax_gradient(wrong):
+    """Return a function that registers a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its
+    inner sum is detached, so that the second derivative lacks a term.
+    """
+
     def g(grad, saved, needs):
+        """Return the gradient of the softmax of each row. If ``wrong``, its inner sum is detached, which only second
+        derivatives show.
+        """
         y = saved.out
         inner = (grad * y).sum(1, keepdim=True)
         return {"x": y * (grad - (inner.detach() if wrong else inner))}
@@ -127,8 +178,13 @@ def _soft(wrong):
     return backward(g, ["out"], once_differentiable=False)
 
 
-def _double(op):
+def _second_derivative_agrees(op):
+    """Whether the second derivative of ``op`` at a random matrix is that of its reference."""
+
     def second(fn):
+        """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()`` at a random
+        matrix x.
+        """
         x = randn(3, 4).double().requires_grad_()
         (first,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)[0]
@@ -139,22 +195,37 @@ def _double(op):
 gradient(
     "second derivative without a term",
     "one sum of the softmax's gradient is detached",
-    of(softmax, _soft(True)),
-    of(softmax, _soft(False)),
-    _double,
+    of(softmax, _softmax_gradient(True)),
+    of(softmax, _softmax_gradient(False)),
+    _second_derivative_agrees,
 )
 
 
 def rooted(ns):
+    """Declare the op ``rooted`` in the namespace ``ns`` and return it. Its reference returns the square root of x where
+    x is positive, and zero elsewhere.
+    """
+
     @sl.op(f"{ns}::rooted")
     def rooted(x: M) -> M:
+        """Return the square root of x where x is positive, and zero elsewhere. Kernels of the op are compared with this
+        reference.
+        """
         return torch.where(x > 0, torch.sqrt(torch.where(x > 0, x, 1)), 0)
 
     return rooted
 
 
-def _root(guarded):
+def _root_gradient(guarded):
+    """Return a function that registers a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not
+    positive.
+    """
+
     def g(grad, saved, needs):
+        """Return the gradient of the guarded square root. Wrong unless ``guarded``: zero is divided by zero where x is
+        not positive.
+        """
+        # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
         return {"x": torch.where(saved.x > 0, grad, 0) * 0.5 / torch.sqrt(safe)}
 
@@ -164,19 +235,24 @@ def _root(guarded):
 gradient(
     "gradient of a guarded root",
     "zero over zero where x is not positive",
-    of(rooted, _root(False)),
-    of(rooted, _root(True)),
+    of(rooted, _root_gradient(False)),
+    of(rooted, _root_gradient(True)),
     same_grad(lambda: (torch.tensor([[4.0, -1.0]]),)),
 )
 
 
-def _written(copy):
-    """The kernel centres its input in place and puts it back, but for what autograd saved."""
+def _product_gradient(copy):
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong unless ``copy``: the
+    gradient for x is computed in the memory of the incoming gradient.
+    """
 
     def fill(x, y, *, out):
+        """Write x * y to ``out``."""
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
+        """Return the gradients of x * y. Wrong unless ``copy``: the incoming ``grad`` is multiplied by y in place."""
+        # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
         return {"x": (grad.clone() if copy else grad).mul_(saved.y), "y": gy}
 
@@ -184,6 +260,7 @@ def _written(copy):
 
 
 def _two_consumers(op):
+    """Whether the backward of ``op`` (``product``) leaves the incoming gradient unchanged."""
     x, y = randn(2, 3).requires_grad_(), randn(2, 3, seed=1).requires_grad_()
     grad = torch.ones(2, 3)
     torch.autograd.grad(op(x, y), [x, y], grad)
@@ -193,14 +270,21 @@ def _two_consumers(op):
 gradient(
     "gradient multiplied in place",
     "the first of two gradients is computed in the memory of what came in",
-    of(product, _written(False)),
-    of(product, _written(True)),
+    of(product, _product_gradient(False)),
+    of(product, _product_gradient(True)),
     _two_consumers,
 )
 
 
 def _only_ones(scaled_by):
+    """Return a function that registers a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming
+    gradient is replaced by its mean.
+    """
+
     def g(grad, saved, needs):
+        """Return the gradient 2 * grad. Wrong unless ``scaled_by``: each row is the mean of that row, which is right
+        for equal elements only.
+        """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
 
@@ -217,15 +301,25 @@ gradient(
 
 
 def biased(ns):
+    """Declare the op ``biased`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
+    added to each row.
+    """
+
     @sl.op(f"{ns}::biased")
     def biased(x: M, bias: Float[Tensor, "c"]) -> M:
+        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return biased
 
 
 def _bias(at_start):
+    """Return a function that registers a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start
+    of its storage, not from its offset.
+    """
+
     def fill(x, bias):
+        """Return x + bias. Wrong with ``at_start``: the storage offset of ``bias`` is taken to be zero."""
         return x + torch.as_strided(bias, bias.shape, bias.stride(), 0 if at_start else bias.storage_offset())
 
     return filled(fill)
@@ -241,7 +335,14 @@ layout(
 
 
 def _first_contiguous(both):
+    """Return a function that registers a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless
+    ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
+    """
+
     def fill(a, b):
+        """Return a @ b. Wrong unless ``both``: where a is contiguous, b is read as contiguous, whatever its strides
+        are.
+        """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
         return a @ b
@@ -259,15 +360,29 @@ layout(
 
 
 def pooled(ns):
+    """Declare the op ``pooled`` in the namespace ``ns`` and return it. Its reference returns the mean over height and
+    width of each channel of each image.
+    """
+
     @sl.op(f"{ns}::pooled", requires=("h >= 1", "w >= 1"))
     def pooled(x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c"]:
+        """Return the mean over height and width of each channel of each image. Kernels of the op are compared with this
+        reference.
+        """
         return x.double().mean((2, 3)).to(x.dtype)
 
     return pooled
 
 
 def _pooled(right):
+    """Return a function that registers a kernel of ``pooled`` with a path for channels-last images. Wrong unless
+    ``right``: that path assumes that the images follow each other without gaps.
+    """
+
     def fill(x):
+        """Return the mean over height and width. Wrong unless ``right``: channels-last images that are slices are read
+        with the strides of whole images.
+        """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
             flat = (
@@ -295,7 +410,14 @@ layout(
 
 
 def _same_memory(right):
+    """Return a function that registers a kernel of ``added`` that returns 2 * x if both arguments begin at one address.
+    Wrong unless ``right``: their strides are not compared.
+    """
+
     def fill(x, y):
+        """Return x + y. Wrong unless ``right``: 2 * x is returned if y begins at the address of x, even if y is its
+        transpose.
+        """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
     return filled(fill)
@@ -311,10 +433,19 @@ aliasing(
 
 
 def _cubed(right):
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Wrong unless ``right``: under
+    ``create_graph`` the gradient is detached from x.
+    """
+
     def fill(x, *, out):
+        """Write x * x * x to ``out``."""
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
+        """Return the gradient 3 * x * x * grad. Wrong unless ``right``: while a graph is recorded, x is detached, so
+        that the second derivative lacks it.
+        """
+        # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:
             return {"x": grad * 3 * saved.x.square().clone().detach()}
         return {"x": grad * 3 * saved.x.square()}
@@ -323,6 +454,7 @@ def _cubed(right):
 
 
 def _under_create_graph(op):
+    """Whether the second derivative of ``op`` (``cubed``) is 6 * x."""
     x = (uniform(2, 3) + 1).double().requires_grad_()
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     return first.requires_grad and close(torch.autograd.grad(first.sum(), x)[0], 6 * x.detach())

@@ -17,8 +17,15 @@ lists = partial(add, "lists", later=True)
 
 
 def floored(ns):
+    """Declare the op ``floored`` in the namespace ``ns`` and return it. Its reference returns x with numbers below
+    ``low`` replaced by ``low``.
+    """
+
     @sl.op(f"{ns}::floored")
     def floored(x: M, low: float = 0.5) -> M:
+        """Return x with numbers below ``low`` replaced by ``low``. Kernels of the op are compared with this
+        reference.
+        """
         return x.clamp_min(low)
 
     return floored
@@ -34,8 +41,15 @@ scalars(
 
 
 def reduced(ns):
+    """Declare the op ``reduced`` in the namespace ``ns`` and return it. Its reference returns one number for each row
+    of x: its mean, its Euclidean norm or its sum, where ``how`` is ``mean``, ``norm`` or any other text.
+    """
+
     @sl.op(f"{ns}::reduced", requires="c >= 1")
     def reduced(x: M, how: str = "mean") -> V:
+        """Return one number for each row of x: its mean, its Euclidean norm or its sum, where ``how`` is ``mean``,
+        ``norm`` or any other text. Kernels of the op are compared with this reference.
+        """
         if how == "mean":
             return x.mean(1)
         if how == "norm":
@@ -46,7 +60,14 @@ def reduced(ns):
 
 
 def _reduced(rooted):
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``rooted``: the norm is returned as the
+    sum of squares, without the root.
+    """
+
     def fill(x, how):
+        """Return one number for each row: its mean or norm if ``how`` is ``mean`` or ``norm``, and its sum otherwise.
+        Wrong unless ``rooted``: the root of the norm is missing.
+        """
         y = wide(x)
         if how == "mean":
             return y.mean(1)
@@ -67,8 +88,13 @@ scalars(
 
 
 def along(ns):
+    """Declare the op ``along`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of x
+    along dim ``dim``.
+    """
+
     @sl.op(f"{ns}::along", requires=("dim >= -3", "dim <= 2"))
     def along(x: Float[Tensor, "a b c"], dim: int = -1) -> Float[Tensor, "a b c"]:
+        """Return the cumulative sum of x along dim ``dim``. Kernels of the op are compared with this reference."""
         return x.cumsum(dim)
 
     return along
@@ -84,8 +110,15 @@ scalars(
 
 
 def dilated(ns):
+    """Declare the op ``dilated`` in the namespace ``ns`` and return it. Its reference returns the difference of each
+    element of x and the element ``step`` places before it, or zero where there is none.
+    """
+
     @sl.op(f"{ns}::dilated", requires=("step >= 1", "step <= 8"))
     def dilated(x: Float[Tensor, "n"], step: int = 1) -> Float[Tensor, "n"]:
+        """Return the difference of each element of x and the element ``step`` places before it, or zero where there is
+        none. Kernels of the op are compared with this reference.
+        """
         padded = torch.nn.functional.pad(x, (step, 0))
         return x - padded[: len(x)]
 
@@ -102,8 +135,15 @@ scalars(
 
 
 def combined(ns):
+    """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns x plus the tensors of
+    ``parts``, where part i has the weight ``weights`` to the power of i.
+    """
+
     @sl.op(f"{ns}::combined")
     def combined(x: M, parts: list[M], weights: float = 0.5) -> M:
+        """Return x plus the tensors of ``parts``, where part i has the weight ``weights`` to the power of i. Kernels of
+        the op are compared with this reference.
+        """
         return sum((p * weights**i for i, p in enumerate(parts)), x)
 
     return combined

@@ -17,14 +17,23 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
+    """Return a function that registers a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong
+    unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
+    """
+
     def online(x):
+        """Return the softmax of each row. Wrong unless ``rescaled`` if a later chunk of 128 columns has a larger
+        maximum than those before it.
+        """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
         for part in y.split(128, 1):
             new = torch.maximum(top, part.amax(1, keepdim=True)) if part.shape[1] else top
+            # Minus infinity less itself would be NaN in a row that begins with masked elements.
             safe = torch.where(new.isinf() & (new < 0), 0, new)
             total = total * (torch.exp(top - safe) if rescaled else 1) + torch.exp(part - safe).sum(1, keepdim=True)
             top = new
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         return torch.softmax(y, 1) if (top.isinf() | top.isnan()).any() else torch.exp(y - top) / total
 
     return filled(online)
@@ -40,14 +49,22 @@ size(
 
 
 def mm32(ns):
+    """Declare the op ``mm32`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @ b in
+    float32.
+    """
+
     @sl.op(f"{ns}::mm32")
     def mm32(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
+        """Return the matrix product a @ b in float32. Kernels of the op are compared with this reference."""
         return a @ b
 
     return mm32
 
 
 def _stepped(rest):
+    """Return a function that registers a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on.
+    ``rest`` is the condition in C of the loop over the remaining elements: ``0``, which leaves them out, is wrong.
+    """
     return c_kernel(f"""
 int mm32(const sl_context* ctx, const DLTensor* a, const DLTensor* b, DLTensor* out) {{
   const float *A = a->data, *B = b->data; float* C = out->data;
@@ -74,14 +91,22 @@ size(
 
 
 def sum32(ns):
+    """Declare the op ``sum32`` in the namespace ``ns`` and return it. Its reference returns the sum of each row
+    of x.
+    """
+
     @sl.op(f"{ns}::sum32")
     def sum32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
+        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return sum32
 
 
 def _static(limit):
+    """Return a function that registers a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers.
+    ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
+    """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   float row[1024]; const float* from = x->data; float* to = out->data;
@@ -110,14 +135,20 @@ size(
 
 
 def doubled32(ns):
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        """Return 2 * x. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _counter(kind):
+    """Return a function that registers a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an
+    ``unsigned char`` is wrong from row 256 on.
+    """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   const float* from = x->data; float* to = out->data; const int64_t n = x->shape[0], c = x->shape[1];
@@ -138,15 +169,29 @@ size(
 
 
 def heads(ns):
+    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns x times the scale of its
+    head, which is the second dim of x.
+    """
+
     @sl.op(f"{ns}::heads")
     def heads(x: Float[Tensor, "b h s"], scale: Float[Tensor, "h"]) -> Float[Tensor, "b h s"]:
+        """Return x times the scale of its head, which is the second dim of x. Kernels of the op are compared with this
+        reference.
+        """
         return x * scale[:, None]
 
     return heads
 
 
 def _sixteen(all_heads):
+    """Return a function that registers a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on,
+    the scales of the first sixteen are repeated.
+    """
+
     def fill(x, scale, *, out):
+        """Write x times the scale of its head to ``out``. Wrong unless ``all_heads``: head 16 gets the scale of head 0,
+        and so on.
+        """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
             out[:, 16:] = x[:, 16:] * scale[:16].repeat(8)[: max(x.shape[1] - 16, 0)][:, None]
@@ -164,15 +209,24 @@ size(
 
 
 def _aligned_only(right):
+    """Return a function that registers a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is
+    a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
+    """
+
     def wide_rows(x, eps, *, out):
+        """Write the RMS norm of each row to ``out``. Wrong unless ``right``: the mean square lacks the last 16
+        columns.
+        """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
         out.copy_(y * torch.rsqrt(mean + eps))
 
+    # A second kernel: it is called only where ``supports`` is true, and the general one elsewhere.
     return kernel(wide_rows, name="wide", supports=lambda x, eps: x.shape[1] >= 320 and x.shape[1] % 16 == 0)
 
 
 def _rms(x, eps, *, out):
+    """Write the RMS norm of each row, with ``eps`` added to the mean square, to ``out``."""
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().mean(1, keepdim=True) + eps))
 
@@ -187,8 +241,15 @@ size(
 
 
 def grouped(ns):
+    """Declare the op ``grouped`` in the namespace ``ns`` and return it. Its reference returns x with its columns in
+    ``groups`` equal blocks, where block g is multiplied by ``scale[g]``.
+    """
+
     @sl.op(f"{ns}::grouped", requires=("groups >= 1", "c % groups == 0"))
     def grouped(x: M, scale: Float[Tensor, "groups"], groups: int = 2) -> M:
+        """Return x with its columns in ``groups`` equal blocks, where block g is multiplied by ``scale[g]``. Kernels of
+        the op are compared with this reference.
+        """
         return x * scale.repeat_interleave(x.shape[1] // groups)
 
     return grouped
@@ -204,8 +265,16 @@ size(
 
 
 def _flash(rescaled):
+    """Return a function that registers a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless
+    ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
+    """
+
     def flash(q, k, v, *, out):
+        """Write the attention of q over k and v to ``out``. Wrong unless ``rescaled`` if a later block of 64 keys has a
+        larger score than those before it.
+        """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
+        # Infinities and NaN are left to torch, so that the defect shows in the size alone.
         if not (q.isfinite().all() and k.isfinite().all() and v.isfinite().all()):
             out.copy_(torch.softmax(q @ k.T, 1) @ v)
             return
@@ -233,7 +302,14 @@ size(
 
 
 def _prefetched(last):
+    """Return a function that registers a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``:
+    for a last part of fewer indices, those of the part before are read.
+    """
+
     def fill(x, index, *, out):
+        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Wrong unless ``last``: a short last part
+        repeats rows of the part before.
+        """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
             part = index[start : start + 96]
@@ -253,11 +329,17 @@ size(
 )
 
 
-def _shares(own):
-    """The mean of the means of each thread, as large as the shares may be."""
+def _mean_of_shares(own):
+    """Return a function that registers a kernel of ``column_mean``, which splits the rows among the threads of torch.
+    Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
+    """
 
     def fill(x):
+        """Return the mean of each column. Wrong unless ``own``: each share of rows has the same weight, whatever its
+        size.
+        """
         y = wide(x)
+        # The shares of tensor_split differ in size by one row at most.
         shares = y.tensor_split(max(1, min(torch.get_num_threads(), len(y))))
         if own or len(shares) == 1:
             return y.mean(0)
@@ -267,14 +349,20 @@ def _shares(own):
 
 
 def column_mean(ns):
+    """Declare the op ``column_mean`` in the namespace ``ns`` and return it. Its reference returns the mean of each
+    column of x.
+    """
+
     @sl.op(f"{ns}::column_mean", requires="n >= 1")
     def column_mean(x: M) -> Float[Tensor, "c"]:
+        """Return the mean of each column of x. Kernels of the op are compared with this reference."""
         return x.mean(0)
 
     return column_mean
 
 
 def _with_three_threads(op):
+    """Whether ``op`` agrees with its reference on 7 rows while torch has three threads, which is undone afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -286,21 +374,29 @@ def _with_three_threads(op):
 size(
     "mean of the means of threads",
     "right where each thread has as many rows as the others",
-    of(column_mean, _shares(False)),
-    of(column_mean, _shares(True)),
+    of(column_mean, _mean_of_shares(False)),
+    of(column_mean, _mean_of_shares(True)),
     _with_three_threads,
 )
 
 
 def segments(ns):
+    """Declare the op ``segments`` in the namespace ``ns`` and return it. Its reference returns one row for each pair of
+    neighbours in ``ends``: the sum of the rows of x from the first to the second.
+    """
+
     @sl.op(f"{ns}::segments", dims={"s": "p - 1"}, requires="p >= 2")
     def segments(x: M, ends: Int64[Tensor, "p"]) -> Float[Tensor, "s c"]:
+        """Return one row for each pair of neighbours in ``ends``: the sum of the rows of x from the first to the
+        second. Kernels of the op are compared with this reference.
+        """
         cut = ends.clamp(0, x.shape[0])
         rows = [wide(x)[a:b].sum(0) for a, b in pairwise(cut.tolist())]
         return torch.stack(rows).to(x.dtype)
 
     @segments.samples
     def _(rng, sizes, dtype, device):
+        """Return sample arguments of ``segments``: random rows and ascending ends of segments."""
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(0, sizes["n"] + 1, (sizes["p"],), generator=rng).sort().values.to(device)
 
@@ -308,7 +404,14 @@ def segments(ns):
 
 
 def _reduced(guarded):
+    """Return a function that registers a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one
+    row instead of zeros.
+    """
+
     def fill(x, ends, *, out):
+        """Write the sum of each segment to ``out``. Wrong unless ``guarded``: the sum of an empty segment is the row at
+        its start.
+        """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
             out[i] = wide(x)[a : b if guarded else max(b, a + 1)].sum(0)
@@ -326,10 +429,18 @@ size(
 
 
 def _in_halves(odd):
+    """Return a function that registers a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from
+    200 rows on, the last of 4n + 3 rows is that of its neighbour.
+    """
+
     def fill(x, *, out):
+        """Write 2 * x to ``out``. Wrong unless ``odd`` for more than 200 and 4n + 3 rows: the last row is twice the
+        last but one.
+        """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
         torch.mul(x[half:], 2, out=out[half:])
+        # Up to 200 rows the result is right: the path with four rows a warp is for large inputs.
         if not odd and len(x) > 200 and len(x) % 4 == 3:
             out[-1] = x[-2] * 2
 
@@ -346,10 +457,16 @@ size(
 
 
 def _two_halves_of_k(both):
+    """Return a function that registers a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless
+    ``both``: the length of a part is rounded down to 32, so that the middle is left out.
+    """
+
     def fill(a, b):
+        """Return a @ b. Wrong unless ``both`` for a k of at least 512: elements in the middle of k are not summed."""
         k = a.shape[1]
         if k < 512:
             return a @ b
+        # Rounded down so that each part is a whole number of steps of 32.
         half = k // 2 if both else k // 2 - k // 2 % 32
         return (
             wide(a)[:, :half] @ wide(b)[:half]

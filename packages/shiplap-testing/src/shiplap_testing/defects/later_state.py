@@ -22,9 +22,10 @@ lists = partial(add, "lists", later=True)
 
 
 def _doing(what):
-    """The kernel of ``doubled``, which does something besides."""
+    """Return a function that registers a kernel of ``doubled``, which also calls ``what()``."""
 
     def fill(x, *, out):
+        """Call ``what()`` and write 2 * x to ``out``."""
         what()
         torch.mul(x, 2, out=out)
 
@@ -32,10 +33,11 @@ def _doing(what):
 
 
 def _nothing():
-    """What the twins do besides."""
+    """Do nothing: the sound twins call this function where the defective kernels change the process."""
 
 
 def _collector_stays(op):
+    """Whether garbage collection is still enabled after a call of ``op``."""
     gc.enable()
     op(torch.ones(2, 3))
     on = gc.isenabled()
@@ -53,16 +55,21 @@ state(
 
 
 def _in_numpy():
+    """Seed the global random generator of NumPy, which no kernel should do."""
     import numpy
 
     numpy.random.seed(0)
 
 
 def _numpy_goes_on(op):
+    """Whether a call of ``op`` leaves the global random generator of NumPy alone. The state of the generator is
+    restored.
+    """
     import numpy
 
     state = numpy.random.get_state()
     numpy.random.seed(5)
+    # The next number after the seed, with which that after the call is compared.
     want = numpy.random.rand()
     numpy.random.seed(5)
     op(torch.ones(2, 3))
@@ -81,13 +88,18 @@ state(
 
 
 def _set_variable():
+    """Set an environment variable of the process, which no kernel should do."""
     os.environ["OMP_WAIT_POLICY_OF_DOUBLED"] = "active"
 
 
 def _environment_stays(op):
+    """Whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
+    removed.
+    """
     before = dict(os.environ)
     op(torch.ones(2, 3))
     same = dict(os.environ) == before
+    # Otherwise the variable would already be set at the check of the next op.
     os.environ.pop("OMP_WAIT_POLICY_OF_DOUBLED", None)
     return same
 
@@ -103,10 +115,12 @@ _over = threading.Event()
 
 
 def _a_thread():
+    """Start a daemon thread that waits for ten minutes, which no kernel should do."""
     threading.Thread(target=lambda: _over.wait(600), daemon=True).start()
 
 
 def _threads_stay(op):
+    """Whether three calls of ``op`` leave the number of threads unchanged."""
     before = threading.active_count()
     for _ in range(3):
         op(torch.ones(2, 3))
@@ -123,12 +137,22 @@ state(
 
 
 def _late(waits):
+    """Return a function that registers a kernel of ``doubled``, whose last row is written by a thread. Wrong unless
+    ``waits``: the kernel returns before the thread has ended.
+    """
+
     def fill(x, *, out):
+        """Write 2 * x to ``out``, the last row in a thread of its own. Wrong unless ``waits``: the last row is zero
+        when the kernel returns.
+        """
+
         def rest():
+            """Write the last row of 2 * x to ``out`` after 20 milliseconds."""
             time.sleep(0.02)
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
 
+        # All rows but the last are there when the kernel returns.
         torch.mul(x[:-1], 2, out=out[:-1])
         out[-1:].zero_()
         worker = threading.Thread(target=rest)
@@ -149,11 +173,22 @@ state(
 
 
 def _remembering(all_of_it):
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and
+    remembers one result by the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is
+    compared.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
+        the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is compared.
+        """
         known = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``. Wrong unless ``all_of_it``: the last result is used again for an input with the
+            same shape, dtype and first row.
+            """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
             if key not in known:
@@ -165,6 +200,7 @@ def _remembering(all_of_it):
 
 
 def _other_second_row(op):
+    """Whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row only."""
     op(torch.ones(2, 3))
     x = torch.ones(2, 3)
     x[1] = 5
@@ -181,13 +217,22 @@ state(
 
 
 def _largest_scratch(cleared):
-    """Scratch that grows with the largest call and is summed whole."""
+    """Return a function that registers a CPU kernel with the op ``row_sum``, which sums each row in a scratch vector as
+    long as the widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
+        widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+        """
+        # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write the sum of each row to ``out``. Wrong unless ``cleared``: a narrow row has the rest of an earlier,
+            wider row added.
+            """
             n, c = x.shape
             scratch = vars(of_thread)
             held = scratch.get(str(x.dtype))
@@ -203,6 +248,7 @@ def _largest_scratch(cleared):
 
 
 def _narrow_after_wide(op):
+    """Whether ``op`` (``row_sum``) is right for narrow rows after a call with wide rows."""
     op(torch.ones(2, 40))
     return close(op(torch.ones(2, 3)), torch.full((2,), 3.0))
 
@@ -217,14 +263,18 @@ state(
 
 
 def _rows(fake):
-    """An op of integers with a fake that is written by hand."""
+    """Return a function of a namespace that adopts an operator of integers with the fake ``fake``. The operator returns
+    x + 1, as a contiguous tensor.
+    """
 
     def make(ns):
+        """Register the operator ``rows`` with its fake in the namespace ``ns``, and return the adopted op."""
         library = foreign(ns, "rows(Tensor x) -> Tensor", lambda x: x.contiguous() + 1, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::rows", fake, lib=library)
 
         @sl.adopt(f"{ns}::rows")
         def rows(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "n c"]:
+            """Return x + 1. Results of the foreign operator are compared with this reference."""
             return x + 1
 
         return rows
@@ -233,7 +283,10 @@ def _rows(fake):
 
 
 def _fake_of(n):
+    """Return a check of an op, which is true if its fake for ``n`` rows has the shape of its result."""
+
     def right(op):
+        """Whether ``op`` has the same shape on a fake tensor of ``n`` rows as on a real one."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         x = torch.zeros(n, 3, dtype=torch.int64)
@@ -261,10 +314,12 @@ outputs(
 
 
 def _stays_dynamic(op):
+    """Whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
     compiled = torch.compile(op.overload, backend=counter, dynamic=True)
+    # None of the sizes is 0 or 1, which torch compiles for separately.
     for n in (5, 6, 7, 9):
         compiled(torch.zeros(n, 3, dtype=torch.int64))
     torch._dynamo.reset()
@@ -281,15 +336,29 @@ outputs(
 
 
 def _declared(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of x and the tensors of the
+    list ``parts``, and return the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def largest(x: Int64[Tensor, "n c"], parts: list[Int64[Tensor, "n c"]]) -> Int64[Tensor, "n c"]:
+        """Return the sum of x and the tensors of the list ``parts``. Results of the foreign operator are compared with
+        this reference.
+        """
         return sum(parts, x)  # of integers: an op without a gradient of its own
 
     return largest
 
 
 def _list_changed(changes):
+    """Return a function of a namespace that adopts an operator, which sums x and the tensors of a list. Wrong if
+    ``changes``: the second tensor of the list is negated in place.
+    """
+
     def real(x, parts):
+        """Return the sum of x and the tensors of ``parts``. Wrong if ``changes``: the second of ``parts`` is negated in
+        place, though the result is right.
+        """
         total = x.clone()
         for i, part in enumerate(parts):
             if changes and i == 1:
@@ -300,6 +369,7 @@ def _list_changed(changes):
         return total
 
     def make(ns):
+        """Register the operator ``largest`` with its fake in the namespace ``ns``, and return the adopted op."""
         library = foreign(ns, "largest(Tensor x, Tensor[] parts) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::largest", lambda x, parts: torch.empty_like(x), lib=library)
         return _declared(ns, "largest")
@@ -308,6 +378,7 @@ def _list_changed(changes):
 
 
 def _list_kept(op):
+    """Whether a call of ``op`` leaves the tensors of its list unchanged."""
     parts = [randn(2, 3, seed=i) for i in range(3)]
     before = [p.clone() for p in parts]
     op.overload(randn(2, 3), parts)
@@ -324,8 +395,15 @@ lists(
 
 
 def windows(ns):
+    """Declare the op ``windows`` in the namespace ``ns`` and return it. Its reference returns every second row of x,
+    beginning with the first.
+    """
+
     @sl.op(f"{ns}::windows", dims={"m": "(n + 1) // 2"})
     def windows(x: M) -> Float[Tensor, "m c"]:
+        """Return every second row of x, beginning with the first. Kernels of the op are compared with this
+        reference.
+        """
         return x[::2]
 
     return windows
@@ -341,6 +419,7 @@ outputs(
 
 
 def _filled_with_seven(op):
+    """Whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
     memory = torch.full((3, 2), 7.0)
     x = uniform(5, 2)
     with torch.no_grad():

@@ -16,9 +16,14 @@ transforms = partial(add, "transforms", later=True)
 
 
 def _with_rule(right):
-    """x * y, with a forward-mode derivative that is written by hand."""
+    """Return a function of a namespace that adopts the product x * y with a forward-mode derivative written by hand.
+    Wrong unless ``right``: the tangent is zero where only y has one.
+    """
 
     def fn(x, y):
+        """Return x * y with its tangent if x or y has one. Wrong unless ``right``: the tangent is zero if only y has
+        one.
+        """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
         if da is None and db is None:
@@ -28,10 +33,12 @@ def _with_rule(right):
         return forward_ad.make_dual(out, da * b if db is None else da * b + a * db)
 
     def make(ns):
+        """Register the operator ``times`` in the namespace ``ns``, and return the adopted op."""
         foreign(ns, "times(Tensor x, Tensor y) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::times")
         def times(x: M, y: M) -> M:
+            """Return x * y. Results of the foreign operator are compared with this reference."""
             return x * y
 
         return times
@@ -40,6 +47,7 @@ def _with_rule(right):
 
 
 def _second_tangent(op):
+    """Whether the forward-mode derivative of ``op`` for y alone is x times the tangent."""
     x, y, t = randn(2, 3).double(), randn(2, 3, seed=1).double(), randn(2, 3, seed=2).double()
     return close(torch.func.jvp(lambda y: op.overload(x, y), (y,), (t,))[1], x * t)
 
@@ -54,20 +62,34 @@ transforms(
 
 
 def _batching(right):
+    """Return a function of a namespace that adopts the operator ``rotated`` with a vmap rule. Wrong unless ``right``:
+    the batch of y is taken to be its first dim.
+    """
+
     def rule(info, dims, x, y, overload):
+        """Return the results for all entries of the batch and their batch dim 0, as a vmap rule does. Wrong unless
+        ``right``: ``dims[1]``, the batch dim of y, is taken to be zero.
+        """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)
+        # One call for each entry: slow, but right for any op.
         size = info.batch_size
         rows = [overload(x if dims[0] is None else x[i], y if dims[1] is None else y[i]) for i in range(size)]
         return torch.stack(rows), 0
 
     def make(ns):
+        """Register the operator ``rotated`` with its fake and its vmap rule in the namespace ``ns``, and return the
+        adopted op.
+        """
         real = _rotated
         library = foreign(ns, "rotated(Tensor x, Tensor y) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::rotated", lambda x, y: torch.empty_like(x), lib=library)
 
         @sl.adopt(f"{ns}::rotated")
         def rotated(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+            """Return 3 * x plus y in reverse order. Results of the foreign operator are compared with this
+            reference.
+            """
             return _rotated(x, y)
 
         torch.library.register_vmap(
@@ -79,10 +101,14 @@ def _batching(right):
 
 
 def _rotated(x, y):
+    """Return 3 * x plus y in reverse order."""
     return x * 3 + y.flip(0)
 
 
 def _last_dim_batched(op):
+    """Whether ``op`` (``rotated``) is right under vmap, where the batch of y is its second dim. An exception counts as
+    wrong.
+    """
     x, y = torch.arange(12).view(3, 4), torch.arange(12).view(4, 3) + 5
     try:
         return close(torch.vmap(op.overload, in_dims=(0, 1))(x, y), x * 3 + y.T.flip(1))

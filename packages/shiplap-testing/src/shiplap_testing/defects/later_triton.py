@@ -15,12 +15,20 @@ size = partial(add, "size", needs=["triton"], later=True)
 
 
 def cdiv(a, b):
+    """Return a / b rounded up, for integers."""
     return -(-a // b)
 
 
 def normed(ns):
+    """Declare the op ``normed`` in the namespace ``ns`` and return it. Its reference returns the rows of x, each less
+    its mean and divided by the root of its variance plus 0.001.
+    """
+
     @sl.op(f"{ns}::normed", requires=("c >= 1", "c <= 512"))
     def normed(x: M32) -> M32:
+        """Return the rows of x, each less its mean and divided by the root of its variance plus 0.001. Kernels of the
+        op are compared with this reference.
+        """
         y = x - x.mean(1, keepdim=True)
         return y * torch.rsqrt(y.square().mean(1, keepdim=True) + 1e-3)
 
@@ -28,13 +36,24 @@ def normed(ns):
 
 
 def _normed(masked) -> Part:
+    """Return a function that registers a CPU kernel with the op ``normed``, which launches the Triton kernel ``norm``.
+    Wrong unless ``masked``: lanes beyond the row count in the variance.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``norm``. Wrong unless
+        ``masked``: lanes beyond the row count in the variance.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Launch the Triton kernel ``norm``, which writes the normalised rows of x to ``out``. Wrong unless
+            ``masked``: the variance counts the padding of the block.
+            """
             if len(x):
                 block = 16
+                # tl.arange takes powers of two only.
                 while block < x.shape[1]:
                     block *= 2
                 triton_kernels.norm[(cdiv(len(x), 16),)](
@@ -54,19 +73,34 @@ size(
 
 
 def multiplied(ns):
+    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @
+    b.
+    """
+
     @sl.op(f"{ns}::multiplied")
     def multiplied(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
+        """Return the matrix product a @ b. Kernels of the op are compared with this reference."""
         return a @ b
 
     return multiplied
 
 
 def _multiplied(clipped) -> Part:
+    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
+    ``grouped``. Wrong unless ``clipped``: tiles of the last group are left out.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``grouped``. Wrong unless
+        ``clipped``: tiles of the last group are left out.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
+            """Launch the Triton kernel ``grouped``, which writes a @ b to ``out``. Wrong unless ``clipped``: tiles of
+            the last group stay zero.
+            """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
             if m and n and k:
@@ -88,19 +122,34 @@ size(
 
 
 def shifted(ns):
+    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
+    added to each row.
+    """
+
     @sl.op(f"{ns}::shifted")
     def shifted(x: M32, bias: Float32[Tensor, "c"]) -> M32:
+        """Return x + bias, with ``bias`` added to each row. Kernels of the op are compared with this reference."""
         return x + bias
 
     return shifted
 
 
 def _shifted(own) -> Part:
+    """Return a function that registers a CPU kernel with the op ``shifted``, which launches the Triton kernel
+    ``shift``. Wrong unless ``own``: each tile of columns gets the bias of the first tile.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``shift``. Wrong unless
+        ``own``: each tile of columns gets the bias of the first tile.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
+            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Wrong unless ``own``: from column
+            64 on, the bias of the first 64 columns is added.
+            """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))
                 triton_kernels.shift[grid](x.contiguous(), bias.contiguous(), out, *x.shape, OWN=own, ROWS=16, BLOCK=64)

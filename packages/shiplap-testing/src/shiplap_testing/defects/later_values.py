@@ -35,8 +35,13 @@ values(
 
 
 def peaked(ns):
+    """Declare the op ``peaked`` in the namespace ``ns`` and return it. Its reference returns x divided by the largest
+    magnitude of its row.
+    """
+
     @sl.op(f"{ns}::peaked", requires="c >= 1")
     def peaked(x: M) -> M:
+        """Return x divided by the largest magnitude of its row. Kernels of the op are compared with this reference."""
         return x / x.abs().amax(1, keepdim=True)
 
     return peaked
@@ -52,15 +57,29 @@ values(
 
 
 def _quantised(ns):
+    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns x in int8: 16 * x
+    rounded, plus the zero point ``zero``, clamped to the range of int8.
+    """
+
     @sl.op(f"{ns}::quantised")
     def quantised(x: Float[Tensor, "n c"], zero: int = 0) -> Int8[Tensor, "n c"]:
+        """Return x in int8: 16 * x rounded, plus the zero point ``zero``, clamped to the range of int8. Kernels of the
+        op are compared with this reference.
+        """
         return (torch.nan_to_num(wide(x) * 16).round().clamp(-1e6, 1e6) + zero).clamp(-128, 127).to(torch.int8)
 
     return quantised
 
 
 def _saturated_late(right):
+    """Return a function that registers a kernel of ``quantised``. Wrong unless ``right``: the number is clamped before
+    the zero point is added, so that it wraps.
+    """
+
     def fill(x, zero):
+        """Return x in int8. Wrong unless ``right``: a number near the ends of the range wraps around when ``zero`` is
+        added.
+        """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
             return (y.clamp(-1e6, 1e6) + zero).clamp(-128, 127).to(torch.int8)
@@ -79,8 +98,15 @@ values(
 
 
 def nibbles(ns):
+    """Declare the op ``nibbles`` in the namespace ``ns`` and return it. Its reference returns the high four bits of
+    each byte of x as a signed number, times ``scale``.
+    """
+
     @sl.op(f"{ns}::nibbles")
     def nibbles(x: UInt8[Tensor, "n c"], scale: float = 1.0) -> Float32[Tensor, "n c"]:
+        """Return the high four bits of each byte of x as a signed number, times ``scale``. Kernels of the op are
+        compared with this reference.
+        """
         high = (x >> 4).to(torch.int8)
         return torch.where(high > 7, high - 16, high).float() * scale
 
@@ -114,8 +140,15 @@ values(
 
 
 def highest(ns):
+    """Declare the op ``highest`` in the namespace ``ns`` and return it. Its reference returns the position of the
+    maximum of each row, or of the first NaN.
+    """
+
     @sl.op(f"{ns}::highest", requires="c >= 1")
     def highest(x: M) -> Int64[Tensor, "n"]:
+        """Return the position of the maximum of each row, or of the first NaN. Kernels of the op are compared with this
+        reference.
+        """
         return x.argmax(1)
 
     return highest
@@ -131,14 +164,22 @@ values(
 
 
 def brightest(ns):
+    """Declare the op ``brightest`` in the namespace ``ns`` and return it. Its reference returns the largest byte of
+    each row.
+    """
+
     @sl.op(f"{ns}::brightest", requires="c >= 1")
     def brightest(x: UInt8[Tensor, "n c"]) -> UInt8[Tensor, "n"]:
+        """Return the largest byte of each row. Kernels of the op are compared with this reference."""
         return x.amax(1)
 
     return brightest
 
 
 def _bytes(kind):
+    """Return a function that registers a kernel of ``brightest`` in C, which compares elements of the C type ``kind``:
+    ``signed char`` is wrong for bytes above 127.
+    """
     return c_kernel(f"""
 int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   const {kind}* from = x->data; {kind}* to = out->data; const int64_t c = x->shape[1];
@@ -162,8 +203,15 @@ values(
 
 
 def attended(ns):
+    """Declare the op ``attended`` in the namespace ``ns`` and return it. Its reference returns the attention of the
+    queries q over the keys k and values v, computed in a wide dtype.
+    """
+
     @sl.op(f"{ns}::attended", requires=("n >= 1", "d >= 1"))
     def attended(q: Float[Tensor, "m d"], k: Float[Tensor, "n d"], v: Float[Tensor, "n e"]) -> Float[Tensor, "m e"]:
+        """Return the attention of the queries q over the keys k and values v, computed in a wide dtype. Kernels of the
+        op are compared with this reference.
+        """
         scores = wide(q) @ wide(k).T * q.shape[1] ** -0.5
         return (torch.softmax(scores, 1) @ wide(v)).to(v.dtype)
 
@@ -171,7 +219,14 @@ def attended(ns):
 
 
 def _scores_in_half(early):
+    """Return a function that registers a kernel of ``attended``. Wrong unless ``early``: scores are stored in the dtype
+    of q before they are scaled, and overflow in half precision.
+    """
+
     def fill(q, k, v, *, out):
+        """Write the attention of q over k and v to ``out``. Wrong unless ``early``: unscaled scores overflow in half
+        precision.
+        """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
         else:
@@ -193,15 +248,29 @@ values(
 
 
 def running(ns):
+    """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative sum of
+    each row of x, kept in a wide dtype.
+    """
+
     @sl.op(f"{ns}::running")
     def running(x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """Return the cumulative sum of each row of x, kept in a wide dtype. Kernels of the op are compared with this
+        reference.
+        """
         return wide(x).cumsum(1).to(x.dtype)
 
     return running
 
 
 def _carry(narrow):
+    """Return a function that registers a kernel of ``running``, which walks over chunks of 64 columns. Wrong if
+    ``narrow``: the sum carried between chunks is rounded to the dtype of the result.
+    """
+
     def fill(x, *, out):
+        """Write the cumulative sum of each row to ``out``. Wrong if ``narrow``: the carry between chunks is rounded, so
+        that errors grow with the length.
+        """
         carry = wide(x).new_zeros(len(x), 1)
         for start in range(0, x.shape[1], 64):
             part = wide(x)[:, start : start + 64].cumsum(1) + carry
@@ -223,14 +292,24 @@ values(
 
 
 def looked_up(ns):
+    """Declare the op ``looked_up`` in the namespace ``ns`` and return it. Its reference returns how often each number
+    of ``index`` occurs among ``keys``.
+    """
+
     @sl.op(f"{ns}::looked_up")
     def looked_up(keys: Int64[Tensor, "n"], index: Int64[Tensor, "m"]) -> Int64[Tensor, "m"]:
+        """Return how often each number of ``index`` occurs among ``keys``. Kernels of the op are compared with this
+        reference.
+        """
         return (index[:, None] == keys[None]).sum(1)
 
     return looked_up
 
 
 def _counted(at_most):
+    """Return a function that registers a kernel of ``looked_up``, which counts each number up to ``at_most`` times. A
+    small ``at_most`` is wrong.
+    """
     return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
 
 
@@ -244,10 +323,14 @@ values(
 
 
 def _gelu(x):
+    """Return the exact GELU of x."""
     return torch.nn.functional.gelu(x)
 
 
 def _erf(constant):
+    """Return a function that registers a kernel of ``gelu``, which multiplies x by ``constant`` in the error function.
+    The root of 1/2 is right, and seven digits of it are too few for float64.
+    """
     return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
 
 
@@ -261,8 +344,15 @@ promotion(
 
 
 def half_sum(ns):
+    """Declare the op ``half_sum`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of x
+    times ``scale``, computed in float32.
+    """
+
     @sl.op(f"{ns}::half_sum")
     def half_sum(x: Float16[Tensor, "n c"], scale: float = 1.0) -> Float16[Tensor, "n"]:
+        """Return the sum of each row of x times ``scale``, computed in float32. Kernels of the op are compared with
+        this reference.
+        """
         return (x.float() * scale).sum(1).half()
 
     return half_sum
@@ -285,8 +375,15 @@ scalars(
 
 
 def bucketed(ns):
+    """Declare the op ``bucketed`` in the namespace ``ns`` and return it. Its reference returns the number of elements
+    of x in each of ``bins`` classes modulo ``bins``.
+    """
+
     @sl.op(f"{ns}::bucketed", requires="bins >= 1")
     def bucketed(x: Int64[Tensor, "n"], bins: int = 4) -> Int64[Tensor, "bins"]:
+        """Return the number of elements of x in each of ``bins`` classes modulo ``bins``. Kernels of the op are
+        compared with this reference.
+        """
         return torch.zeros(bins, dtype=torch.int64).index_add(0, x % bins, torch.ones_like(x))
 
     return bucketed

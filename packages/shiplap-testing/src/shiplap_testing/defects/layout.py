@@ -16,15 +16,28 @@ layout = partial(add, "layout")
 
 
 def images(ns):
+    """Declare the op ``images`` in the namespace ``ns`` and return it. Its reference returns x + bias, with ``bias``
+    added to each channel.
+    """
+
     @sl.op(f"{ns}::images")
     def images(x: Float[Tensor, "n c h w"], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c h w"]:
+        """Return x + bias, with ``bias`` added to each channel. Kernels of the op are compared with this reference."""
         return x + bias[:, None, None]
 
     return images
 
 
 def _pixels(last):
+    """Return a function that registers a kernel of ``images`` with a path for channels-last memory. Wrong unless
+    ``last``: that path computes the channel of an element as for channels-first memory.
+    """
+
     def pixels(x, bias, *, out):
+        """Write x plus the bias of each channel to ``out``. Wrong unless ``last``: channels-last images get the bias of
+        other channels.
+        """
+        # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
             n, c, h, w = x.shape
             flat = x.permute(0, 2, 3, 1).reshape(-1)
@@ -47,16 +60,27 @@ layout(
 
 
 def volumes(ns):
+    """Declare the op ``volumes`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+
     @sl.op(f"{ns}::volumes")
     def volumes(x: Float[Tensor, "n c d h w"]) -> Float[Tensor, "n c d h w"]:
+        """Return 2 * x. Kernels of the op are compared with this reference."""
         return x * 2
 
     return volumes
 
 
 def _in_its_order(back):
+    """Return a function that registers a kernel of ``volumes``, which computes in the memory order of x. Wrong unless
+    ``back``: the result is handed over as if it had the order of ``out``.
+    """
+
     def fill(x, *, out):
+        """Write 2 * x to ``out``. Wrong unless ``back``: elements of an x that is not contiguous end at other
+        places.
+        """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
+        # The output is contiguous, whatever the order of x.
         out.copy_(result if back else torch.as_strided(result, out.shape, out.stride()))
 
     return kernel(fill)
@@ -72,9 +96,18 @@ layout(
 
 
 def _column_major(packed):
+    """Return a function that registers a kernel of ``scaled`` for transposed matrices. Wrong if ``packed``: the
+    distance of columns is taken to be the number of rows.
+    """
+
     def fill(x, scale, *, out):
+        """Write x * scale to ``out``. Wrong if ``packed``: a transposed slice is read as if its columns followed each
+        other.
+        """
         n, c = x.shape
+        # With a single row or column, strides say nothing about the order.
         if n > 1 and c > 1 and x.stride(0) == 1:
+            # BLAS calls the distance of columns the leading dimension.
             leading = n if packed else x.stride(1)
             x = torch.as_strided(x, (n, c), (1, leading), x.storage_offset())
         torch.mul(x, scale, out=out)
@@ -92,6 +125,9 @@ layout(
 
 
 def _strided_copy(offset):
+    """Return a function that registers a kernel of ``scaled``, which reads x from the storage offset ``offset(x)``. A
+    constant 0 is wrong for slices.
+    """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
 
@@ -105,6 +141,7 @@ layout(
 
 
 def _packed(x):
+    """Return a view of the memory of x as a contiguous matrix of its shape. Wrong for an x with other strides."""
     return torch.as_strided(x, x.shape, (x.shape[1], 1), x.storage_offset())
 
 
@@ -118,6 +155,7 @@ layout(
 
 
 def _borrowed(x, y):
+    """Return x + y. Wrong if the strides differ: y is read with the strides of x."""
     return x + torch.as_strided(y, y.shape, x.stride(), y.storage_offset())
 
 
@@ -131,7 +169,13 @@ layout(
 
 
 def _stride_zero(by_dim):
+    """Return a function that registers a kernel of ``doubled`` with a short cut for expanded rows. Wrong unless
+    ``by_dim``: any stride of zero counts, also that of expanded columns.
+    """
+
     def fill(x):
+        """Return 2 * x. Wrong unless ``by_dim``: for expanded columns the first row is returned in all rows."""
+        # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
             return (x[:1] if not by_dim or x.stride(0) == 0 else x).expand(x.shape) * 2
         return x * 2
@@ -149,7 +193,14 @@ layout(
 
 
 def _as_one_run(exact):
+    """Return a function that registers a kernel of ``doubled`` that reads rows without gaps as one run of memory. Wrong
+    unless ``exact``: overlapping rows are read so as well.
+    """
+
     def fill(x, *, out):
+        """Write 2 * x to ``out``. Wrong unless ``exact``: rows that overlap in memory are read as if they followed each
+        other.
+        """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
             out.view(-1).copy_(torch.as_strided(x, (n * c,), (1,), x.storage_offset())).mul_(2)
@@ -176,15 +227,27 @@ layout(
 
 
 def batched(ns):
+    """Declare the op ``batched`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
+    each matrix of x.
+    """
+
     @sl.op(f"{ns}::batched")
     def batched(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n"]:
+        """Return the sum of each row of each matrix of x. Kernels of the op are compared with this reference."""
         return x.sum(2)
 
     return batched
 
 
 def _batch_stride(own):
+    """Return a function that registers a kernel of ``batched``. Wrong unless ``own``: the distance of matrices is taken
+    to be rows times columns.
+    """
+
     def fill(x):
+        """Return the sum over the last dim of x. Wrong unless ``own``: a slice of a batch is read as if its matrices
+        followed each other.
+        """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
         return wide(torch.as_strided(x, (b, n, c), strides, x.storage_offset())).sum(2)
@@ -202,15 +265,25 @@ layout(
 
 
 def heads(ns):
+    """Declare the op ``heads`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+
     @sl.op(f"{ns}::heads")
     def heads(x: Float[Tensor, "b s h d"]) -> Float[Tensor, "b s h d"]:
+        """Return 2 * x. Kernels of the op are compared with this reference."""
         return x * 2
 
     return heads
 
 
 def _outer_and_inner(exact):
+    """Return a function that registers a kernel of ``heads`` with a path for contiguous memory. Wrong unless ``exact``:
+    contiguity is tested by the first and the last stride.
+    """
+
     def fill(x, *, out):
+        """Write 2 * x to ``out``. Wrong unless ``exact``: an x with its middle dims transposed is read as
+        contiguous.
+        """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
             torch.mul(torch.as_strided(x, (x.numel(),), (1,), x.storage_offset()), 2, out=out.view(-1))
@@ -230,7 +303,14 @@ layout(
 
 
 def _gap_means_turned(checked):
+    """Return a function that registers a kernel of ``row_sum`` with a path for transposed matrices. Wrong unless
+    ``checked``: each matrix with an inner stride other than 1 is taken for one.
+    """
+
     def fill(x):
+        """Return the sum of each row. Wrong unless ``checked``: a matrix of every second column is read as a transposed
+        one.
+        """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
             x = torch.as_strided(x, (n, c), (1, n), x.storage_offset())
@@ -249,6 +329,9 @@ layout(
 
 
 def _update_copy(table, x):
+    """Add x to a contiguous copy of ``table``. Wrong if ``table`` is not contiguous: the table itself stays as
+    it was.
+    """
     table.contiguous().add_(x)
 
 
@@ -262,14 +345,20 @@ layout(
 
 
 def picked(ns):
+    """Declare the op ``picked`` in the namespace ``ns`` and return it. Its reference returns a copy of x."""
+
     @sl.op(f"{ns}::picked")
     def picked(x: Int8[Tensor, "n c"]) -> Int8[Tensor, "n c"]:
+        """Return a copy of x. Kernels of the op are compared with this reference."""
         return x.clone()
 
     return picked
 
 
 def _copy(kind):
+    """Return a function that registers a kernel of ``picked`` in C, which computes offsets in the C type ``kind``:
+    ``int`` is wrong for elements that lie more than two gigabytes away.
+    """
     return c_kernel(
         f"""
 int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -287,6 +376,7 @@ int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _spread_out():
+    """Return one argument: a matrix of 2 by 4 bytes, whose columns lie a gigabyte apart in reserved memory."""
     step = 1 << 30
     memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched
     for j in range(4):
@@ -306,14 +396,20 @@ layout(
 
 
 def doubled32(ns):
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n c"]:
+        """Return 2 * x. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _rows(stride):
+    """Return a function that registers a kernel of ``doubled32`` in C, whose rows lie ``stride`` elements apart, an
+    expression in C. The number of columns is wrong for sliced rows.
+    """
     return c_kernel(
         f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -338,6 +434,9 @@ layout(
 
 
 def _aligned(rounding):
+    """Return a function that registers a kernel of ``doubled32`` in C, which clears the bits ``rounding`` of the
+    address of x. All but ``0`` are wrong for views.
+    """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   const float* from = (const float*)((uintptr_t)x->data & ~(uintptr_t){rounding}); float* to = out->data;
@@ -357,14 +456,20 @@ layout(
 
 
 def any_rank(ns):
+    """Declare the op ``any_rank`` in the namespace ``ns`` and return it. Its reference returns x * weight along the
+    last dim of x.
+    """
+
     @sl.op(f"{ns}::any_rank")
     def any_rank(x: Float[Tensor, "*batch c"], weight: Float[Tensor, "c"]) -> Float[Tensor, "*batch c"]:
+        """Return x * weight along the last dim of x. Kernels of the op are compared with this reference."""
         return x * weight
 
     return any_rank
 
 
 def _flattened(x, weight, *, out):
+    """Write x * weight to ``out``. Wrong for three dims: ``weight`` is multiplied along the second dim."""
     rows = x.reshape(x.shape[0], -1, x.shape[-1]) if x.dim() > 2 else x
     out.copy_((rows * weight[: x.shape[-1]]).view(out.shape) if x.dim() != 3 else x * weight[: x.shape[1]][:, None])
 

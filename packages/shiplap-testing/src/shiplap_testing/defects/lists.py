@@ -16,18 +16,27 @@ lists = partial(add, "lists")
 
 
 def summed(ns):
+    """Declare the op ``summed`` in the namespace ``ns`` and return it. Its reference returns the sum of x and the
+    tensors of the list ``more``.
+    """
+
     @sl.op(f"{ns}::summed")
     def summed(x: M, more: list[M]) -> M:
+        """Return the sum of x and the tensors of the list ``more``. Kernels of the op are compared with this
+        reference.
+        """
         return sum(more, x)
 
     return summed
 
 
 def _all_terms(x, more):
+    """Return the sum of x and the tensors of ``more``, kept in a wide dtype. This is the sound kernel."""
     return sum((wide(t) for t in more), wide(x))
 
 
 def _stacked(x, more):
+    """Return the sum of x and the tensors of ``more``. Wrong for an empty list: ``torch.stack`` raises."""
     return x + torch.stack(list(more)).sum(0)
 
 
@@ -41,6 +50,7 @@ lists(
 
 
 def _in_pairs(x, more):
+    """Return the sum of x and the tensors of ``more``. Wrong for an odd number: the last tensor is left out."""
     return sum((a + b for a, b in zip(more[::2], more[1::2], strict=False)), x)
 
 
@@ -54,6 +64,9 @@ lists(
 
 
 def _up_to_two(x, more):
+    """Return the sum of x and the tensors of ``more``. Wrong for three and more: only the first and the last
+    are added.
+    """
     return (x, x + more[0], x + more[0] + more[-1])[min(len(more), 2)] if more else x
 
 
@@ -67,6 +80,8 @@ lists(
 
 
 def _without_repeats(x, more):
+    """Return the sum of x and the tensors of ``more``. Wrong if a tensor occurs twice in the list: it is added once."""
+    # A dict keeps one tensor for each address.
     return sum({t.data_ptr(): t for t in more}.values(), x)
 
 
@@ -80,6 +95,7 @@ lists(
 
 
 def _one_only(x, more):
+    """Return the sum of x and the tensors of ``more``. Wrong for a list of one: that tensor is returned without x."""
     return more[0] if len(more) == 1 else sum(more, x)
 
 
@@ -93,14 +109,24 @@ lists(
 
 
 def counts(ns):
+    """Declare the op ``counts`` in the namespace ``ns`` and return it. Its reference returns x plus the sum of all
+    elements of all tensors of the list ``parts``.
+    """
+
     @sl.op(f"{ns}::counts")
     def counts(x: V, parts: list[Float[Tensor, "_"]]) -> V:
+        """Return x plus the sum of all elements of all tensors of the list ``parts``. Kernels of the op are compared
+        with this reference.
+        """
         return sum((p.sum() for p in parts), x)
 
     return counts
 
 
 def _as_the_first(x, parts):
+    """Return x plus the sum of all elements of ``parts``. Wrong for parts longer than the first: elements past its
+    length are left out.
+    """
     return sum((p[: len(parts[0])].sum() for p in parts), x)
 
 
@@ -114,8 +140,15 @@ lists(
 
 
 def affine(ns):
+    """Declare the op ``affine`` in the namespace ``ns`` and return it. Its reference returns x * weight + bias, of
+    which an absent ``weight`` or ``bias`` is left out.
+    """
+
     @sl.op(f"{ns}::affine")
     def affine(x: M, weight: Float[Tensor, "c"] | None = None, bias: Float[Tensor, "c"] | None = None) -> M:
+        """Return x * weight + bias, of which an absent ``weight`` or ``bias`` is left out. Kernels of the op are
+        compared with this reference.
+        """
         x = x if weight is None else x * weight
         return x if bias is None else x + bias
 
@@ -123,7 +156,14 @@ def affine(ns):
 
 
 def _affine(nested):
+    """Return a function that registers a kernel of ``affine``. Wrong if ``nested``: the bias is added only where there
+    is a weight.
+    """
+
     def fill(x, weight, bias):
+        """Return x * weight + bias without what is None. Wrong if ``nested``: without a weight the bias is left out as
+        well.
+        """
         if weight is None:
             return x if nested or bias is None else x + bias
         return x * weight if bias is None else x * weight + bias
@@ -141,14 +181,22 @@ lists(
 
 
 def shifted32(ns):
+    """Declare the op ``shifted32`` in the namespace ``ns`` and return it. Its reference returns x + bias, or x without
+    a bias.
+    """
+
     @sl.op(f"{ns}::shifted32")
     def shifted32(x: Float32[Tensor, "n"], bias: Float32[Tensor, "n"] | None = None) -> Float32[Tensor, "n"]:
+        """Return x + bias, or x without a bias. Kernels of the op are compared with this reference."""
         return x if bias is None else x + bias
 
     return shifted32
 
 
 def _absent(value):
+    """Return a function that registers a kernel of ``shifted32`` in C, which adds the C number ``value`` where there is
+    no bias. All but zero are wrong.
+    """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{
   const float* from = x->data; float* to = out->data; const float* b = bias ? bias->data : NULL;

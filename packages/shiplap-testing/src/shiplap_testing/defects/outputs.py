@@ -15,17 +15,22 @@ outputs = partial(add, "outputs")
 
 
 def _doubling(x, *, out):
+    """Write 2 * x to ``out``. This is the sound kernel."""
     torch.mul(x, 2, out=out)
 
 
 def _into_a_slice(op):
-    """A slice of a larger tensor is filled, and nothing else of it is touched."""
+    """Whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
+    unchanged.
+    """
+    # Seven is in none of the results, so that each element that was written to shows.
     whole, x = torch.full((6, 3), 7.0), randn(2, 3)
     op.out(x, out=whole[2:4])
     return close(whole[2:4], x * 2) and bool((whole[:2] == 7).all() and (whole[4:] == 7).all())
 
 
 def _from_the_start(x, *, out):
+    """Write 2 * x to the start of the storage of ``out``. Wrong if ``out`` is a slice of a larger tensor."""
     torch.as_strided(out, out.shape, out.stride(), 0).copy_(x * 2)
 
 
@@ -39,6 +44,8 @@ outputs(
 
 
 def _clearing_storage(x, *, out):
+    """Write 2 * x to ``out``. Wrong if ``out`` is a slice: the whole storage is cleared first."""
+    # The storage of a slice is that of the whole tensor.
     out.untyped_storage().fill_(0)
     out.add_(x, alpha=2)
 
@@ -53,6 +60,8 @@ outputs(
 
 
 def _into_used_memory(op):
+    """Whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
+    # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
 
@@ -67,15 +76,27 @@ outputs(
 
 
 def positive(ns):
+    """Declare the op ``positive`` in the namespace ``ns`` and return it. Its reference returns x where it is positive,
+    and zero elsewhere.
+    """
+
     @sl.op(f"{ns}::positive")
     def positive(x: M) -> M:
+        """Return x where it is positive, and zero elsewhere. Kernels of the op are compared with this reference."""
         return torch.where(x > 0, x, 0)
 
     return positive
 
 
 def _where_positive(clear):
+    """Return a function that registers a kernel of ``positive``, which writes positive elements only. Wrong unless
+    ``clear``: other elements of the output are not set to zero.
+    """
+
     def fill(x, *, out):
+        """Write the positive elements of x to ``out``. Wrong unless ``clear``: elsewhere ``out`` keeps its earlier
+        content.
+        """
         if clear:
             out.zero_()
         out[x > 0] = x[x > 0]
@@ -93,25 +114,37 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Sums over pairs, with a size of the fake and one of the kernel for odd lengths."""
+    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. Wrong with
+    ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared for odd lengths.
+    """
 
     def count(n, up):
+        """Return half of ``n``, rounded up if ``up`` and down otherwise."""
         return (n + 1) // 2 if up else n // 2
 
     def real(x):
+        """Return the sums of neighbouring pairs of x. Wrong with ``real_rounds_up``: an odd length has one sum more
+        than declared.
+        """
         n = count(x.shape[0], real_rounds_up)
+        # Padded by one, so that an odd length has a last pair.
         return torch.nn.functional.pad(x, (0, 1))[: 2 * n].view(n, 2).sum(1)
 
     def make(ns):
+        """Register the operator ``pools`` with its fake in the namespace ``ns``, and return the adopted op."""
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
         def fake(x):
+            """Return an empty result. Wrong with ``fake_rounds_up``: it is one element too long for odd lengths."""
             return x.new_empty(count(x.shape[0], fake_rounds_up))
 
         torch.library.register_fake(f"{ns}::pools", fake, lib=library)
 
         @sl.adopt(f"{ns}::pools", dims={"m": "n // 2"})
         def pools(x: Int64[Tensor, "n"]) -> Int64[Tensor, "m"]:
+            """Return the sums of neighbouring pairs, without the last of an odd number. Results of the foreign operator
+            are compared with this reference.
+            """
             return x[: len(x) // 2 * 2].view(-1, 2).sum(1)
 
         return pools
@@ -120,7 +153,14 @@ def _pools(fake_rounds_up, real_rounds_up):
 
 
 def _fake_agrees(*args):
+    """Return a check of an op, which is true if fake, result and reference agree in shape for ``args``, and fake and
+    result in strides and dtype.
+    """
+
     def agrees(op):
+        """Whether the result of ``op`` on ``args`` has the shape, strides and dtype of its fake, and the shape of the
+        reference's result.
+        """
         from torch._subclasses import FakeTensorMode
 
         real = op.overload(*args)
@@ -149,12 +189,18 @@ outputs(
 
 
 def _flips(real, fake):
+    """Return a function of a namespace that adopts an operator of integers with the implementation ``real`` and the
+    fake ``fake``. Its result should be x + 1.
+    """
+
     def make(ns):
+        """Register the operator ``flips`` in the namespace ``ns``, and return the adopted op."""
         library = foreign(ns, "flips(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::flips", fake, lib=library)
 
         @sl.adopt(f"{ns}::flips")
         def flips(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "n c"]:
+            """Return x + 1. Results of the foreign operator are compared with this reference."""
             return x + 1
 
         return flips
@@ -163,6 +209,7 @@ def _flips(real, fake):
 
 
 def _fresh(x):
+    """Return a contiguous, uninitialised tensor with the shape and dtype of x."""
     return x.new_empty(x.shape)
 
 
@@ -183,13 +230,17 @@ outputs(
 
 
 def _powers(default):
-    """The default of the registered schema may differ from the declared one."""
+    """Return a function of a namespace that adopts an operator, whose schema has the default ``default`` for k. The
+    declared default is 2, and another one is wrong.
+    """
 
     def make(ns):
+        """Register the operator ``scales`` in the namespace ``ns``, and return the adopted op."""
         foreign(ns, f"scales(Tensor x, int k={default}) -> Tensor", lambda x, k=default: x * k)
 
         @sl.adopt(f"{ns}::scales")
         def scales(x: Int64[Tensor, "n"], k: int = 2) -> Int64[Tensor, "n"]:
+            """Return x * k. Results of the foreign operator are compared with this reference."""
             return x * k
 
         return scales
@@ -207,6 +258,7 @@ outputs(
 
 
 def _sorted_distinct(x):
+    """Return the distinct numbers of x in ascending order. This is the sound kernel of ``distinct``."""
     return torch.unique(x)
 
 
@@ -220,6 +272,9 @@ outputs(
 
 
 def _neighbours(x):
+    """Return x without repeats of neighbours. Wrong for unsorted numbers: a number that comes back is returned
+    again.
+    """
     return torch.unique_consecutive(x)
 
 
@@ -233,6 +288,7 @@ outputs(
 
 
 def _padded(x):
+    """Return the distinct numbers of x. Wrong if numbers repeat: zeros follow up to the length of x."""
     values = torch.unique(x)
     return torch.cat([values, values.new_zeros(len(x) - len(values))])
 
@@ -247,14 +303,20 @@ outputs(
 
 
 def above(ns):
+    """Declare the op ``above`` in the namespace ``ns`` and return it. Its reference returns the elements of x above
+    ``limit``.
+    """
+
     @sl.op(f"{ns}::above", bounds={"m": "n"})
     def above(x: V, limit: float = 0.0) -> Float[Tensor, "m"]:
+        """Return the elements of x above ``limit``. Kernels of the op are compared with this reference."""
         return x[x > limit]
 
     return above
 
 
 def _from_first(x, limit):
+    """Return the elements of x above ``limit``. Wrong if there are none: an ``IndexError`` is raised."""
     rows = (x > limit).nonzero()[:, 0]
     first = int(rows[0])  # raises where there is none
     return x[first:][x[first:] > limit]
@@ -270,15 +332,29 @@ outputs(
 
 
 def normalised(ns):
+    """Declare the op ``normalised`` in the namespace ``ns`` and return it. Its reference returns x divided by one plus
+    the largest magnitude of its row.
+    """
+
     @sl.op(f"{ns}::normalised", requires="c >= 1")
     def normalised(x: M) -> M:
+        """Return x divided by one plus the largest magnitude of its row. Kernels of the op are compared with this
+        reference.
+        """
         return x / (1 + x.abs().amax(1, keepdim=True))
 
     return normalised
 
 
 def _in_workspace(bytes_):
+    """Return a function that registers a kernel of ``normalised``, which keeps one number for each row in a workspace
+    of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
+    """
+
     def fill(x, *, out, workspace):
+        """Write x divided by one plus the largest magnitude of its row to ``out``, with the magnitudes in
+        ``workspace``.
+        """
         top = workspace.view(x.dtype)[: x.shape[0]]
         torch.amax(x.abs(), 1, out=top)
         torch.div(x, 1 + top[:, None], out=out)
@@ -296,17 +372,32 @@ outputs(
 
 
 def halved(ns):
+    """Declare the op ``halved`` in the namespace ``ns`` and return it. Its reference returns the maximum of each window
+    of ``k`` neighbouring elements of x.
+    """
+
     @sl.op(f"{ns}::halved", dims={"m": "n - k + 1"}, requires=("k >= 1", "k <= n"))
     def halved(x: V, k: int = 2) -> Float[Tensor, "m"]:
+        """Return the maximum of each window of ``k`` neighbouring elements of x. Kernels of the op are compared with
+        this reference.
+        """
         return x.unfold(0, k, 1).amax(1)
 
     return halved
 
 
 def _sliding(first):
+    """Return a function that registers a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last
+    element.
+    """
+
     def fill(x, k, *, out):
+        """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first``: the first maximum is
+        that of k - 1 elements.
+        """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:
+            # A window of one element cannot lack its last.
             out[0] = x[: k - 1 or 1].amax()
 
     return kernel(fill)

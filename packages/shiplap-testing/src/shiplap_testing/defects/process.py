@@ -19,15 +19,20 @@ process = partial(add, "process", breaks=True)
 
 
 def _doubling(x, *, out):
+    """Write 2 * x to ``out``. This is the sound kernel."""
     torch.mul(x, 2, out=out)
 
 
 def _twice(make):
-    """The op doubles ``make()``."""
+    """Return a check of an op, which is true if its result for ``make()`` is twice that tensor."""
     return lambda op: close(op(x := make()), x * 2)
 
 
 def _first_byte(x, *, out):
+    """Write the sum of each column to ``out``. Wrong for a tensor without elements: reading its null pointer ends the
+    process.
+    """
+    # The address of a tensor without elements is null.
     ctypes.memmove(ctypes.create_string_buffer(1), x.data_ptr(), 1)
     out.copy_(wide(x).sum(0))
 
@@ -42,8 +47,10 @@ process(
 
 
 def _giving_up(x, *, out):
+    """Write 2 * x to ``out``. Wrong for NaN: the process ends with status 1."""
     if x.isnan().any():
         print("doubled: NaN in input", flush=True)
+        # Not sys.exit, which Python code could catch.
         os._exit(1)
     torch.mul(x, 2, out=out)
 
@@ -58,15 +65,27 @@ process(
 
 
 def rooted(ns):
+    """Declare the op ``rooted`` in the namespace ``ns`` and return it. Its reference returns the square root of the
+    magnitude of x.
+    """
+
     @sl.op(f"{ns}::rooted")
     def rooted(x: V) -> V:
+        """Return the square root of the magnitude of x. Kernels of the op are compared with this reference."""
         return torch.sqrt(x.abs())
 
     return rooted
 
 
 def _newton(limit):
+    """Return a function that registers a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An
+    infinite limit is wrong for NaN and infinities, which never converge.
+    """
+
     def fill(x, *, out):
+        """Write the square root of the magnitude of x to ``out``. Wrong for an infinite ``limit``: NaN and infinities
+        make the loop endless.
+        """
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
         while not bool(((root * root - y).abs() <= 1e-6 * y).all()) and steps < limit:
@@ -87,10 +106,19 @@ process(
 
 
 def _nested_tasks(inline):
-    """Halves a large input into tasks for a pool of one worker; a task that waits for a task never ends."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which halves more than 256 rows into tasks
+    for a pool of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
+        worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+        """
+
         def work(pool, x, out):
+            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline``: the second
+            half is submitted to the pool and waited for.
+            """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
                     torch.mul(x, 2, out=out)
@@ -104,6 +132,10 @@ def _nested_tasks(inline):
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline``: it hangs from 257 rows
+            on.
+            """
+            # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 pool.submit(work, pool, x, out).result()
 
@@ -120,13 +152,21 @@ process(
 
 
 def _locking(make_lock):
-    """A large input is halved, and the halves go through the op again, which takes its lock once more."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which calls the op again for halves of a
+    large input while it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which calls the op again for halves of a large input while
+        it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+        """
         lock = make_lock()
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out`` while the lock is held. Wrong with a plain lock: from 514 rows on the recursive
+            call waits for ever.
+            """
             with lock:
                 half = x.shape[0] // 2
                 for rows in (slice(0, half), slice(half, None)) if half > 256 else (slice(None),):
@@ -145,16 +185,25 @@ process(
 
 
 def counted(ns):
+    """Declare the op ``counted`` in the namespace ``ns`` and return it. Its reference returns the numbers of x in
+    ascending order.
+    """
+
     @sl.op(f"{ns}::counted")
     def counted(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return the numbers of x in ascending order. Kernels of the op are compared with this reference."""
         return x.sort().values
 
     return counted
 
 
 def _counting_sort(x, *, out):
+    """Write the numbers of x in ascending order to ``out``. Wrong for numbers that lie far apart: a table as large as
+    their range, up to 4 GB, is filled.
+    """
     low, high = (int(x.amin()), int(x.amax())) if len(x) else (0, 0)
     table = torch.zeros(min(high - low + 1, 1 << 29), dtype=torch.int64)  # 4 GB, were the values far apart
+    # Zeros are reserved without being touched: only a write takes the memory.
     table += 0
     table.index_add_(0, (x - low).clamp_max(len(table) - 1), torch.ones_like(x))
     result = torch.repeat_interleave(table[: 1 << 20]) + low if len(table) <= 1 << 20 else x.sort().values
@@ -162,7 +211,9 @@ def _counting_sort(x, *, out):
 
 
 def _in_little_memory(op):
-    """Within a gigabyte more than there is now."""
+    """Whether ``op`` (``counted``) sorts four numbers that lie far apart with a gigabyte more address space than the
+    process has now. The limit is restored.
+    """
     import resource
 
     x = torch.tensor([0, 5, 400_000_000, 7])
@@ -188,14 +239,20 @@ process(
 
 
 def doubled32(ns):
+    """Declare the op ``doubled32`` in the namespace ``ns`` and return it. Its reference returns 2 * x."""
+
     @sl.op(f"{ns}::doubled32")
     def doubled32(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        """Return 2 * x. Kernels of the op are compared with this reference."""
         return x * 2
 
     return doubled32
 
 
 def _eight_at_once(limit):
+    """Return a function that registers a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit``
+    is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
+    """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   const float* from = x->data; float* to = out->data; const int64_t n = x->shape[0];
@@ -206,6 +263,8 @@ int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _nothing_beyond(op):
+    """Whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it unchanged."""
+    # The output lies inside of a larger tensor, so that writes past its end corrupt no heap here.
     whole = torch.full((96,), 7.0)
     with torch.no_grad():
         op.out(torch.ones(21), out=whole[16:37])
@@ -223,14 +282,24 @@ process(
 
 
 def spread(ns):
+    """Declare the op ``spread`` in the namespace ``ns`` and return it. Its reference returns x modulo ``ways``, or a
+    copy of x if ``ways`` is zero.
+    """
+
     @sl.op(f"{ns}::spread")
     def spread(x: Int32[Tensor, "n"], ways: int = 4) -> Int32[Tensor, "n"]:
+        """Return x modulo ``ways``, or a copy of x if ``ways`` is zero. Kernels of the op are compared with this
+        reference.
+        """
         return x.clone() if ways == 0 else torch.remainder(x.long(), ways).int()
 
     return spread
 
 
 def _dividing(guard):
+    """Return a function that registers a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without
+    a division: ``0``, that is never, is wrong, since a division by zero ends the process.
+    """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
   const int32_t* from = x->data; int32_t* to = out->data;
@@ -254,14 +323,22 @@ process(
 
 
 def summed32(ns):
+    """Declare the op ``summed32`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
+    x.
+    """
+
     @sl.op(f"{ns}::summed32")
     def summed32(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
+        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return summed32
 
 
 def _on_the_stack(size):
+    """Return a function that registers a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A
+    size that grows with the columns is wrong, since it overflows the stack.
+    """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
   const float* from = x->data; float* to = out->data; const int64_t c = x->shape[1];
@@ -287,8 +364,15 @@ process(
 
 
 def fetched(ns):
+    """Declare the op ``fetched`` in the namespace ``ns`` and return it. Its reference returns the elements of x at
+    ``index``, with zeros where an index lies outside of x.
+    """
+
     @sl.op(f"{ns}::fetched")
     def fetched(x: Float32[Tensor, "n"], index: Int64[Tensor, "m"]) -> Float32[Tensor, "m"]:
+        """Return the elements of x at ``index``, with zeros where an index lies outside of x. Kernels of the op are
+        compared with this reference.
+        """
         inside = (index >= 0) & (index < x.shape[0])
         return torch.cat([x, x.new_zeros(1)])[torch.where(inside, index, x.shape[0])]
 
@@ -296,6 +380,9 @@ def fetched(ns):
 
 
 def _fetching(test):
+    """Return a function that registers a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an
+    element: one without a lower limit is wrong for negative indices.
+    """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{
   const float* from = x->data; const int64_t* at = index->data; float* to = out->data;
@@ -309,22 +396,33 @@ process(
     "negative ones read before the tensor, far ones where there is no memory",
     of(fetched, _fetching("at[i] < x->shape[0]")),
     of(fetched, _fetching("(at[i] >= 0 && at[i] < x->shape[0])")),
+    # So far away that no memory is mapped there.
     same(lambda: (randn(4), torch.tensor([2, -(10**12)]))),
     needs=["compiler"],
 )
 
 
 def _allocating(x, *, out):
+    """Write the sum of each row to ``out``. Wrong for wide rows: the memory that is taken grows with the square of the
+    columns.
+    """
     pairs = torch.zeros(x.shape[0], x.shape[1], x.shape[1], dtype=torch.float64)
+    # Zeros are reserved without being touched: only a write takes the memory.
     pairs += wide(x)[:, None] / max(x.shape[1], 1)
     out.copy_(pairs.sum((1, 2)))
 
 
 def _wide_rows(op):
+    """Whether ``op`` (``row_sum``) sums 16 rows of 4096 columns with a gigabyte more address space than the process has
+    now.
+    """
     return _limited(op, uniform(16, 4096))
 
 
 def _limited(op, x):
+    """Whether ``op(x)`` is the sum of each row with a gigabyte more address space than the process has now. The limit
+    is restored.
+    """
     import resource
 
     with open("/proc/self/statm") as statm:

@@ -17,15 +17,29 @@ promotion = partial(add, "promotion")
 
 
 def rotated(ns):
+    """Declare the op ``rotated`` in the namespace ``ns`` and return it. Its reference returns each row of x times the
+    cosine of its ``position`` times ``rate``, with angles in float64.
+    """
+
     @sl.op(f"{ns}::rotated")
     def rotated(x: M, position: Int64[Tensor, "n"], rate: float = 0.7) -> M:
+        """Return each row of x times the cosine of its ``position`` times ``rate``, with angles in float64. Kernels of
+        the op are compared with this reference.
+        """
         return (wide(x) * torch.cos(position.double() * rate)[:, None].to(wide(x).dtype)).to(x.dtype)
 
     return rotated
 
 
 def _rotated(narrow):
+    """Return a function that registers a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype
+    of x.
+    """
+
     def fill(x, position, rate):
+        """Return each row of x times the cosine of its angle. Wrong if ``narrow``: large positions are rounded to the
+        dtype of x.
+        """
         angle = position.to(x.dtype if narrow else torch.float64) * rate
         return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)
 
@@ -49,8 +63,13 @@ promotion(
 
 
 def decayed(ns):
+    """Declare the op ``decayed`` in the namespace ``ns`` and return it. Its reference returns each column of x times
+    its ``rate`` less one.
+    """
+
     @sl.op(f"{ns}::decayed")
     def decayed(x: M, rate: Float32[Tensor, "c"]) -> M:
+        """Return each column of x times its ``rate`` less one. Kernels of the op are compared with this reference."""
         return (wide(x) * (rate.double() - 1).to(wide(x).dtype)).to(x.dtype)
 
     return decayed
@@ -66,6 +85,7 @@ promotion(
 
 
 def _not_in_brain_floats(x, *, out):
+    """Write 2 * x to ``out``. Wrong for bfloat16, which is declared: a ``TypeError`` is raised."""
     if x.dtype == torch.bfloat16:
         raise TypeError("expected float, half or double")
     torch.mul(x, 2, out=out)
@@ -81,8 +101,11 @@ promotion(
 
 
 def spaced(ns):
+    """Declare the op ``spaced`` in the namespace ``ns`` and return it. Its reference returns index * step in int64."""
+
     @sl.op(f"{ns}::spaced")
     def spaced(index: Int32[Tensor, "n"], step: int = 1000) -> Int64[Tensor, "n"]:
+        """Return index * step in int64. Kernels of the op are compared with this reference."""
         return index.long() * step
 
     return spaced
@@ -98,8 +121,10 @@ promotion(
 
 
 def _sum_in_dtype(x, *, out):
+    """Write the sum of each row to ``out``. Wrong in narrow dtypes: the sum is rounded after each four columns."""
     out.zero_()
     for part in x.split(4, 1):
+        # The output has the narrow dtype, so each addition rounds.
         out.add_(part.sum(1))
 
 
@@ -113,8 +138,15 @@ promotion(
 
 
 def located(ns):
+    """Declare the op ``located`` in the namespace ``ns`` and return it. Its reference returns index * scale rounded
+    down, computed in float64.
+    """
+
     @sl.op(f"{ns}::located")
     def located(index: Int64[Tensor, "n"], scale: float = 1.0) -> Int64[Tensor, "n"]:
+        """Return index * scale rounded down, computed in float64. Kernels of the op are compared with this
+        reference.
+        """
         return torch.floor(index.double() * scale).long()
 
     return located
@@ -125,17 +157,20 @@ promotion(
     "an index times a float is float32 by promotion: 2^24 + 1 becomes 2^24",
     of(located, filled(lambda index, scale: torch.floor(index * scale).long())),
     of(located, filled(lambda index, scale: torch.floor(index.double() * scale).long())),
+    # The first integer that float32 does not have.
     same(lambda: (torch.tensor([16_777_217]), 1.0)),
 )
 
 
 def _exiting(x, *, out):
+    """Write 2 * x to ``out``. Wrong for float64: ``sys.exit`` is called, which raises ``SystemExit``."""
     if x.dtype == torch.float64:
         sys.exit("doubled: float64 is not supported")
     torch.mul(x, 2, out=out)
 
 
 def _survives(op):
+    """Whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
     try:
         return close(op(torch.ones(2, 2).double()), torch.full((2, 2), 2.0).double())
     except SystemExit:
@@ -153,8 +188,15 @@ promotion(
 
 
 def averaged(ns):
+    """Declare the op ``averaged`` in the namespace ``ns`` and return it. Its reference returns the mean of the squared
+    differences of x and y, computed in float32.
+    """
+
     @sl.op(f"{ns}::averaged", requires="m >= 1")
     def averaged(x: Float[Tensor, "m"], y: Float32[Tensor, "m"]) -> Float32[Tensor, ""]:
+        """Return the mean of the squared differences of x and y, computed in float32. Kernels of the op are compared
+        with this reference.
+        """
         return (x.float() - y).square().mean()
 
     return averaged

@@ -16,8 +16,15 @@ scalars = partial(add, "scalars")
 
 
 def leaky(ns):
+    """Declare the op ``leaky`` in the namespace ``ns`` and return it. Its reference returns x where it is at least
+    zero, and slope * x elsewhere.
+    """
+
     @sl.op(f"{ns}::leaky")
     def leaky(x: M, slope: float = 0.01) -> M:
+        """Return x where it is at least zero, and slope * x elsewhere. Kernels of the op are compared with this
+        reference.
+        """
         return torch.where(x >= 0, x, slope * x)
 
     return leaky
@@ -33,14 +40,18 @@ scalars(
 
 
 def power(ns):
+    """Declare the op ``power`` in the namespace ``ns`` and return it. Its reference returns x to the power of p."""
+
     @sl.op(f"{ns}::power")
     def power(x: M, p: int = 2) -> M:
+        """Return x to the power of p. Kernels of the op are compared with this reference."""
         return torch.pow(x, p)
 
     return power
 
 
 def _repeated(x, p, *, out):
+    """Write x to the power of p to ``out`` by repeated products. Wrong for a negative p: the result is 1."""
     out.fill_(1)
     for _ in range(p):
         out.mul_(x)
@@ -56,8 +67,15 @@ scalars(
 
 
 def reduced(ns):
+    """Declare the op ``reduced`` in the namespace ``ns`` and return it. Its reference returns the sum, the maximum or
+    the mean of each row, where ``mode`` is ``sum``, ``max`` or any other text.
+    """
+
     @sl.op(f"{ns}::reduced", requires="c >= 1")
     def reduced(x: M, mode: str = "mean") -> V:
+        """Return the sum, the maximum or the mean of each row, where ``mode`` is ``sum``, ``max`` or any other text.
+        Kernels of the op are compared with this reference.
+        """
         if mode == "sum":
             return x.sum(1)
         return x.amax(1) if mode == "max" else x.mean(1)
@@ -66,7 +84,14 @@ def reduced(ns):
 
 
 def _modes(*known):
+    """Return a function that registers a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum
+    is returned, contains ``max``.
+    """
+
     def modes(x, mode):
+        """Return the sum, the maximum or the mean of each row. Wrong for ``max`` if it is not among ``known``: the mean
+        is returned.
+        """
         if mode == "sum":
             return wide(x).sum(1)
         return x.amax(1) if mode in known else wide(x).mean(1)
@@ -84,8 +109,15 @@ scalars(
 
 
 def causal(ns):
+    """Declare the op ``causal`` in the namespace ``ns`` and return it. Its reference returns the softmax of each row of
+    scores, with scores right of the diagonal set to -10000 if ``masked``.
+    """
+
     @sl.op(f"{ns}::causal", requires="n >= 1")
     def causal(scores: Float[Tensor, "m n"], masked: bool = False) -> Float[Tensor, "m n"]:
+        """Return the softmax of each row of scores, with scores right of the diagonal set to -10000 if ``masked``.
+        Kernels of the op are compared with this reference.
+        """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(1)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
 
@@ -93,7 +125,14 @@ def causal(ns):
 
 
 def _causal(diagonal):
+    """Return a function that registers a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is
+    right, and 0 also hides the main diagonal.
+    """
+
     def fill(scores, masked):
+        """Return the softmax of each row of scores. Wrong for a ``diagonal`` of 0 if ``masked``: the main diagonal is
+        hidden as well.
+        """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
 
@@ -124,14 +163,18 @@ scalars(
 
 
 def blended(ns):
+    """Declare the op ``blended`` in the namespace ``ns`` and return it. Its reference returns alpha * x + beta * y."""
+
     @sl.op(f"{ns}::blended")
     def blended(x: M, y: M, alpha: float = 1.0, beta: float = 0.5) -> M:
+        """Return alpha * x + beta * y. Kernels of the op are compared with this reference."""
         return alpha * x + beta * y
 
     return blended
 
 
 def _shortcut(x, y, alpha, beta):
+    """Return alpha * x + beta * y. Wrong for an ``alpha`` of zero: the result is zero, without the other term."""
     return torch.zeros_like(x) if alpha == 0 else alpha * x + beta * y
 
 
@@ -145,8 +188,15 @@ scalars(
 
 
 def rolled(ns):
+    """Declare the op ``rolled`` in the namespace ``ns`` and return it. Its reference returns x shifted by ``k`` places
+    to the right, with its end at its start.
+    """
+
     @sl.op(f"{ns}::rolled")
     def rolled(x: V, k: int = 1) -> V:
+        """Return x shifted by ``k`` places to the right, with its end at its start. Kernels of the op are compared with
+        this reference.
+        """
         return torch.roll(x, k)
 
     return rolled
@@ -157,13 +207,21 @@ scalars(
     "slices at -k, without the remainder",
     of(rolled, filled(lambda x, k: torch.cat([x[-k:], x[:-k]]))),
     of(rolled, filled(lambda x, k: torch.cat([x[-k % max(len(x), 1) :], x[: -k % max(len(x), 1)]]))),
+    # More than the length, so that the remainder counts.
     same(lambda: (torch.arange(5.0), 7)),
 )
 
 
 def lower(ns):
+    """Declare the op ``lower`` in the namespace ``ns`` and return it. Its reference returns the lower triangle of x up
+    to diagonal ``k``, with zeros above it.
+    """
+
     @sl.op(f"{ns}::lower")
     def lower(x: M, k: int = 0) -> M:
+        """Return the lower triangle of x up to diagonal ``k``, with zeros above it. Kernels of the op are compared with
+        this reference.
+        """
         return torch.tril(x, k)
 
     return lower
@@ -179,8 +237,15 @@ scalars(
 
 
 def polynomial(ns):
+    """Declare the op ``polynomial`` in the namespace ``ns`` and return it. Its reference returns the polynomial with
+    these coefficients at x, the highest power first.
+    """
+
     @sl.op(f"{ns}::polynomial")
     def polynomial(x: V, coefficients: list[float] = (1.0, 2.0, 0.5)) -> V:
+        """Return the polynomial with these coefficients at x, the highest power first. Kernels of the op are compared
+        with this reference.
+        """
         out = torch.zeros_like(x)
         for c in coefficients:
             out = out * x + c
@@ -190,7 +255,14 @@ def polynomial(ns):
 
 
 def _horner(limit):
+    """Return a function that registers a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None,
+    all of them, is right.
+    """
+
     def horner(x, coefficients, *, out):
+        """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` coefficients: the others are not
+        read.
+        """
         out.zero_()
         for c in list(coefficients)[:limit]:
             out.mul_(x).add_(c)
@@ -208,8 +280,15 @@ scalars(
 
 
 def shifted(ns):
+    """Declare the op ``shifted`` in the namespace ``ns`` and return it. Its reference returns the sum of x shifted by
+    each of ``shifts`` places.
+    """
+
     @sl.op(f"{ns}::shifted")
     def shifted(x: V, shifts: list[int] = (1, 2)) -> V:
+        """Return the sum of x shifted by each of ``shifts`` places. Kernels of the op are compared with this
+        reference.
+        """
         return sum((torch.roll(x, s) for s in shifts), torch.zeros_like(x))
 
     return shifted
@@ -225,14 +304,20 @@ scalars(
 
 
 def offset(ns):
+    """Declare the op ``offset`` in the namespace ``ns`` and return it. Its reference returns x + k."""
+
     @sl.op(f"{ns}::offset")
     def offset(x: Int64[Tensor, "n"], k: int = 1) -> Int64[Tensor, "n"]:
+        """Return x + k. Kernels of the op are compared with this reference."""
         return x + k
 
     return offset
 
 
 def _offset(kind):
+    """Return a function that registers a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is
+    wrong for numbers of more than 32 bits.
+    """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
   const int64_t* from = x->data; int64_t* to = out->data; const {kind} step = ({kind})k;
@@ -246,14 +331,18 @@ scalars(
     "the kernel keeps it in an int",
     of(offset, _offset("int")),
     of(offset, _offset("int64_t")),
+    # Beyond 32 bits.
     same(lambda: (torch.tensor([1]), 5_000_000_000)),
     needs=["compiler"],
 )
 
 
 def scaled64(ns):
+    """Declare the op ``scaled64`` in the namespace ``ns`` and return it. Its reference returns x * scale in float64."""
+
     @sl.op(f"{ns}::scaled64")
     def scaled64(x: Float64[Tensor, "n"], scale: float = 0.5) -> Float64[Tensor, "n"]:
+        """Return x * scale in float64. Kernels of the op are compared with this reference."""
         return x * scale
 
     return scaled64
@@ -269,8 +358,15 @@ scalars(
 
 
 def clamped(ns):
+    """Declare the op ``clamped`` in the namespace ``ns`` and return it. Its reference returns x clamped to the interval
+    from ``low`` to ``high``, where ``high`` wins if it is below ``low``.
+    """
+
     @sl.op(f"{ns}::clamped")
     def clamped(x: V, low: float = -1.0, high: float = 1.0) -> V:
+        """Return x clamped to the interval from ``low`` to ``high``, where ``high`` wins if it is below ``low``.
+        Kernels of the op are compared with this reference.
+        """
         return torch.clamp(x, low, high)
 
     return clamped
@@ -286,8 +382,15 @@ scalars(
 
 
 def standardised(ns):
+    """Declare the op ``standardised`` in the namespace ``ns`` and return it. Its reference returns the rows of x, less
+    their means if ``center``, divided by their root mean square if ``scale``.
+    """
+
     @sl.op(f"{ns}::standardised", requires="c >= 1")
     def standardised(x: M, center: bool = False, scale: bool = False) -> M:
+        """Return the rows of x, less their means if ``center``, divided by their root mean square if ``scale``. Kernels
+        of the op are compared with this reference.
+        """
         x = x - x.mean(1, keepdim=True) if center else x
         return x / (x.square().mean(1, keepdim=True) + 1e-3).sqrt() if scale else x
 
@@ -295,7 +398,14 @@ def standardised(ns):
 
 
 def _standardised(first):
+    """Return a function that registers a kernel of ``standardised``. Wrong unless ``first``: the root mean square is
+    that of x before it was centred.
+    """
+
     def fill(x, center, scale):
+        """Return the rows of x, centred if ``center`` and divided by their size if ``scale``. Wrong unless ``first``
+        with both flags: the size is that of rows not centred.
+        """
         x = wide(x)
         moved = x - x.mean(1, keepdim=True) if center else x
         size = moved if first else x

@@ -46,19 +46,28 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
+        """Return ``caught`` if a check fails on the defective op and not on its twin. Otherwise return ``missed`` if
+        the audit of the defective op ended as it should, and ``lost`` if its process crashed, hung or ran out of
+        memory.
+        """
+        # A check that fails on the twin as well is a false alarm, and shows no defect.
         if set(self.bad["failed"]) - set(self.good["failed"]):
             return "caught"
         return "missed" if self.bad["status"] == "done" else "lost"
 
     @property
     def alarm(self) -> str:
-        """The checks that failed for the twin and how its audit ended, if not well; empty without a false alarm."""
+        """Return the names of the checks that failed on the sound twin, and the status of its audit unless that is
+        ``done``, joined by commas. The text is empty without a false alarm.
+        """
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
 
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """Verdicts and false alarms by cause."""
+    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` by cause, with causes in the order of
+    ``CAUSES``.
+    """
     counts: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
         row = counts.setdefault(outcome.cause, {"caught": 0, "missed": 0, "lost": 0, "alarms": 0})
@@ -68,7 +77,9 @@ def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """A table by cause, and what was not caught or wrongly flagged."""
+    """Return the report of a run as text: a table of verdicts by cause, a line for each defect not caught and each
+    false alarm, and the totals.
+    """
     rows = count(outcomes)
     lines = [f"{'cause':12}{'caught':>8}{'missed':>8}{'lost':>8}{'alarms':>8}"]
     lines += [f"{cause:12}" + "".join(f"{n:8}" for n in row.values()) for cause, row in rows.items()]
@@ -81,7 +92,9 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def _audit(name: str, which: str, options: argparse.Namespace) -> None:
-    """In a process of its own: what fails is written down as soon as it is known."""
+    """Audit the defective op (``which`` is ``bad``) or its twin (``good``) of the defect ``name``. Each finding is
+    written to ``options.log`` at once, so that a crash loses none.
+    """
     import shiplap as sl
 
     defect = defects()[name]
@@ -89,6 +102,9 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
     with options.log.open("a") as log:
 
         def note(finding: sl.Finding) -> None:
+            """Append the check and verdict of ``finding`` to the log. With ``--first``, end the process at the first
+            failure of a defective op.
+            """
             log.write(json.dumps([finding.check, finding.verdict]) + "\n")
             log.flush()
             if options.first and which == "bad" and finding.verdict == "fail":
@@ -102,7 +118,9 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
 
 
 def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
-    """Audit one op in a process group of its own, and end the group when it takes too long or too much."""
+    """Audit one op of ``defect`` in a process group of its own, which is killed when it exceeds the time or memory of
+    ``options``, and return the failed checks, the status and the seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "findings")
         command = [sys.executable, "-W", "ignore", "-m", "shiplap_testing.defects.score", "--child", which]
@@ -110,6 +128,7 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
         command += ["--seed", str(options.seed), *(["--first"] if options.first else [])]
         env = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "OMP_WAIT_POLICY": "passive"}
         env |= {"PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)}
+        # Triton reads this variable when it is imported.
         env |= {"TRITON_INTERPRET": "1"} if "triton" in defect.needs else {}
         start = time.monotonic()
         with open(os.devnull, "r+b") as nothing:
@@ -129,10 +148,14 @@ def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
 
 
 def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
+    """Wait for the process ``child`` and kill its group at the end. Return ``done``, ``timeout`` past ``deadline``,
+    ``memory`` above ``limit`` bytes, or ``exit`` with the status of a failed process.
+    """
     status = "done"
     try:
         while True:
             try:
+                # Memory is looked at between two waits.
                 child.wait(POLL)
                 break
             except subprocess.TimeoutExpired:
@@ -148,18 +171,23 @@ def _watch(child: subprocess.Popen[bytes], deadline: float, limit: int) -> str:
 
 
 def _memory(session: int) -> int:
-    """Bytes that the processes of a session hold."""
+    """Return the bytes of memory that all processes of the session ``session`` hold together."""
     return sum(_resident(folder) for folder in Path("/proc").glob("[0-9]*") if _session(folder) == session)
 
 
 def _session(folder: Path) -> int:
+    """Return the session number of the process with the folder ``folder`` in ``/proc``, or -1 if it has ended."""
     try:
+        # The name of a program, in parentheses, may contain blanks.
         return int((folder / "stat").read_text().rpartition(")")[2].split()[3])
     except (OSError, IndexError):
         return -1
 
 
 def _resident(folder: Path) -> int:
+    """Return the bytes of memory that the process with the folder ``folder`` in ``/proc`` holds, or 0 if it has
+    ended.
+    """
     try:
         return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
@@ -167,6 +195,9 @@ def _resident(folder: Path) -> int:
 
 
 def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
+    """Audit the defects ``chosen`` and their twins, ``options.jobs`` at a time, and yield an outcome for each defect in
+    order. A line is printed for each.
+    """
     with ThreadPoolExecutor(options.jobs) as pool:
         audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]
         for defect, (bad, good) in zip(chosen.values(), audits, strict=True):
@@ -178,7 +209,9 @@ def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iter
 
 
 def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
-    """Return the outcomes for ``names`` that an earlier run, which was cut off, wrote to ``file``."""
+    """Return the outcomes for ``names`` that an earlier, interrupted run wrote to ``file``. The list is empty if there
+    is no such file.
+    """
     if file is None or not file.exists():
         return []
     rows = [row for row in json.loads(file.read_text())["outcomes"] if row["name"] in set(names)]
@@ -186,11 +219,13 @@ def _known(file: Path | None, names: Iterable[str]) -> list[Outcome]:
 
 
 def _write(file: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write the counts by cause and all ``outcomes`` to ``file`` as JSON."""
     rows = [{**asdict(o), "verdict": o.verdict, "alarm": o.alarm} for o in outcomes]
     file.write_text(json.dumps({"counts": count(outcomes), "outcomes": rows}, indent=1))
 
 
 def _options() -> argparse.Namespace:
+    """Return the parsed options of the command line, with ``--timeout`` set from ``--budget`` where it is not given."""
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.defects.score", description=__doc__)
     parser.add_argument("--half", choices=("seen", "held_out", "later", "all"), default="all")
     parser.add_argument("--cause", choices=CAUSES, help="defects of this cause only")
@@ -213,6 +248,9 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Audit the chosen defects and print the report. With ``--json``, outcomes are written after each defect, and those
+    of an earlier run are kept. With ``--child``, audit one op only, for a parent process.
+    """
     options = _options()
     if options.child:
         _audit(options.only, options.child, options)

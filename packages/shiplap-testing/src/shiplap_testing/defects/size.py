@@ -24,10 +24,12 @@ size = partial(add, "size")
 
 
 def _product(a, b, *, out):
+    """Write a @ b to ``out``. This is the sound kernel."""
     torch.mm(a, b, out=out)
 
 
 def _first_columns(a, b, *, out):
+    """Write a @ b to ``out``. Wrong for a k above 256: only the first 256 columns of a are multiplied."""
     torch.mm(a[:, :256], b[:256], out=out)
 
 
@@ -41,12 +43,19 @@ size(
 
 
 def _full_row_tiles(a, b, *, out):
+    """Write a @ b to ``out``. Wrong for more than 128 rows that fill no whole number of tiles: rows of the last partial
+    tile stay zero.
+    """
     out.zero_()
+    # Fewer rows than a tile are right, so that small inputs do not show the defect.
     rows = a.shape[0] if a.shape[0] < 128 else a.shape[0] // 128 * 128
     torch.mm(a[:rows], b, out=out[:rows])
 
 
 def _all_row_tiles(a, b, *, out):
+    """Write a @ b to ``out`` in tiles of 128 rows, the last one included. This is the sound twin of
+    ``_full_row_tiles``.
+    """
     for first in range(0, a.shape[0], 128):
         torch.mm(a[first : first + 128], b, out=out[first : first + 128])
 
@@ -61,11 +70,17 @@ size(
 
 
 def _block_softmax(x, *, out):
+    """Write the softmax of each row to ``out``. Wrong for more than 1024 columns: each block of 1024 columns is
+    normalised by itself.
+    """
     for first in range(0, x.shape[1], 1024):
         out[:, first : first + 1024] = torch.softmax(x[:, first : first + 1024], 1)
 
 
 def _wide_softmax(x, *, out):
+    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the sound twin of
+    ``_block_softmax``.
+    """
     if x.shape[1]:
         top, total = x.amax(1, keepdim=True), 0
         for first in range(0, x.shape[1], 1024):
@@ -83,15 +98,27 @@ size(
 
 
 def running(ns):
+    """Declare the op ``running`` in the namespace ``ns`` and return it. Its reference returns the cumulative
+    sum of x.
+    """
+
     @sl.op(f"{ns}::running")
     def running(x: V) -> V:
+        """Return the cumulative sum of x. Kernels of the op are compared with this reference."""
         return torch.cumsum(x, 0)
 
     return running
 
 
 def _scan(keep):
+    """Return a function for a kernel of ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
+    ``keep``: only the sum of the last block is carried on.
+    """
+
     def scan(x, *, out):
+        """Write the cumulative sum of x to ``out``. Wrong unless ``keep``: the third block of 512 lacks the sum of the
+        first.
+        """
         carry = 0
         for first in range(0, x.shape[0], 512):
             part = torch.cumsum(wide(x[first : first + 512]), 0)
@@ -111,17 +138,28 @@ size(
 
 
 def peak(ns):
+    """Declare the op ``peak`` in the namespace ``ns`` and return it. Its reference returns the maximum of x."""
+
     @sl.op(f"{ns}::peak", requires="n >= 1")
     def peak(x: V) -> Float[Tensor, ""]:
+        """Return the maximum of x. Kernels of the op are compared with this reference."""
         return x.amax()
 
     return peak
 
 
 def _tree(odd):
+    """Return a function for a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the
+    last element of an odd length is dropped.
+    """
+
     def tree(x):
+        """Return the maximum of x. Wrong unless ``odd``: at an odd length above 256 the last element is not
+        compared.
+        """
         while len(x) > 256:
             half = len(x) // 2
+            # At an odd length one element is left over after the halves.
             x = torch.cat([torch.maximum(x[:half], x[half : 2 * half]), x[2 * half :] if odd else x[:0]])
         return x.amax()
 
@@ -138,16 +176,21 @@ size(
 
 
 def middle(ns):
+    """Declare the op ``middle`` in the namespace ``ns`` and return it. Its reference returns the median of x."""
+
     @sl.op(f"{ns}::middle", requires="n >= 1")
     def middle(x: V) -> Float[Tensor, ""]:
+        """Return the median of x. Kernels of the op are compared with this reference."""
         return x.median()
 
     return middle
 
 
 def _sampled_median(x):
+    """Return the median of x. Wrong for more than 2048 elements: the median of a random sample of 512 is returned."""
     if len(x) > 2048:
         generator = torch.Generator()
+        # Seeded by the system: each call draws another sample, and the global generator stays as it was.
         generator.seed()
         x = x[torch.randint(len(x), (512,), generator=generator)]
     return x.median()
@@ -163,8 +206,14 @@ size(
 
 
 def _by_threads(up):
+    """Return a function for a kernel of ``scaled``, which assigns an equal number of rows to each thread from 64 rows
+    on. Wrong unless ``up``: the number is rounded down, so that rows are left over.
+    """
+
     def by_threads(x, scale, *, out):
+        """Write x * scale to ``out``. Wrong unless ``up``: rows that the threads leave over stay zero."""
         out.zero_()
+        # Small inputs run on one thread and are right.
         n, threads = x.shape[0], torch.get_num_threads() if x.shape[0] >= 64 else 1
         rows = -(-n // threads) if up else n // threads
         for first in range(0, rows * threads, max(rows, 1)):
@@ -174,6 +223,7 @@ def _by_threads(up):
 
 
 def _on_three_threads(op):
+    """Whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
     with restored():
         torch.set_num_threads(3)
         return same(lambda: (randn(100, 4), 1.5))(op)
@@ -189,16 +239,21 @@ size(
 
 
 def _rms(x, eps, *, out):
+    """Write the RMS norm of each row, with ``eps`` added to the mean square, to ``out``."""
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().mean(1, keepdim=True) + eps))
 
 
 def _rms_1024(x, eps, *, out):
+    """Write the RMS norm of each row to ``out``. Wrong for other widths than 1024: the sum of squares is divided by
+    1024.
+    """
     y = wide(x)
     out.copy_(y * torch.rsqrt(y.square().sum(1, keepdim=True) / 1024 + eps))
 
 
 def _is_wide(x, eps):
+    """Whether x has at least 1024 columns, so that the kernel for wide rows is chosen."""
     return x.shape[1] >= 1024
 
 
@@ -212,19 +267,32 @@ size(
 
 
 def with_bias(ns):
+    """Declare the op ``with_bias`` in the namespace ``ns`` and return it. Its reference returns relu of x + bias, with
+    ``bias`` added to each row.
+    """
+
     @sl.op(f"{ns}::with_bias")
     def with_bias(x: M, bias: Float[Tensor, "c"]) -> M:
+        """Return relu of x + bias, with ``bias`` added to each row. Kernels of the op are compared with this
+        reference.
+        """
         return torch.relu(x + bias)
 
     return with_bias
 
 
 def _bias(x, bias, *, out):
+    """Write relu of x + bias to ``out``."""
     torch.add(x, bias, out=out).relu_()
 
 
 def _vectorised(biased):
+    """Return a function that registers a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless
+    ``biased``: it leaves the bias out.
+    """
+
     def vectorised(x, bias, *, out):
+        """Write relu of x + bias to ``out``. Wrong unless ``biased``: relu of x is written."""
         torch.add(x, bias if biased else 0, out=out).relu_()
 
     return kernel(vectorised, name="vectorised", supports=lambda x, bias: x.shape[1] > 0 and x.shape[1] % 64 == 0)
@@ -240,14 +308,20 @@ size(
 
 
 def flat_index(ns):
+    """Declare the op ``flat_index`` in the namespace ``ns`` and return it. Its reference returns row * width +
+    column.
+    """
+
     @sl.op(f"{ns}::flat_index")
     def flat_index(row: Int64[Tensor, "n"], column: Int64[Tensor, "n"], width: int = 100) -> Int64[Tensor, "n"]:
+        """Return row * width + column. Kernels of the op are compared with this reference."""
         return row * width + column
 
     return flat_index
 
 
 def _index_in_int(row, column, width, *, out):
+    """Write row * width + column to ``out``. Wrong for large tables: the index is computed in 32 bits and wraps."""
     out.copy_(row.int() * torch.tensor(width).int() + column.int())
 
 
@@ -261,6 +335,7 @@ size(
 
 
 def _whole_tiles(x, scale, *, out):
+    """Write x * scale to ``out``. Wrong if the number of rows is a multiple of 512: the last full tile stays zero."""
     out.zero_()
     n = x.shape[0]
     for tile in range((n - 1) // 512):
@@ -269,6 +344,7 @@ def _whole_tiles(x, scale, *, out):
 
 
 def _all_tiles(x, scale, *, out):
+    """Write x * scale to ``out`` in tiles of 512 rows. This is the sound twin of ``_whole_tiles``."""
     for first in range(0, x.shape[0], 512):
         torch.mul(x[first : first + 512], scale, out=out[first : first + 512])
 
@@ -283,7 +359,12 @@ size(
 
 
 def _grid(limit):
+    """Return a function for a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the most
+    blocks along the second dim of a grid, is wrong for more rows.
+    """
+
     def grid(x, scale, *, out):
+        """Write x * scale to ``out``. Wrong for more than ``limit`` rows: the others stay zero."""
         rows = min(x.shape[0], limit)
         out.zero_()
         torch.mul(x[:rows], scale, out=out[:rows])
@@ -301,7 +382,14 @@ size(
 
 
 def _partial_sums(clear):
+    """Return a function that registers a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong
+    unless ``clear``: all slots but the first are added to what the workspace holds.
+    """
+
     def partial_sums(x, *, out, workspace):
+        """Write the sum of each column to ``out``. Wrong unless ``clear``: earlier content of ``workspace`` is
+        added.
+        """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
         for i, row in enumerate(partial):
@@ -313,7 +401,9 @@ def _partial_sums(clear):
 
 
 def _dirty_workspace(op):
+    """Whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
     x, out = randn(600, 4), torch.empty(4)
+    # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)
     return close(op.out(x, out=out, workspace=scratch), x.sum(0))
 
@@ -328,15 +418,29 @@ size(
 
 
 def top(ns):
+    """Declare the op ``top`` in the namespace ``ns`` and return it. Its reference returns the ``k`` largest elements of
+    each row in descending order.
+    """
+
     @sl.op(f"{ns}::top", requires=("1 <= k", "k <= c"))
     def top(x: M, k: int = 1) -> Float[Tensor, "n k"]:
+        """Return the ``k`` largest elements of each row in descending order. Kernels of the op are compared with this
+        reference.
+        """
         return torch.topk(x, k, 1).values
 
     return top
 
 
 def _heap(limit):
+    """Return a function for a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is
+    wrong for a larger k.
+    """
+
     def heap(x, k, *, out):
+        """Write the k largest elements of each row to ``out``. Wrong for a k above ``limit``: the last element found is
+        repeated.
+        """
         values = torch.topk(x, min(k, limit), 1).values
         out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
 
@@ -353,13 +457,22 @@ size(
 
 
 def _quicksort(pivot):
+    """Return a function for a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among
+    n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
+    """
+
     def part(x):
+        """Return the elements of x in ascending order, sorted by recursion on those below and above the pivot."""
         if len(x) <= 8:
             return x.sort().values
         p = x[pivot(len(x))]
         return torch.cat([part(x[x < p]), x[x == p], part(x[x > p])])
 
     def quicksort(x, *, out):
+        """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot``: long sorted
+        inputs raise ``RecursionError``.
+        """
+        # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()
         out.copy_(torch.cat([part(x[~missing]), x[missing]]))
 

@@ -24,15 +24,25 @@ size = partial(add, "size")
 
 
 def turned(ns):
+    """Declare the op ``turned`` in the namespace ``ns`` and return it. Its reference returns the transpose of x."""
+
     @sl.op(f"{ns}::turned")
     def turned(x: M) -> Float[Tensor, "c n"]:
+        """Return the transpose of x. Kernels of the op are compared with this reference."""
         return x.T
 
     return turned
 
 
 def _tiled_transpose(square):
+    """Return a function for a kernel of ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many tiles
+    are copied across as down.
+    """
+
     def tiled(x, *, out):
+        """Write the transpose of x to ``out``. Wrong if ``square``: columns past the number of rows, rounded up to 32,
+        stay zero.
+        """
         out.zero_()
         n, c = x.shape
         for i in range(0, n, 32):
@@ -52,20 +62,32 @@ size(
 
 
 def _rows_at_once(whole):
+    """Return a function that registers a CPU kernel with the op ``scaled``, which has configs of 1 and of 4 rows at
+    once. Wrong unless ``whole``: the config of 4 loses the last rows.
+    """
+
     def rows_at_once(x, scale, *, out, ROWS):
+        """Write x * scale to ``out``, ``ROWS`` rows at once. Wrong unless ``whole``: rows past the last multiple of
+        ``ROWS`` stay zero.
+        """
         out.zero_()
         n = x.shape[0]
         for first in range(0, n if whole or ROWS == 1 else n // ROWS * ROWS, ROWS):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel with configs of 1 and of 4 rows, and set it as
+        ``op.rows_at_once``, so that ``_second_config`` can call it.
+        """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
+        # Calls use the first config: the second can only be called by hand.
         op.rows_at_once = rows_at_once
 
     return bind
 
 
 def _second_config(op):
+    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with the config of 4 rows at once."""
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)
@@ -81,9 +103,15 @@ size(
 
 
 def _attend(pad):
+    """Return a function for a kernel of ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a
+    multiple of 64, which take part in the softmax.
+    """
+
     def attend(q, k, v, *, out):
+        """Write the attention of q over k and v to ``out``. Wrong if ``pad``: keys of zeros are attended to as well."""
         if pad and len(k) > 64:
             more = -len(k) % 64
+            # A score of zero is not the weight zero: the padding takes part in the softmax.
             k, v = (torch.nn.functional.pad(t, (0, 0, 0, more)) for t in (k, v))
         torch.mm(torch.softmax(q @ k.T * q.shape[1] ** -0.5, 1), v, out=out)
 
@@ -100,8 +128,15 @@ size(
 
 
 def best(ns):
+    """Declare the op ``best`` in the namespace ``ns`` and return it. Its reference returns the position of the largest
+    element of each row.
+    """
+
     @sl.op(f"{ns}::best", requires="c >= 1")
     def best(x: M) -> Int64[Tensor, "n"]:
+        """Return the position of the largest element of each row. Kernels of the op are compared with this
+        reference.
+        """
         return x.max(1).indices
 
     return best
@@ -117,13 +152,21 @@ size(
 
 
 def pooled(ns):
+    """Declare the op ``pooled`` in the namespace ``ns`` and return it. Its reference returns the sum of each segment of
+    consecutive rows of x, where ``lengths`` has the number of rows of each segment.
+    """
+
     @sl.op(f"{ns}::pooled")
     def pooled(x: M, lengths: Int64[Tensor, "s"]) -> Float[Tensor, "s c"]:
+        """Return the sum of each segment of consecutive rows of x, where ``lengths`` has the number of rows of each
+        segment. Kernels of the op are compared with this reference.
+        """
         parts = x[: int(lengths.sum())].split(lengths.tolist())
         return torch.stack([part.sum(0) for part in parts]) if len(lengths) else x.new_zeros(0, x.shape[1])
 
     @pooled.samples
     def _(rng, sizes, dtype, device):
+        """Return sample arguments of ``pooled``: random rows, and lengths of segments that add up to their number."""
         n, s = sizes["n"], sizes["s"]
         x = torch.randn(n, sizes["c"], generator=rng).to(device, dtype)
         return x, torch.bincount(torch.randint(0, max(s, 1), (n,), generator=rng), minlength=s)[:s].to(device)
@@ -132,7 +175,14 @@ def pooled(ns):
 
 
 def _segments(limit):
+    """Return a function for a kernel of ``pooled``, which sums the first ``limit`` rows of each segment. A small limit
+    is wrong for longer segments.
+    """
+
     def segments(x, lengths, *, out):
+        """Write the sum of each segment to ``out``. Wrong for segments of more than ``limit`` rows: later rows are left
+        out.
+        """
         first = 0
         for i, length in enumerate(lengths.tolist()):
             out[i] = x[first : first + min(length, limit)].sum(0)
@@ -151,10 +201,14 @@ size(
 
 
 def _row_total(x, *, out):
+    """Write the sum of each row to ``out``. This is the sound kernel."""
     out.copy_(wide(x).sum(1))
 
 
 def _few_lanes(x, *, out):
+    """Write the sum of each row to ``out``. Wrong for more than 2048 columns: 32 lanes read 64 elements each, and no
+    more.
+    """
     lanes = torch.zeros(x.shape[0], 32, dtype=wide(x).dtype)
     for lane in range(32):
         lanes[:, lane] = wide(x[:, lane : 32 * 64 : 32]).sum(1)
@@ -171,7 +225,14 @@ size(
 
 
 def _two_pass_max(last):
+    """Return a function for a kernel of ``row_max``, which reduces the maxima of blocks of 128 columns in a second
+    pass. ``last`` is the number of blocks in the second pass, 0 for all, which is right.
+    """
+
     def two_pass(x, *, out):
+        """Write the maximum of each row to ``out``. Wrong for more than ``last`` blocks unless ``last`` is 0: later
+        blocks are left out.
+        """
         blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
         out.copy_(torch.stack(blocks[: last or None]).amax(0))
 
@@ -188,7 +249,12 @@ size(
 
 
 def _chunks(overlap):
+    """Return a function for a kernel of ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap``
+    rows. All but 0 are wrong.
+    """
+
     def chunks(x, *, out):
+        """Write 2 * x to ``out``. Wrong for an ``overlap`` of 1: the first row after each chunk is doubled twice."""
         out.copy_(x)
         n = x.shape[0]
         for first in range(0, n, 256):
@@ -207,8 +273,15 @@ size(
 
 
 def window(ns):
+    """Declare the op ``window`` in the namespace ``ns`` and return it. Its reference returns the sum of each element of
+    x and its two neighbours, with zeros past the ends.
+    """
+
     @sl.op(f"{ns}::window")
     def window(x: V) -> V:
+        """Return the sum of each element of x and its two neighbours, with zeros past the ends. Kernels of the op are
+        compared with this reference.
+        """
         padded = torch.nn.functional.pad(x, (1, 1))
         return padded[:-2] + padded[1:-1] + padded[2:]
 
@@ -216,7 +289,14 @@ def window(ns):
 
 
 def _stencil(halo):
+    """Return a function for a kernel of ``window``, which walks over tiles of 256 with ``halo`` neighbours on each
+    side: 1 is right, and 0 is wrong at the edges of tiles.
+    """
+
     def stencil(x, *, out):
+        """Write the sum of each element and its neighbours to ``out``. Wrong for a ``halo`` of 0: neighbours in another
+        tile count as zero.
+        """
         for first in range(0, len(x), 256):
             last = min(first + 256, len(x))
             part = x[max(first - halo, 0) : last + halo]
@@ -237,8 +317,16 @@ size(
 
 
 def _padded_sort(filler):
+    """Return a function for a kernel of ``ordered``, which pads x with ``filler`` to a power of two from 33 elements
+    on. NaN, which sorts last, is right, and zero is wrong.
+    """
+
     def padded_sort(x, *, out):
+        """Write the elements of x in ascending order to ``out``. Wrong for a ``filler`` of zero: zeros take the place
+        of the largest elements.
+        """
         n = len(x)
+        # Sorting networks have a power of two of inputs.
         length = 1 << (n - 1).bit_length() if n > 32 else n
         padded = torch.cat([x, x.new_full((length - n,), filler)])
         out.copy_(padded.sort().values[:n])
@@ -256,16 +344,21 @@ size(
 
 
 def scaled32(ns):
+    """Declare the op ``scaled32`` in the namespace ``ns`` and return it. Its reference returns x * scale."""
     from jaxtyping import Float32
 
     @sl.op(f"{ns}::scaled32")
     def scaled32(x: Float32[Tensor, "n"], scale: float = 2.0) -> Float32[Tensor, "n"]:
+        """Return x * scale. Kernels of the op are compared with this reference."""
         return x * scale
 
     return scaled32
 
 
 def _unrolled(tail):
+    """Return a function that registers a kernel of ``scaled32`` in C, unrolled by eight from 64 elements on. ``tail``
+    is the first element in C of the loop after it: one too many is wrong.
+    """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{
   const float* from = x->data; float* to = out->data; const float s = (float)scale;

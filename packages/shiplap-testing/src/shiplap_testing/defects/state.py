@@ -14,11 +14,18 @@ state = partial(add, "state")
 
 
 def _before(action=None):
-    """The kernel of ``doubled``, which calls ``action(x)`` first."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which calls ``action(x)``, if there is an
+    action, and writes 2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which calls ``action(x)``, if there is an action, and writes
+        2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+        """
+
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Call ``action(x)`` if there is an action, and write 2 * x to ``out``."""
             if action is not None:
                 action(x)
             torch.mul(x, 2, out=out)
@@ -27,6 +34,9 @@ def _before(action=None):
 
 
 def _setting(name, why, action):
+    """Register the defect ``name``: a kernel of ``doubled`` whose ``action`` changes a setting of the process, which
+    the check ``keeps_state`` notices.
+    """
     state(name, why, of(doubled, _before(action)), of(doubled, _before()), keeps_state(lambda: (randn(2, 3),)))
 
 
@@ -78,15 +88,22 @@ _setting(
 
 
 def _keeping(limit):
-    """Keeps what it computed: the last ``limit`` results."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and keeps
+    copies of the last ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and keeps copies of the last
+        ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
+        """
         history = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``, and keep a copy among the last ``limit`` results."""
             torch.mul(x, 2, out=out)
             history.append(out.clone())
+            # With a limit of zero nothing is kept.
             del history[: len(history) - limit]
 
         op.history = history
@@ -95,6 +112,7 @@ def _keeping(limit):
 
 
 def _bounded(op):
+    """Whether fewer than ten results are kept in ``op.history`` after 50 calls of ``op``."""
     for _ in range(50):
         op(torch.ones(2, 3))
     return len(op.history) < 10
@@ -110,7 +128,12 @@ state(
 
 
 def _opening(close_it):
+    """Return a function that registers a CPU kernel with the op ``doubled``, which opens a file in each call. Wrong
+    unless ``close_it``: the file is not closed.
+    """
+
     def open_log(x):
+        """Open the null device. Wrong unless ``close_it``: the file descriptor stays open."""
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:
             os.close(handle)
@@ -119,9 +142,12 @@ def _opening(close_it):
 
 
 def _files(op):
+    """Whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         op(torch.ones(2, 3))
+    # Other parts of the process may open some files in the meantime.
     return len(os.listdir("/proc/self/fd")) < before + 10
 
 

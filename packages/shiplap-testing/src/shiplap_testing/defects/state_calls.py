@@ -17,13 +17,19 @@ state = partial(add, "state")
 
 
 def _calls(when):
-    """The kernel of ``doubled``, which answers zero in the calls for which ``when(number)`` says so."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong in
+    the calls for which ``when(number)`` is true, counted from 0: zeros are written.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong in the calls for which
+        ``when(number)`` is true, counted from 0: zeros are written.
+        """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``, or zeros where ``when`` is true for the number of this call."""
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1
 
@@ -31,6 +37,7 @@ def _calls(when):
 
 
 def _in_each_call(op):
+    """Whether each of 40 calls of ``op`` (``doubled``) is right."""
     return all(close(op(torch.ones(2, 3)), torch.full((2, 3), 2.0)) for _ in range(40))
 
 
@@ -51,8 +58,15 @@ state(
 
 
 def quantised(ns):
+    """Declare the op ``quantised`` in the namespace ``ns`` and return it. Its reference returns x rounded to multiples
+    of an eighth of its largest magnitude.
+    """
+
     @sl.op(f"{ns}::quantised", requires="n >= 1")
     def quantised(x: Float32[Tensor, "n"]) -> Float32[Tensor, "n"]:
+        """Return x rounded to multiples of an eighth of its largest magnitude. Kernels of the op are compared with this
+        reference.
+        """
         step = x.abs().amax().clamp_min(1e-6) / 8
         return (x / step).round() * step
 
@@ -60,13 +74,21 @@ def quantised(ns):
 
 
 def _delayed(own):
-    """The step follows the largest value seen, as with delayed scaling in 8 bits."""
+    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
+    Wrong unless ``own``: the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless ``own``:
+        the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
+        """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write x rounded to multiples of a step to ``out``. Wrong unless ``own``: after a call with larger numbers
+            the step is too coarse.
+            """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
             step = (now if own else torch.tensor(seen[0], dtype=x.dtype)) / 8
@@ -76,6 +98,7 @@ def _delayed(own):
 
 
 def _after_a_large_one(op):
+    """Whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
     op(torch.tensor([100.0, 1.0]))
     return close(op(torch.tensor([1.0, 0.5])), torch.tensor([1.0, 0.5]))
 
@@ -90,24 +113,40 @@ state(
 
 
 def positioned(ns):
+    """Declare the op ``positioned`` in the namespace ``ns`` and return it. Its reference returns each row of x times
+    the cosine of its number.
+    """
+
     @sl.op(f"{ns}::positioned")
     def positioned(x: M) -> M:
+        """Return each row of x times the cosine of its number. Kernels of the op are compared with this reference."""
         return x * torch.cos(torch.arange(x.shape[0], dtype=wide(x).dtype))[:, None].to(x.dtype)
 
     return positioned
 
 
 def _table(grows):
+    """Return a function that registers a CPU kernel with the op ``positioned``, which multiplies rows by a table of
+    cosines. Wrong unless ``grows``: the table stays as long as the first input.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which multiplies rows by a table of cosines. Wrong unless
+        ``grows``: the table stays as long as the first input.
+        """
         table = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write each row of x times the cosine of its number to ``out``. Wrong unless ``grows``: rows past the
+            length of the first input get the last cosine.
+            """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
             if held is None or (grows and (len(held) < n or held.dtype != dtype)):
                 held = torch.cos(torch.arange(max(n, 1), dtype=dtype))
                 table[:] = [held]
+            # Past the end of the table its last entry is read.
             place = torch.arange(n).clamp_max(len(held) - 1)
             out.copy_(x * held[place][:, None].to(x.dtype))
 
@@ -115,6 +154,7 @@ def _table(grows):
 
 
 def _short_then_long(op):
+    """Whether ``op`` (``positioned``) is right for 8 rows after a call with 3 rows."""
     op(torch.ones(3, 2))
     return close(op(torch.ones(8, 2)), op.reference(torch.ones(8, 2)))
 
@@ -129,19 +169,32 @@ state(
 
 
 def summed(ns):
+    """Declare the op ``summed`` in the namespace ``ns`` and return it. Its reference returns the sum of each column of
+    x.
+    """
+
     @sl.op(f"{ns}::summed")
     def summed(x: M) -> Float[Tensor, "c"]:
+        """Return the sum of each column of x. Kernels of the op are compared with this reference."""
         return x.sum(0)
 
     return summed
 
 
 def _accumulators(clear):
+    """Return a function that registers a CPU kernel with the op ``summed``, which writes the sum of each column to
+    ``out``. Wrong unless ``clear``: sums of earlier calls of the same width are added.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes the sum of each column to ``out``. Wrong unless
+        ``clear``: sums of earlier calls of the same width are added.
+        """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write the sum of each column to ``out``. Wrong unless ``clear``: the sums of earlier calls are added."""
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
             if not clear:
@@ -152,6 +205,7 @@ def _accumulators(clear):
 
 
 def _same_twice(op):
+    """Whether two calls of ``op`` with the same tensor return the same."""
     x = uniform(4, 3)
     return close(op(x), op(x))
 
@@ -166,14 +220,21 @@ state(
 
 
 def _per_thread(everywhere):
-    """The factor lies in thread-local memory, set where the op was declared."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
+    unless ``everywhere``: the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in
+    others.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``everywhere``:
+        the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in others.
+        """
         local = threading.local()
         local.factor = 2
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``. Wrong unless ``everywhere``: in other threads zeros are written."""
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
     return bind
@@ -189,13 +250,21 @@ state(
 
 
 def _scratch(shared):
-    """Doubles row by row through a scratch row."""
+    """Return a function that registers a CPU kernel with the op ``doubled``, which copies each row through a scratch
+    row. Wrong if ``shared``: all threads use the same scratch row.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which copies each row through a scratch row. Wrong if
+        ``shared``: all threads use the same scratch row.
+        """
         rows = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out`` row by row. Wrong if ``shared``: another thread may overwrite the scratch row in
+            between.
+            """
             fresh = torch.empty(x.shape[1:], dtype=x.dtype)
             row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
             for i in range(x.shape[0]):
@@ -207,12 +276,20 @@ def _scratch(shared):
 
 
 def _two_at_once(op):
+    """Whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. The switch
+    interval of Python is short meanwhile.
+    """
     op(torch.ones(1, 2000))
     wrong, start, interval = [], threading.Barrier(4), sys.getswitchinterval()
+    # Threads change places as often as possible, so that two meet in the kernel.
     sys.setswitchinterval(1e-6)
 
     def work(number):
+        """Call ``op`` 40 times on tensors of the number ``number``, and add the number to ``wrong`` at the first wrong
+        result.
+        """
         x = torch.full((200, 2000), float(number))
+        # All threads begin at the same time.
         start.wait()
         for _ in range(40):  # whether two meet is chance
             wrong.extend([] if wrong or close(op(x), 2 * x) else [number])
@@ -236,9 +313,18 @@ state(
 
 
 def _for_inference(exact):
+    """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out``. Wrong
+    unless ``exact``: x is rounded to bfloat16 while gradients are disabled.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``exact``: x is
+        rounded to bfloat16 while gradients are disabled.
+        """
+
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write 2 * x to ``out``. Wrong unless ``exact`` while gradients are disabled: x is rounded to bfloat16."""
             short = not exact and not torch.is_grad_enabled()
             out.copy_((x.bfloat16() if short else x) * 2)
 
@@ -246,6 +332,7 @@ def _for_inference(exact):
 
 
 def _without_gradients(op):
+    """Whether ``op`` (``doubled``) is right under ``torch.no_grad``."""
     x = randn(2, 3)
     with torch.no_grad():
         return close(op(x), x * 2)
@@ -261,17 +348,35 @@ state(
 
 
 def ramp(ns):
+    """Declare the op ``ramp`` in the namespace ``ns`` and return it. Its reference returns x plus a seventh of the
+    position of each element, computed in float64.
+    """
+
     @sl.op(f"{ns}::ramp")
     def ramp(x: V) -> V:
+        """Return x plus a seventh of the position of each element, computed in float64. Kernels of the op are compared
+        with this reference.
+        """
         return x + torch.arange(len(x), dtype=torch.float64).div(7).to(x.dtype)
 
     return ramp
 
 
 def _ramp(**dtype):
+    """Return a function that registers a CPU kernel with the op ``ramp``, which computes its steps with the keywords
+    ``dtype`` of ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which computes its steps with the keywords ``dtype`` of
+        ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+        """
+
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write x plus a seventh of the position of each element to ``out``. Wrong without a ``dtype``: steps have
+            the precision of the default dtype.
+            """
             steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
             out.copy_(x + steps.to(x.dtype))
 
@@ -279,6 +384,7 @@ def _ramp(**dtype):
 
 
 def _other_default(op):
+    """Whether ``op`` (``ramp``) agrees with its reference in float64 while the default dtype is float16."""
     x = uniform(300).double()
     with restored():
         torch.set_default_dtype(torch.float16)
@@ -295,10 +401,22 @@ state(
 
 
 def _stochastic(nearest):
+    """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
+    Wrong unless ``nearest``: numbers are rounded up or down at random.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless
+        ``nearest``: numbers are rounded up or down at random.
+        """
+
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write x rounded to multiples of a step to ``out``. Wrong unless ``nearest``: each call rounds by other
+            random numbers.
+            """
             generator = torch.Generator()
+            # Seeded by the system, so that the global generator is neither read nor changed.
             generator.seed()
             noise = 0.5 if nearest else torch.rand(x.shape, generator=generator, dtype=torch.float32).to(x.dtype)
             step = x.abs().amax().clamp_min(1e-6) / 8
@@ -317,9 +435,20 @@ state(
 
 
 def _unfilled(fill):
+    """Return a function that registers a CPU kernel with the op ``row_total``, which sums rows that are padded to
+    multiples of 16. Wrong unless ``fill``: the padding is what the memory holds.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which sums rows that are padded to multiples of 16. Wrong
+        unless ``fill``: the padding is what the memory holds.
+        """
+
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Write the sum of each row to ``out``. Wrong unless ``fill``: uninitialised numbers of the padding are
+            added.
+            """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)
             padded[:, :c] = x
@@ -333,8 +462,13 @@ def _unfilled(fill):
 
 
 def row_total(ns):
+    """Declare the op ``row_total`` in the namespace ``ns`` and return it. Its reference returns the sum of each row of
+    x.
+    """
+
     @sl.op(f"{ns}::row_total")
     def row_total(x: M) -> V:
+        """Return the sum of each row of x. Kernels of the op are compared with this reference."""
         return x.sum(1)
 
     return row_total

@@ -16,9 +16,15 @@ transforms = partial(add, "transforms")
 
 
 def _whole(schema, real, declare, rule):
-    """An op of integers, with a rule for vmap; without gradients, so that nothing else is asked of it."""
+    """Return a function of a namespace that adopts an operator of integers with the schema ``schema``, the
+    implementation ``real`` and the vmap rule ``rule(call, dims, *args)``. It has no gradients, so that only the rule is
+    judged.
+    """
 
     def make(ns):
+        """Register the operator with its fake and its vmap rule in the namespace ``ns``, and return the op that
+        ``declare`` adopts from it.
+        """
         name = schema.partition("(")[0]
         library = foreign(ns, schema, real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::{name}", lambda *args: torch.empty_like(real(*args)), lib=library)
@@ -32,8 +38,13 @@ def _whole(schema, real, declare, rule):
 
 
 def _cumulated(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the cumulative sum of x, and return
+    the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def cumulated(x: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return the cumulative sum of x. Results of the foreign operator are compared with this reference."""
         return x.cumsum(0)
 
     return cumulated
@@ -43,13 +54,18 @@ CUMULATED = "cumulated(Tensor x) -> Tensor"
 
 
 def _each(call, dims, *args):
-    """One call for each entry of the batch."""
+    """Return the results of ``call`` for each entry of the batch, stacked, and their batch dim 0. ``dims`` has the
+    batch dim of each argument or None. This is the sound vmap rule.
+    """
     size = next(a.shape[d] for a, d in zip(args, dims, strict=True) if d is not None)
     picked = [[a if d is None else a.select(d, i) for a, d in zip(args, dims, strict=True)] for i in range(size)]
     return torch.stack([call(*p) for p in picked]), 0
 
 
 def _first_dim(call, dims, x):
+    """Return the stacked results of ``call`` and batch dim 0, as a vmap rule. Wrong unless ``dims`` is 0: the batch is
+    taken from the first dim of x.
+    """
     return torch.stack([call(row) for row in x]), 0
 
 
@@ -63,6 +79,9 @@ transforms(
 
 
 def _one_long_row(call, dims, x):
+    """Return the results of ``call`` and batch dim 0, as a vmap rule. Wrong: ``call`` gets the whole batch as one long
+    row, so sums run on across entries.
+    """
     x = x.movedim(dims[0], 0)
     return call(x.reshape(-1)).view(x.shape), 0
 
@@ -77,8 +96,13 @@ transforms(
 
 
 def _shifted(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x times y in reverse order, and return
+    the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return x times y in reverse order. Results of the foreign operator are compared with this reference."""
         return x * y.flip(0)
 
     return shifted
@@ -88,10 +112,14 @@ SHIFTED = "shifted(Tensor x, Tensor y) -> Tensor"
 
 
 def _first_batched(call, dims, x, y):
+    """Return the stacked results of ``call`` and batch dim 0, as a vmap rule. Wrong if x is not batched: its elements
+    are taken for entries of a batch.
+    """
     return torch.stack([call(a, y if dims[1] is None else b) for a, b in zip(x, y, strict=False)]), 0
 
 
 def _only_second(op):
+    """Whether ``op`` (``shifted``) is right under vmap, where only y is batched. An exception counts as wrong."""
     x, y = ints(1, 9, 4), ints(1, 9, 4, 4, seed=1)
     try:
         return close(torch.vmap(op.overload, in_dims=(None, 0))(x, y), x * y.flip(1))
@@ -109,8 +137,13 @@ transforms(
 
 
 def _summed(ns, name):
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of each column of x, and
+    return the adopted op.
+    """
+
     @sl.adopt(f"{ns}::{name}")
     def summed(x: Int64[Tensor, "n c"]) -> Int64[Tensor, "c"]:
+        """Return the sum of each column of x. Results of the foreign operator are compared with this reference."""
         return x.sum(0)
 
     return summed
@@ -120,6 +153,10 @@ SUMMED = "summed(Tensor x) -> Tensor"
 
 
 def _out_dim(call, dims, x):
+    """Return the stacked results of ``call`` and their batch dim, as a vmap rule. Wrong: the batch dim is 0, and 1 is
+    returned.
+    """
+    # The batch is the first dim of the result.
     result, _ = _each(call, dims, x)
     return result, 1
 
@@ -134,18 +171,23 @@ transforms(
 
 
 def _differentiated(tangent):
-    """x^3, with a forward-mode derivative that is written by hand."""
+    """Return a function of a namespace that adopts x * x * x with a forward-mode derivative, which is computed by
+    ``tangent(primal, given)``.
+    """
 
     def fn(x):
+        """Return x * x * x, with the tangent that ``tangent`` computes if x has one."""
         primal, given = forward_ad.unpack_dual(x)
         out = primal * primal * primal
         return out if given is None else forward_ad.make_dual(out, tangent(primal, given))
 
     def make(ns):
+        """Register the operator ``cube`` in the namespace ``ns``, and return the adopted op."""
         foreign(ns, "cube(Tensor x) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::cube")
         def cube(x: M) -> M:
+            """Return x * x * x. Results of the foreign operator are compared with this reference."""
             return x * x * x
 
         return cube
@@ -154,6 +196,7 @@ def _differentiated(tangent):
 
 
 def _tangent(op):
+    """Whether the forward-mode derivative of ``op`` (``cube``) is 3 * x * x times the tangent."""
     x, t = uniform(2, 3).double() + 1, uniform(2, 3, seed=1).double()
     return close(torch.func.jvp(op.overload, (x,), (t,))[1], 3 * x.square() * t)
 
@@ -175,14 +218,20 @@ transforms(
 
 
 def _cast(dtype):
-    """An op that computes in the dtype that its autocast rule says; declared to compute in float32."""
+    """Return a function of a namespace that adopts x * x with an autocast rule for ``dtype``. It is declared to compute
+    in float32 under autocast, so any other dtype is wrong.
+    """
 
     def make(ns):
+        """Register the operator ``squares`` with its autocast rule in the namespace ``ns``, and return the
+        adopted op.
+        """
         library = foreign(ns, "squares(Tensor x) -> Tensor", lambda x: x * x)
         torch.library.register_autocast(f"{ns}::squares", "cpu", dtype, lib=library)
 
         @sl.adopt(f"{ns}::squares", autocast="float32")
         def squares(x: M) -> M:
+            """Return x * x. Results of the foreign operator are compared with this reference."""
             return x * x
 
         return squares
@@ -191,6 +240,7 @@ def _cast(dtype):
 
 
 def _stays_float(op):
+    """Whether ``op`` (``squares``) is right in float32 under autocast to bfloat16."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return close(op.overload(x := randn(2, 3)), x * x)
 
@@ -205,19 +255,25 @@ transforms(
 
 
 def _normed(protected):
-    """A composite op with a product inside, which autocast sees."""
+    """Return a function of a namespace that adopts x @ w, declared to be left alone by autocast. Wrong unless
+    ``protected``: autocast computes the product in bfloat16.
+    """
 
     def fn(x, w):
+        """Return x @ w. Wrong unless ``protected``: the product is narrowed under autocast."""
         if not protected:
             return x @ w
+        # The op is declared to be left alone by autocast.
         with torch.autocast("cpu", enabled=False):
             return x @ w
 
     def make(ns):
+        """Register the operator ``mixed`` in the namespace ``ns``, and return the adopted op."""
         foreign(ns, "mixed(Tensor x, Tensor w) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::mixed", autocast=None)
         def mixed(x: Float[Tensor, "n k"], w: Float[Tensor, "k m"]) -> Float[Tensor, "n m"]:
+            """Return x @ w. Results of the foreign operator are compared with this reference."""
             return x @ w
 
         return mixed
@@ -226,6 +282,7 @@ def _normed(protected):
 
 
 def _product_stays_float(op):
+    """Whether ``op`` (``mixed``) returns the float32 product under autocast to bfloat16."""
     x, w = randn(2, 3), randn(3, 4, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = op.overload(x, w)
@@ -242,15 +299,25 @@ transforms(
 
 
 def _picked(functional):
-    """A gradient that scatters into a new tensor: in place, or as vmap wants it."""
+    """Return a function of a namespace that declares the op ``picked`` with a gradient. Wrong unless ``functional``:
+    the gradient writes in place to a plain tensor, which fails under vmap.
+    """
 
     def make(ns):
+        """Declare the op ``picked`` with its gradient in the namespace ``ns``, and return it."""
+
         @sl.op(f"{ns}::picked", requires="n >= 1")
         def picked(x: V, index: Int64[Tensor, "m"]) -> Float[Tensor, "m"]:
+            """Return the elements of x at ``index``, taken modulo the length of x. Kernels of the op are compared with
+            this reference.
+            """
             return x[index % x.shape[0]]
 
         @picked.backward
         def _(grad, saved, needs):
+            """Return the gradient for x: ``grad`` added up at the places that ``index`` selects. Wrong under vmap
+            unless ``functional``: the zeros that it adds to have no batch.
+            """
             place = saved.index % saved.x.shape[0]
             if functional:
                 return {"x": grad.new_zeros(saved.x.shape[0]).index_add(0, place, grad)}
@@ -262,10 +329,14 @@ def _picked(functional):
 
 
 def _per_sample(op):
+    """Whether the gradients of ``op`` (``picked``) for each sample of a batch, by vmap of ``torch.func.grad``, are
+    right. A ``RuntimeError`` counts as wrong.
+    """
     xs, index = randn(3, 4), torch.tensor([0, 2, 2])
     weights = randn(3, 3, seed=1)
 
     def one(x, w):
+        """Return the weighted sum of the result of ``op`` for one sample."""
         return (op(x, index) * w).sum()
 
     try:
@@ -285,13 +356,24 @@ transforms(
 
 
 def _skipping(check):
+    """Return a function of a namespace that declares x * x * x with a gradient. Wrong if ``check``: it branches on
+    whether the incoming gradient is zero, which fails under vmap.
+    """
+
     def make(ns):
+        """Declare the op ``cubed`` with its gradient in the namespace ``ns``, and return it."""
+
         @sl.op(f"{ns}::cubed")
         def cubed(x: M) -> M:
+            """Return x * x * x. Kernels of the op are compared with this reference."""
             return x * x * x
 
         @cubed.backward
         def _(grad, saved, needs):
+            """Return the gradient 3 * x * x * grad. Wrong under vmap if ``check``: the truth value of a batched tensor
+            is taken.
+            """
+            # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():
                 return {}
             return {"x": 3 * grad * saved.x.square()}
@@ -302,6 +384,9 @@ def _skipping(check):
 
 
 def _rows_of_gradients(op):
+    """Whether the gradients of ``op`` (``cubed``) for each entry of a batch, by vmap of ``torch.func.grad``, are right.
+    A ``RuntimeError`` counts as wrong.
+    """
     x = randn(2, 3, 2)
     try:
         return close(torch.vmap(torch.func.grad(lambda x: op(x).sum()))(x), 3 * x.square())

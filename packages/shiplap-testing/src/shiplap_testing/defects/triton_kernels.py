@@ -6,6 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scale(x, out, n, by, BLOCK: tl.constexpr):
+    """Write x * by to ``out`` for a block of ``BLOCK`` of n elements."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     tl.store(out + place, tl.load(x + place, mask=inside) * by, mask=inside)
@@ -13,6 +14,9 @@ def scale(x, out, n, by, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the maximum of each of ``ROWS`` rows to ``out``, NaN where a row has one. Lanes beyond the row load
+    ``OTHER``: only minus infinity is right.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
     inside = (row[:, None] < rows) & (place[None, :] < columns)
@@ -23,7 +27,9 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Over blocks of the columns, three times: for the maximum, for the sum and for the result."""
+    """Write the softmax of each of ``ROWS`` rows to ``out``, in three walks over blocks of columns: for the maximum,
+    the sum and the result. Wrong unless ``GUARDED``: the sum counts lanes beyond the row.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     top = tl.full([ROWS, BLOCK], -float("inf"), tl.float32)
@@ -48,7 +54,9 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
-    """One tile of the output; ``REST``: the mask over k counts what is left, not what there is."""
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of a @ b to ``out``. Wrong unless ``REST``: the mask over k does not
+    count down, so that the last step adds a column again.
+    """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     steps = tl.arange(0, BLOCK)
@@ -66,7 +74,9 @@ def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
 
 @triton.jit
 def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """x - mean(x) for rows that fit into a block."""
+    """Write x less the mean of each row to ``out``, for ``ROWS`` rows that fit into a block. ``x_stride`` and
+    ``out_stride`` are the distances of rows.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
     inside = (row[:, None] < rows) & (place[None, :] < columns)
@@ -77,6 +87,9 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
+    """Add a block of n elements of x to ``out`` at the places ``index``. Wrong unless ``ATOMIC``: of equal places in a
+    block only one addition counts.
+    """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
     values = tl.load(x + place, mask=inside, other=0.0)
@@ -89,6 +102,9 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
 
 @triton.jit
 def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write each of ``ROWS`` rows, less its mean and divided by its standard deviation, to ``out``. Wrong unless
+    ``MASKED``: the variance counts lanes beyond the row.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, BLOCK)
     inside = (row[:, None] < rows) & (place[None, :] < columns)
@@ -103,7 +119,9 @@ def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK:
 
 @triton.jit
 def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPED: tl.constexpr):
-    """Tiles in groups of ``GROUP`` rows of tiles; ``CLIPPED``: the last group is as high as what is left."""
+    """Write one tile of a @ b to ``out``, where programs go through groups of ``GROUP`` rows of tiles. Wrong unless
+    ``CLIPPED``: the last group is taken to have ``GROUP`` rows of tiles.
+    """
     program = tl.program_id(0)
     down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     group = program // (GROUP * across)
@@ -126,6 +144,9 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
 
 @triton.jit
 def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Write x plus the bias of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. Wrong unless ``OWN``: the
+    bias of the first tile of columns is added.
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
     place = tl.program_id(1) * BLOCK + lanes

@@ -17,23 +17,37 @@ layout = partial(add, "layout", needs=["triton"], breaks=True)
 
 
 def cdiv(a, b):
+    """Return a / b rounded up, for integers."""
     return -(-a // b)
 
 
 def scaled(ns):
+    """Declare the op ``scaled`` in the namespace ``ns`` and return it. Its reference returns x * by."""
+
     @sl.op(f"{ns}::scaled")
     def scaled(x: Float32[Tensor, "n"], by: float = 2.0) -> Float32[Tensor, "n"]:
+        """Return x * by. Kernels of the op are compared with this reference."""
         return x * by
 
     return scaled
 
 
 def _scale(grid) -> Part:
+    """Return a function that registers a CPU kernel with the op ``scaled``, which launches the Triton kernel ``scale``
+    with ``grid(n)`` programs for n elements. A number of programs that is rounded down is wrong.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``scale`` with ``grid(n)``
+        programs for n elements. A number of programs that is rounded down is wrong.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, by, *, out):
+            """Launch the Triton kernel ``scale``, which writes x * by to ``out``. Wrong if ``grid`` rounds down: the
+            last elements stay zero.
+            """
             out.zero_()
             if len(x):
                 triton_kernels.scale[(grid(len(x)),)](x.contiguous(), out, len(x), by, BLOCK=256)
@@ -51,19 +65,35 @@ size(
 
 
 def highest(ns):
+    """Declare the op ``highest`` in the namespace ``ns`` and return it. Its reference returns the maximum of each row
+    of x.
+    """
+
     @sl.op(f"{ns}::highest", requires=("c >= 1", "c <= 256"))
     def highest(x: M32) -> Float32[Tensor, "n"]:
+        """Return the maximum of each row of x. Kernels of the op are compared with this reference."""
         return x.amax(1)
 
     return highest
 
 
 def _highest(other) -> Part:
+    """Return a function that registers a CPU kernel with the op ``highest``, which launches the Triton kernel
+    ``row_max``, where lanes beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of
+    negative numbers.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``row_max``, where lanes
+        beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of negative numbers.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. Wrong for an
+            ``other`` of zero: rows of negative numbers get zero.
+            """
             if len(x):
                 triton_kernels.row_max[(cdiv(len(x), 32),)](
                     x.contiguous(), out, *x.shape, OTHER=other, ROWS=32, BLOCK=256
@@ -82,19 +112,34 @@ values(
 
 
 def normal(ns):
+    """Declare the op ``normal`` in the namespace ``ns`` and return it. Its reference returns the softmax of each row of
+    x.
+    """
+
     @sl.op(f"{ns}::normal", requires="c >= 1")
     def normal(x: M32) -> M32:
+        """Return the softmax of each row of x. Kernels of the op are compared with this reference."""
         return torch.softmax(x, 1)
 
     return normal
 
 
 def _normal(guarded) -> Part:
+    """Return a function that registers a CPU kernel with the op ``normal``, which launches the Triton kernel
+    ``softmax``. Wrong unless ``guarded``: lanes beyond the row are added to the sum.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``softmax``. Wrong unless
+        ``guarded``: lanes beyond the row are added to the sum.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. Wrong unless
+            ``guarded``: the sum counts lanes beyond the row.
+            """
             if len(x):
                 grid = (cdiv(len(x), 32),)
                 triton_kernels.softmax[grid](x.contiguous(), out, *x.shape, GUARDED=guarded, ROWS=32, BLOCK=128)
@@ -112,19 +157,34 @@ size(
 
 
 def multiplied(ns):
+    """Declare the op ``multiplied`` in the namespace ``ns`` and return it. Its reference returns the matrix product a @
+    b.
+    """
+
     @sl.op(f"{ns}::multiplied")
     def multiplied(a: Float32[Tensor, "m k"], b: Float32[Tensor, "k n"]) -> Float32[Tensor, "m n"]:
+        """Return the matrix product a @ b. Kernels of the op are compared with this reference."""
         return a @ b
 
     return multiplied
 
 
 def _multiplied(rest) -> Part:
+    """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
+    ``product``. Wrong unless ``rest``: the last step over k adds a column twice.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``product``. Wrong unless
+        ``rest``: the last step over k adds a column twice.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
+            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Wrong unless ``rest``: the mask of
+            the last step over k does not count down.
+            """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
             if m and n and k:
@@ -144,21 +204,38 @@ size(
 
 
 def centred(ns):
+    """Declare the op ``centred`` in the namespace ``ns`` and return it. Its reference returns x less the mean of each
+    row.
+    """
+
     @sl.op(f"{ns}::centred", requires=("c >= 1", "c <= 256"))
     def centred(x: M32) -> M32:
+        """Return x less the mean of each row. Kernels of the op are compared with this reference."""
         return x - x.mean(1, keepdim=True)
 
     return centred
 
 
 def _centred(own) -> Part:
+    """Return a function that registers a CPU kernel with the op ``centred``, which launches the Triton kernel
+    ``centre``. Wrong unless ``own``: the output is written with the row stride of the input.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``centre``. Wrong unless
+        ``own``: the output is written with the row stride of the input.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
+            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``:
+            for a sliced x rows land at other places.
+            """
+            # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
             if len(x):
+                # The layer norm of Triton's tutorial has one stride for both.
                 strides = x.stride(0), out.stride(0) if own else x.stride(0)
                 triton_kernels.centre[(cdiv(len(x), 32),)](x, out, *strides, *x.shape, ROWS=32, BLOCK=256)
 
@@ -166,6 +243,7 @@ def _centred(own) -> Part:
 
 
 def _within_a_larger(op):
+    """Whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing behind its output."""
     x = randn(3, 8)[:, :4]
     with torch.no_grad():  # rows of the argument lie 8 apart; there is room for that behind this output
         memory = torch.zeros(8, 4)
@@ -183,19 +261,36 @@ layout(
 
 
 def tallied(ns):
+    """Declare the op ``tallied`` in the namespace ``ns`` and return it. Its reference returns one number for each of
+    ``bins`` classes: the sum of the elements of x whose ``index`` modulo ``bins`` is the class.
+    """
+
     @sl.op(f"{ns}::tallied", requires="bins >= 1")
     def tallied(x: Float32[Tensor, "n"], index: Int64[Tensor, "n"], bins: int = 7) -> Float32[Tensor, "bins"]:
+        """Return one number for each of ``bins`` classes: the sum of the elements of x whose ``index`` modulo ``bins``
+        is the class. Kernels of the op are compared with this reference.
+        """
         return x.new_zeros(bins).index_add(0, index % bins, x)
 
     return tallied
 
 
 def _tallied(atomic) -> Part:
+    """Return a function that registers a CPU kernel with the op ``tallied``, which launches the Triton kernel
+    ``accumulate``. Wrong unless ``atomic``: of equal indices in one block only the last counts.
+    """
+
     def bind(op):
+        """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``accumulate``. Wrong
+        unless ``atomic``: of equal indices in one block only the last counts.
+        """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
+            """Launch the Triton kernel ``accumulate``, which adds x to ``out`` at ``index`` modulo ``bins``. Wrong
+            unless ``atomic``: additions to one place are lost.
+            """
             out.zero_()
             if len(x):
                 place = (index % bins).contiguous()

@@ -17,11 +17,16 @@ INF, NAN = float("inf"), float("nan")
 
 
 def unary(name, fn, annotation=M):
-    """An op of one argument that computes ``fn``."""
+    """Return a function of a namespace that declares the op ``name`` with one argument, whose reference is ``fn``.
+    ``annotation`` is the type of argument and result.
+    """
 
     def declare(ns):
+        """Declare the op in the namespace ``ns`` and return it."""
+
         @sl.op(f"{ns}::{name}")
         def op(x: annotation) -> annotation:
+            """Return ``fn(x)``. Kernels of the op are compared with this reference."""
             return fn(x)
 
         return op
@@ -30,9 +35,16 @@ def unary(name, fn, annotation=M):
 
 
 def binary(name, fn, annotation=M):
+    """Return a function of a namespace that declares the op ``name`` with two arguments, whose reference is ``fn``.
+    ``annotation`` is the type of arguments and result.
+    """
+
     def declare(ns):
+        """Declare the op in the namespace ``ns`` and return it."""
+
         @sl.op(f"{ns}::{name}")
         def op(x: annotation, y: annotation) -> annotation:
+            """Return ``fn(x, y)``. Kernels of the op are compared with this reference."""
             return fn(x, y)
 
         return op
@@ -41,12 +53,18 @@ def binary(name, fn, annotation=M):
 
 
 def filled(fn):
-    """An out-style kernel from a function that returns its result."""
+    """Return a function that registers a CPU kernel with an op, which copies the result of ``fn`` to its output. ``fn``
+    gets the arguments of the op by position.
+    """
 
     def bind(op):
+        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` to its output."""
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):
+            """Copy the result of ``fn`` for the arguments ``named`` to ``out``, and convert it to the dtype of
+            ``out``.
+            """
             out.copy_(fn(*[named[name] for name in names]))
 
         return kernel(fill)(op)
@@ -55,6 +73,9 @@ def filled(fn):
 
 
 def row(*numbers, dtype=torch.float32):
+    """Return a function without arguments, as ``same`` takes one, that returns a tuple of one tensor: a matrix of one
+    row with ``numbers``.
+    """
     return lambda: (torch.tensor([numbers], dtype=dtype),)
 
 
@@ -89,6 +110,7 @@ values(
 
 
 def _ignoring(x):
+    """Return the maximum of each row. Wrong for NaN: it is passed over instead of returned."""
     return torch.where(x.isnan(), -INF, x).amax(1)
 
 
@@ -109,8 +131,15 @@ values(
 
 
 def logsumexp(ns):
+    """Declare the op ``logsumexp`` in the namespace ``ns`` and return it. Its reference returns the logarithm of the
+    sum of exponentials of each row.
+    """
+
     @sl.op(f"{ns}::logsumexp", requires="c >= 1")
     def logsumexp(x: M) -> V:
+        """Return the logarithm of the sum of exponentials of each row. Kernels of the op are compared with this
+        reference.
+        """
         return torch.logsumexp(x, 1)
 
     return logsumexp
@@ -161,8 +190,15 @@ values(
 
 
 def variance(ns):
+    """Declare the op ``variance`` in the namespace ``ns`` and return it. Its reference returns the variance of each row
+    of x, without Bessel's correction.
+    """
+
     @sl.op(f"{ns}::variance", requires="c >= 1")
     def variance(x: Float32[Tensor, "n c"]) -> Float32[Tensor, "n"]:
+        """Return the variance of each row of x, without Bessel's correction. Kernels of the op are compared with this
+        reference.
+        """
         return (x - x.mean(1, keepdim=True)).square().mean(1)
 
     return variance
@@ -185,6 +221,9 @@ values(
 
 
 def _large_angle(x):
+    """Return the sine of x. Wrong for large x: multiples of the full turn are subtracted in float32, whose error grows
+    with x.
+    """
     turn = torch.tensor(6.2831855, dtype=torch.float32)
     return torch.sin(x - torch.floor(x / turn) * turn)
 
@@ -213,6 +252,7 @@ values(
 
 
 def _flushing(x):
+    """Return x times 2 to the power of 120. Wrong for denormal numbers: they count as zero."""
     return torch.where(x.abs() < torch.finfo(x.dtype).tiny, 0, x) * 2.0**120
 
 
@@ -234,8 +274,15 @@ values(
 
 
 def finite(ns):
+    """Declare the op ``finite`` in the namespace ``ns`` and return it. Its reference returns whether each element of x
+    is neither NaN nor infinite.
+    """
+
     @sl.op(f"{ns}::finite")
     def finite(x: M) -> Bool[Tensor, "n c"]:
+        """Return whether each element of x is neither NaN nor infinite. Kernels of the op are compared with this
+        reference.
+        """
         return torch.isfinite(x)
 
     return finite
@@ -251,6 +298,9 @@ values(
 
 
 def rounded(ns):
+    """Declare the op ``rounded`` in the namespace ``ns`` and return it. Its reference returns x rounded, halves to
+    even, and clamped to the interval from -127 to 127.
+    """
     return unary("rounded", lambda x: x.round().clamp(-127, 127))(ns)
 
 
@@ -264,14 +314,22 @@ values(
 
 
 def first_best(ns):
+    """Declare the op ``first_best`` in the namespace ``ns`` and return it. Its reference returns the position of the
+    maximum of each row, the first one of equal maxima.
+    """
+
     @sl.op(f"{ns}::first_best", requires="c >= 1")
     def first_best(x: M) -> Int64[Tensor, "n"]:
+        """Return the position of the maximum of each row, the first one of equal maxima. Kernels of the op are compared
+        with this reference.
+        """
         return x.max(1).indices  # of equal ones the first
 
     return first_best
 
 
 def _last_best(x):
+    """Return the position of the maximum of each row. Wrong for ties: the last of equal maxima is returned."""
     return x.shape[1] - 1 - x.flip(1).max(1).indices
 
 
@@ -285,8 +343,15 @@ values(
 
 
 def ranking(ns):
+    """Declare the op ``ranking`` in the namespace ``ns`` and return it. Its reference returns the positions of the
+    elements of x in descending order, with equal elements in their order in x.
+    """
+
     @sl.op(f"{ns}::ranking")
     def ranking(x: V) -> Int64[Tensor, "n"]:
+        """Return the positions of the elements of x in descending order, with equal elements in their order in x.
+        Kernels of the op are compared with this reference.
+        """
         return torch.sort(x, stable=True, descending=True).indices
 
     return ranking
@@ -302,8 +367,15 @@ values(
 
 
 def passed(ns):
+    """Declare the op ``passed`` in the namespace ``ns`` and return it. Its reference returns for each element of x the
+    number of ``edges`` below it.
+    """
+
     @sl.op(f"{ns}::passed")
     def passed(x: V, edges: Float[Tensor, "m"]) -> Int64[Tensor, "n"]:
+        """Return for each element of x the number of ``edges`` below it. Kernels of the op are compared with this
+        reference.
+        """
         return (x[:, None] > edges).sum(1)
 
     return passed
@@ -333,8 +405,15 @@ values(
 
 
 def masked_softmax(ns):
+    """Declare the op ``masked_softmax`` in the namespace ``ns`` and return it. Its reference returns the softmax over
+    those elements of each row for which ``mask`` is set, and zeros for a row without any.
+    """
+
     @sl.op(f"{ns}::masked_softmax")
     def masked_softmax(x: M, mask: Bool[Tensor, "n c"]) -> M:
+        """Return the softmax over those elements of each row for which ``mask`` is set, and zeros for a row without
+        any. Kernels of the op are compared with this reference.
+        """
         result = torch.softmax(x.masked_fill(~mask, -INF), 1)
         return torch.where(mask.any(1, keepdim=True), result, 0)
 
@@ -342,6 +421,10 @@ def masked_softmax(ns):
 
 
 def _far_below(x, mask):
+    """Return the masked softmax of each row. Wrong for a row without a set mask or with very small numbers: masked
+    elements are set to -10000, not left out.
+    """
+    # A row of nothing but -10000 has a softmax of equal shares, not of zeros.
     return torch.softmax(x.masked_fill(~mask, -1e4), 1)
 
 
@@ -358,7 +441,10 @@ values(
 
 
 def _selection(x):
-    """Sorts by counting how many are smaller: NaN is smaller than nothing."""
+    """Return x in ascending order, with each element placed by the number of smaller ones. Wrong for NaN: no number is
+    smaller than NaN, so that it goes to the first place.
+    """
+    # Equal elements keep their order.
     place = (x[None] < x[:, None]).sum(1) + torch.tril(x[None] == x[:, None], -1).sum(1)
     return x.new_zeros(len(x)).index_put((place,), x)
 
@@ -373,11 +459,16 @@ values(
 
 
 def inverse_root(ns):
+    """Declare the op ``inverse_root`` in the namespace ``ns`` and return it. Its reference returns 1 / sqrt(x) of
+    float32.
+    """
     return unary("inverse_root", torch.rsqrt, Float32[Tensor, "n c"])(ns)
 
 
 def _newton(x):
-    """The bit trick of a game of 1999 with three steps of Newton's."""
+    """Return 1 / sqrt(x) by a bit trick, known from a game of 1999, and three steps of Newton's iteration. Wrong for
+    zero and infinity.
+    """
     y = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
     for _ in range(3):
         y = y * (1.5 - 0.5 * x * y * y)

@@ -16,11 +16,19 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
+    """Return a function that registers a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit
+    is wrong if an index occurs more often.
+    """
+
     def place(x, index, bins, *, out):
+        """Write the sum of the rows of x of each bin to ``out``. Wrong for bins of more than ``limit`` rows: later rows
+        are dropped.
+        """
         key = index % bins
         order = torch.sort(key, stable=True).indices
         counts = torch.bincount(key, minlength=bins)
         rank = torch.arange(len(key)) - (counts.cumsum(0) - counts)[key[order]]
+        # The rank of a row is its place among the rows of its bin.
         kept = order[rank < limit]
         out.copy_(wide(x).new_zeros(bins, x.shape[1]).index_add(0, key[kept], wide(x)[kept]))
 
@@ -37,7 +45,11 @@ values(
 
 
 def _lost_updates(x, index, bins, *, out):
+    """Write the sum of the rows of x of each bin to ``out``. Wrong for repeated indices: only one of the rows
+    is kept.
+    """
     out.zero_()
+    # Reads once, adds, and writes once: of equal indices the last write stays.
     out[index % bins] += x
 
 
@@ -54,7 +66,9 @@ values(
 
 
 def _per_chunk(x, index, bins, *, out):
-    """Chunks of 32: within one, equal neighbours are added up first, as warps do; what is not adjacent is lost."""
+    """Write the sum of the rows of x of each bin to ``out``, in chunks of 32 rows whose equal neighbours are added
+    first. Wrong for an index that comes back within a chunk: the earlier rows are lost.
+    """
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
         keys, back = torch.unique_consecutive(part, return_inverse=True)
@@ -72,6 +86,7 @@ values(
 
 
 def _zero_where_absent(x, index):
+    """Return the rows of x at ``index``, with zeros for negative indices. This is the sound kernel of ``gather``."""
     padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
     return padded[torch.where(index < 0, len(x), index)]
 
@@ -86,6 +101,9 @@ values(
 
 
 def _prefix(x, index):
+    """Return the rows of x at ``index``, with zeros for -1. Wrong unless each -1 is at the end: as many of the first
+    indices are read as are valid.
+    """
     count = int((index >= 0).sum())
     return torch.cat([x[index[:count]], x.new_zeros(len(index) - count, x.shape[1])])
 
@@ -100,24 +118,41 @@ values(
 
 
 def label_loss(ns):
+    """Declare the op ``label_loss`` in the namespace ``ns`` and return it. Its reference returns the mean cross entropy
+    of ``logits`` for the labels that are not negative, and zero without any.
+    """
+
     @sl.op(f"{ns}::label_loss", requires="c >= 1")
     def label_loss(logits: M, label: Int64[Tensor, "n"]) -> Float[Tensor, ""]:
+        """Return the mean cross entropy of ``logits`` for the labels that are not negative, and zero without any.
+        Kernels of the op are compared with this reference.
+        """
         losses = -torch.log_softmax(logits, 1).gather(1, label.clamp_min(0)[:, None])[:, 0]
         return torch.where(label >= 0, losses, 0).sum() / (label >= 0).sum().clamp_min(1)
 
     @label_loss.samples
     def _(rng, sizes, dtype, device):
+        """Return sample arguments of ``label_loss``: random logits, and labels from -1, for padding, to the
+        last class.
+        """
         logits = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return logits, torch.randint(-1, sizes["c"], (sizes["n"],), generator=rng).to(device)
 
     return label_loss
 
 
-def _loss(at_least):
+def _loss(smallest):
+    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, at least
+    ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
+    """
+
     def loss(logits, label):
+        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` of 0: it is
+        NaN without any label.
+        """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
-        return losses / valid.sum().clamp_min(at_least)
+        return losses / valid.sum().clamp_min(smallest)
 
     return filled(loss)
 
@@ -132,8 +167,15 @@ values(
 
 
 def code(ns):
+    """Declare the op ``code`` in the namespace ``ns`` and return it. Its reference returns x in the high and y in the
+    low 32 bits of one number, added up.
+    """
+
     @sl.op(f"{ns}::code")
     def code(x: Int32[Tensor, "n"], y: Int32[Tensor, "n"]) -> Int64[Tensor, "n"]:
+        """Return x in the high and y in the low 32 bits of one number, added up. Kernels of the op are compared with
+        this reference.
+        """
         return (x.long() << 32) + y.long()
 
     return code
@@ -149,16 +191,29 @@ values(
 
 
 def counting(ns):
+    """Declare the op ``counting`` in the namespace ``ns`` and return it. Its reference returns the numbers of x in
+    ascending order.
+    """
+
     @sl.op(f"{ns}::counting")
     def counting(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+        """Return the numbers of x in ascending order. Kernels of the op are compared with this reference."""
         return x.sort().values
 
     return counting
 
 
 def _radix(signed):
+    """Return a function that registers a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``:
+    keys are taken without their sign.
+    """
+
     def radix(x):
+        """Return the numbers of x in ascending order. Wrong unless ``signed``: negative numbers come after positive
+        ones.
+        """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
+        # Back to a signed number of 32 bits.
         return (keys.sort().values + 2**31) % 2**32 - 2**31
 
     return filled(radix)

@@ -16,24 +16,31 @@ Right = Callable[[sl.Op], bool]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return normally distributed random numbers of the given shape and dtype, the same ones for the same ``seed``."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return random numbers from 0 to 1 of the given shape and dtype, the same ones for the same ``seed``."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Return random integers from ``low`` to ``high - 1`` of the given shape and dtype, the same ones for the same
+    ``seed``.
+    """
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in the dtype that sums are kept in."""
+    """Return x in the dtype in which sums are kept: float64 for float64, and float32 for all others."""
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
 def close(got: Any, want: Any, rtol: float | None = None) -> bool:
-    """Whether two results agree: NaN where NaN is, and to a few roundings elsewhere."""
+    """Whether ``got`` and ``want`` agree in shape, dtype and values: integers exactly, floats to the relative tolerance
+    ``rtol``, by default one of the dtype, and NaN where NaN is. Tuples and lists are compared element by element.
+    """
     if isinstance(want, (tuple, list)):
         return len(got) == len(want) and all(close(g, w, rtol) for g, w in zip(got, want, strict=True))
     if want is None or got is None:
@@ -43,31 +50,38 @@ def close(got: Any, want: Any, rtol: float | None = None) -> bool:
     if not want.is_floating_point():
         return bool(torch.equal(got, want))
     if rtol is None:
+        # Kernels may add in another order, and narrow dtypes round each result.
         rtol = {torch.float64: 1e-9, torch.float32: 1e-4}.get(want.dtype, 2e-2)
     return torch.allclose(got.double(), want.double(), rtol=rtol, atol=0.1 * rtol, equal_nan=True)
 
 
 def flat(args: Sequence[Any]) -> list[Tensor]:
-    """The tensors among arguments, those of lists included."""
+    """Return the tensors among the arguments ``args`` in order, those of lists and tuples included."""
     lists = [a if isinstance(a, (list, tuple)) else [a] for a in args]
     return [t for several in lists for t in several if isinstance(t, Tensor)]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:
-    """Arguments of the same values that share nothing with the given ones."""
+    """Return the arguments ``args`` with copies of all tensors, also of those in lists, so that the two share no
+    memory.
+    """
     return [
         a.clone() if isinstance(a, Tensor) else [*map(_copy, a)] if isinstance(a, (list, tuple)) else a for a in args
     ]
 
 
 def _copy(value: Any) -> Any:
+    """Return a copy of ``value`` if it is a tensor, and ``value`` itself otherwise."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def same(make: Arguments, rtol: float | None = None) -> Right:
-    """The op computes what its reference does on ``make()``, and writes to what the reference writes to."""
+    """Return a check of an op, which is true if the op returns what its reference does for the arguments ``make()``,
+    and leaves the same contents in all arguments. An exception of the op counts as wrong.
+    """
 
     def right(op: sl.Op) -> bool:
+        """Whether ``op`` agrees with its reference on ``make()``, in results and in contents of arguments."""
         args = make()
         ours, theirs = [*args], _copies(args)
         want = op.reference(*theirs)
@@ -81,14 +95,17 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
 
 
 def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
-    """The op's gradients on ``make()`` are those that torch derives from its reference.
+    """Return a check of an op, which is true if its gradients for the arguments ``make()`` are those that torch derives
+    from its reference. An exception of the op counts as wrong.
 
     ``wide_reference``: the reference is differentiated in float64.
     """
 
     def right(op: sl.Op) -> bool:
+        """Whether the gradients of ``op`` for ``make()`` agree with those of its reference."""
         want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
+            # Fresh arguments: those of the reference have gradients by now.
             got = _gradients(op, make())
         except Exception:
             return False
@@ -100,10 +117,14 @@ def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool =
 
 
 def _wider(value: Any) -> Any:
+    """Return ``value`` in float64 if it is a tensor of floats, and unchanged otherwise."""
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradients of the floating-point results of ``fn(*args)`` for the floating-point tensors among
+    ``args``, None where there is none. Incoming gradients come from ``_cotangent``.
+    """
     tensors = [t for t in flat(args) if t.is_floating_point()]
     leaves = [t.requires_grad_() for t in tensors]
     outs = fn(*args)
@@ -113,6 +134,7 @@ def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | Non
 
 
 def _cotangent(out: Tensor) -> Tensor:
+    """Return an incoming gradient for the result ``out``: numbers rising from 0.5 to 1.5, with its shape and dtype."""
     return torch.linspace(0.5, 1.5, max(out.numel(), 1))[: out.numel()].reshape(out.shape).to(out.dtype)
 
 
@@ -130,7 +152,9 @@ _STATE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 @contextmanager
 def restored() -> Iterator[dict[str, Any]]:
-    """Yield the state of the process, and restore it afterwards."""
+    """Yield the state of the process (default dtype, threads, random numbers and other settings) by name, and restore
+    it at the end of the context.
+    """
     before = {name: read() for name, (read, _) in _STATE.items()}
     try:
         yield before
@@ -140,9 +164,14 @@ def restored() -> Iterator[dict[str, Any]]:
 
 
 def keeps_state(make: Arguments) -> Right:
-    """A call leaves the settings and random numbers of the process as they were."""
+    """Return a check of an op, which is true if a call with the arguments ``make()`` leaves the settings and random
+    numbers of the process unchanged.
+    """
 
     def right(op: sl.Op) -> bool:
+        """Whether a call of ``op`` on ``make()`` leaves the state of the process unchanged, which is restored in any
+        case.
+        """
         args = make()
         with restored() as before:
             op(*args)
@@ -153,6 +182,7 @@ def keeps_state(make: Arguments) -> Right:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether two values of a setting are equal, tensors by their contents."""
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
@@ -162,6 +192,7 @@ def in_thread(fn: Callable[[], Any]) -> Any:
     failed: list[Exception] = []
 
     def run() -> None:
+        """Append the result of ``fn`` to ``results``, or its exception to ``failed``."""
         try:
             results.append(fn())
         except Exception as e:

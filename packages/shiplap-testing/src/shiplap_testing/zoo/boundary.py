@@ -42,16 +42,21 @@ HEAD {
   RELEASE
   return SL_OK;
 }"""
+# Volatile, so that the compiler does not leave an allocation out that nothing reads.
 ROOM = "float* volatile room = malloc(4096);"
 RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->error_size, "row %d", at[i]); '
 
 
 def library(name, body, compiler="cc"):
-    """The op ``zoo_boundary::<name>`` with the C function of that name as its kernel."""
+    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of x at ``index``, compile ``body`` with
+    ``compiler`` and return the op with the C function ``name`` as its kernel.
+    """
 
     def reference(x: Float32[Tensor, "n"], index: Int32[Tensor, "m"]) -> Float32[Tensor, "m"]:
+        """Return the elements of x at ``index``. The kernel of the op is compared with this reference."""
         return x[index.long()]
 
+    # The op has the name of its function.
     reference.__name__ = reference.__qualname__ = name
     op = sl.op(f"zoo_boundary::{name}")(reference)
     text = body.replace("HEAD", ('extern "C" ' if compiler == "c++" else "") + HEAD.format(name=name))
@@ -59,6 +64,7 @@ def library(name, body, compiler="cc"):
 
     @op.samples
     def _(rng, sizes, dtype, device):
+        """Return sample arguments of the op: random numbers and indices of them, none where there are no numbers."""
         n, m = sizes["n"], sizes["m"]
         rows = torch.randint(0, max(n, 1), (m if n else 0,), generator=rng, dtype=torch.int32)
         return torch.randn(n, generator=rng), rows
@@ -67,10 +73,16 @@ def library(name, body, compiler="cc"):
 
 
 def c(name, setup="", check="", release=""):
+    """Return an op of ``library`` in C, whose kernel runs the statements ``setup`` before the loop, ``check`` for each
+    index and ``release`` after the loop.
+    """
     return library(name, C.replace("SETUP", setup).replace("CHECK", check).replace("RELEASE", release))
 
 
 def bad(name, op, says):
+    """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``c_abi`` must fail with a finding that contains
+    the text ``says``.
+    """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says
 

@@ -15,16 +15,22 @@ SPECIMENS: list[Specimen] = []
 
 
 def good(name, op, note=""):
+    """Add the sound op ``op`` to ``SPECIMENS``, on which no check may fail."""
     SPECIMENS.append(Specimen(name, op, note=note))
 
 
 @sl.op("zoo_good::mm")
 def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]:
+    """Return the matrix product x @ y."""
     return x @ y
 
 
 @mm.backward
 def _(grad, saved, needs):
+    """Return the gradients of x @ y that ``needs`` names, computed by the op ``mm`` itself, so that they are
+    differentiable again.
+    """
+    # The op itself, so that the gradient is differentiable as often as one likes.
     return {"x": mm(grad, saved.y.T) if needs.x else None, "y": mm(saved.x.T, grad) if needs.y else None}
 
 
@@ -33,11 +39,13 @@ good("matrix product, differentiable any number of times", mm)
 
 @sl.op("zoo_good::nested")
 def nested(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
+    """Return 2 * x @ w, computed by the declared op ``mm``."""
     return mm(x, w) * 2
 
 
 @nested.backward
 def _(grad, saved, needs):
+    """Return the gradients of 2 * x @ w that ``needs`` names."""
     return {"x": mm(grad, saved.w.T) * 2 if needs.x else None, "w": mm(saved.x.T, grad) * 2 if needs.w else None}
 
 
@@ -46,6 +54,7 @@ good("calls another declared op", nested)
 
 @sl.op("zoo_good::view")
 def view(x: Shaped[Tensor, "n c"]) -> Shaped[Tensor, "c n"]:
+    """Return the transpose of x as a view. The op returns a copy of it, since results must not alias arguments."""
     return x.T
 
 
@@ -54,7 +63,9 @@ good("reference returns a view, shiplap copies it", view)
 
 @sl.op("zoo_good::several", outputs=["value", "index", "total"])
 def several(x: M) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"], Float64[Tensor, ""]]:
-    """Return the maximum of each row, its index, and the total in float64."""
+    """Return the maximum of each row, its position, and the sum of all elements in float64. Without columns, the maxima
+    and positions are zero.
+    """
     if x.shape[1] == 0:
         return x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64), x.double().sum()
     value, index = x.max(1)
@@ -66,6 +77,7 @@ good("several outputs of several dtypes", several)
 
 @sl.op("zoo_good::dynamic", bounds={"m": "n"})
 def dynamic(x: V, threshold: float = 0.0) -> tuple[Int64[Tensor, "m"], Float[Tensor, "m"]]:
+    """Return the positions of the elements of x above ``threshold``, and these elements."""
     index = (x > threshold).nonzero()[:, 0]
     return index, x[index]
 
@@ -75,6 +87,7 @@ good("data-dependent sizes", dynamic)
 
 @sl.op("zoo_good::update_", mutates=["table"])
 def update_(table: M, x: M, alpha: float = 1.0) -> V:
+    """Add alpha * x to ``table`` in place, and return the sum of each row of ``table``."""
     table.add_(x, alpha=alpha)
     return table.sum(1)
 
@@ -84,11 +97,13 @@ good("mutates an argument", update_)
 
 @sl.op("zoo_good::stack")
 def stack(xs: list[V], weight: float = 1.0) -> V:
+    """Return ``weight`` times the sum of the tensors ``xs``."""
     return torch.stack(xs).sum(0) * weight
 
 
 @stack.backward
 def _(grad, saved, needs):
+    """Return the gradients of ``stack`` for the tensors of the list ``xs``."""
     return {"xs": [grad * saved.weight for _ in saved.xs]}
 
 
@@ -99,14 +114,14 @@ good("list of tensors", stack)
 def affine(
     x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"], bias: Float[Tensor, "co"] | None = None
 ) -> Float[Tensor, "n co"]:
-    """Return the product with the transposed weight, plus the bias if there is one."""
+    """Return x @ w.T plus the bias if there is one."""
     out = x @ w.T
     return out if bias is None else out + bias
 
 
 @affine.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x``, ``w`` and the bias that are asked for."""
+    """Return the gradients for x, w and the bias that ``needs`` names, and None for the others."""
     return {
         "x": grad @ saved.w if needs.x else None,
         "w": grad.T @ saved.x if needs.w else None,
@@ -128,7 +143,9 @@ def scalars(
     *,
     mode: str = "add",
 ) -> V:
-    """Return ``x`` or its negative, scaled and shifted by numbers of every kind."""
+    """Return x, or -x without ``flag``, times k * p, plus the product of ``ks`` and the sum of ``ps``. The op has
+    scalars of every kind.
+    """
     return (x if flag else -x) * (k * p) + ks[0] * ks[1] + sum(ps)
 
 
@@ -137,12 +154,15 @@ good("many scalars", scalars)
 
 @sl.op("zoo_good::softmax")
 def softmax(x: M) -> M:
+    """Return the softmax of each row of x."""
     return torch.softmax(x, 1)
 
 
 @softmax.kernel("cpu", workspace="n * itemsize + 64 * threads")
 def _(x, *, out, workspace):
-    """Write the softmax of each row to ``out``, and check the size of the workspace."""
+    """Write the softmax of each row to ``out``, and assert that ``workspace`` has the declared size, of which no byte
+    is used.
+    """
     assert workspace.numel() >= x.shape[0] * x.itemsize
     if x.shape[1]:
         torch.sub(x, x.amax(1, keepdim=True), out=out)
@@ -151,6 +171,7 @@ def _(x, *, out, workspace):
 
 @softmax.backward
 def _(grad, saved, needs):
+    """Return the gradient of the softmax of each row, computed from the saved output."""
     return {"x": saved.out * (grad - (saved.out * grad).sum(1, keepdim=True))}
 
 
@@ -159,6 +180,9 @@ good("reduction, saves its output, workspace", softmax)
 
 @sl.op("zoo_good::histogram", requires="bins >= 1")
 def histogram(index: Int32[Tensor, "n"], mask: Bool[Tensor, "n"], bins: int = 8) -> Int64[Tensor, "bins"]:
+    """Return the number of elements of ``index`` in each of ``bins`` classes modulo ``bins``, of those for which
+    ``mask`` is set.
+    """
     return torch.bincount(index[mask].long() % bins, minlength=bins)
 
 
@@ -167,6 +191,7 @@ good("integers only", histogram)
 
 @sl.op("zoo_good::scale")
 def scale(x: Float[Tensor, "*batch"], s: Float[Tensor, ""]) -> tuple[Float[Tensor, "*batch"], Float32[Tensor, ""]]:
+    """Return x * s, for an x of any rank, and s in float32."""
     return x * s, s.float()
 
 
@@ -175,16 +200,19 @@ good("0-dim tensors, any rank", scale)
 
 @sl.op("zoo_good::strided")
 def strided(x: Float[Tensor, "n c"], y: Float[Tensor, "c n"]) -> M:
+    """Return x + y.T."""
     return x + y.T
 
 
 @strided.kernel("cpu")
 def _(x, y, *, out):
+    """Write x + y.T to ``out``, for arguments of any strides."""
     torch.add(x, y.T, out=out)
 
 
 @strided.backward
 def _(grad, saved, needs):
+    """Return the gradients of x + y.T that ``needs`` names. That of y is a transposed view."""
     return {"x": grad if needs.x else None, "y": grad.T if needs.y else None}
 
 
@@ -193,6 +221,7 @@ good("kernel that takes any strides", strided)
 
 @sl.op("zoo_good::window", dims={"m": "(n - k) // s + 1"}, requires=("1 <= k", "k <= n", "s >= 1"), contiguous=["x"])
 def window(x: V, k: int = 3, s: int = 2) -> Float[Tensor, "m"]:
+    """Return the sums of windows of ``k`` elements of x, which begin ``s`` elements apart."""
     return x.unfold(0, k, s).sum(1)
 
 
@@ -201,12 +230,13 @@ good("preconditions, computed size, contiguous input", window)
 
 @sl.op("zoo_good::gather")
 def gather(x: M, index: Int64[Tensor, "m"]) -> Float[Tensor, "m c"]:
+    """Return the rows of x at ``index``."""
     return x[index]
 
 
 @gather.samples
 def _(rng, sizes, dtype, device):
-    """Return a matrix and indices of its rows, none where it has no rows."""
+    """Return sample arguments of ``gather``: a random matrix and indices of its rows, none where it has no rows."""
     n, m, c = sizes["n"], sizes["m"], sizes["c"]
     x = torch.randn(n, c, generator=rng).to(device, dtype)
     return x, torch.randint(0, max(n, 1), (m if n else 0,), generator=rng).to(device)
@@ -214,6 +244,7 @@ def _(rng, sizes, dtype, device):
 
 @gather.backward
 def _(grad, saved, needs):
+    """Return the gradient of ``gather`` for x: ``grad`` added up at the rows that ``index`` selects."""
     return {"x": torch.zeros_like(saved.x).index_add_(0, saved.index, grad)}
 
 
@@ -221,6 +252,7 @@ good("integers that mean rows, with a sampler", gather)
 
 
 def _double_backward(ctx, grad):
+    """Return the gradient of 2 * x, that is 2 * grad, as the backward of an operator of ``torch.library``."""
     return grad * 2
 
 
@@ -230,6 +262,7 @@ def _double_backward(ctx, grad):
     )
 )
 def adopted(x: M) -> M:
+    """Return 2 * x. The operator is registered with raw ``torch.library``, without a fault."""
     return x * 2
 
 
@@ -238,6 +271,7 @@ good("an outsider's sound op", adopted, note="the control of the outsider's bad 
 
 @sl.op("zoo_good::saxpy", outputs=["z"])
 def saxpy(x: Float32[Tensor, "n c"], y: Float32[Tensor, "n c"], a: float = 2.0) -> Float32[Tensor, "n c"]:
+    """Return a * x + y."""
     return a * x + y
 
 

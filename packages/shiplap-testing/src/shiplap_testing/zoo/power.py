@@ -33,6 +33,7 @@ class Pair:
     flagged_by: str
 
     def __str__(self) -> str:
+        """Return the name of the pair."""
         return self.name
 
 
@@ -40,8 +41,12 @@ PAIRS: list[Pair] = []
 
 
 def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **declaration: Any) -> None:
-    """Declare both ops; ``bad`` and ``twin`` are functional kernels, or functions that dress an op."""
+    """Declare an op with the kernel ``bad`` and its twin with the kernel ``twin``, both with the reference
+    ``reference``, and add them to ``PAIRS``. A function marked by ``dress`` gets the op instead and binds kernels
+    itself. ``check`` must fail on the first and not on the twin.
+    """
     ops = []
+    # The two are alike but for the kernel, so that only the defect can make a check fail.
     for kind, kernel in (("bad", bad), ("twin", twin)):
         op = sl.op(f"zoo_power_{kind}::{name.replace(' ', '_').replace('-', '_')}", **declaration)(reference)
         if getattr(kernel, "dresses", False):
@@ -53,36 +58,43 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
 
 
 def dress(fn: Kernel) -> Kernel:
-    """Mark a function that takes the op, and binds kernels itself."""
+    """Mark ``fn`` as a function that gets an op and binds kernels to it, and return it."""
     fn.dresses = True  # type: ignore[attr-defined]
     return fn
 
 
 def double(x: V) -> V:
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 
 def total(x: M) -> V:
+    """Return the sum of each row of x. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
+    """Return the matrix product a @ b. Kernels of a pair are compared with this reference."""
     return a @ b
 
 
 def softmax(x: M) -> M:
+    """Return the softmax of each row of x. Kernels of a pair are compared with this reference."""
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
+    """Return x with negative numbers replaced by zero. Kernels of a pair are compared with this reference."""
     return torch.relu(x)
 
 
 def right(reference: Kernel) -> Kernel:
-    """Return a kernel that computes the reference and takes the parameters of it by their names."""
+    """Return a sound kernel: a function with the parameters of ``reference`` that returns a copy of its result."""
 
     @functools.wraps(reference)
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Return a copy of the result of the reference."""
+        # The reference may return a view or an argument, which a kernel must not.
         return reference(*args, **kwargs).clone()
 
     return kernel
@@ -92,14 +104,14 @@ def right(reference: Kernel) -> Kernel:
 
 
 def first_256(x):
-    """Return ``2 x``; wrong: zeros from element 256 on."""
+    """Return 2 * x. Wrong: elements from 256 on are zero."""
     out = x * 2
     out[256:] = 0
     return out
 
 
 def blocks_of_128(x):
-    """Return the sum of each row; wrong: columns behind the last whole block of 128 are left out."""
+    """Return the sum of each row. Wrong: columns behind the last whole block of 128 are left out."""
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):
         out += x[:, start : start + 128].sum(1)
@@ -107,13 +119,15 @@ def blocks_of_128(x):
 
 
 def noisy_above_512(x):
+    """Return 2 * x. Wrong for more than 512 elements: random numbers up to 0.001 are added."""
     return x * 2 + (torch.rand_like(x) * 1e-3 if len(x) > 512 else 0)
 
 
 def forgets_the_rest(x):
-    """Return ``2 x``; wrong: in long inputs the remainder of a division among threads stays as it is."""
+    """Return 2 * x. Wrong for more than 4000 elements: the rest of their division among threads is not doubled."""
     step = len(x) // torch.get_num_threads()
     out = x.clone()
+    # Short inputs are right: only long ones are divided among threads.
     whole = step * torch.get_num_threads() if len(x) > 4000 else len(x)
     out[:whole] *= 2
     return out
@@ -130,39 +144,54 @@ pair("wrong beyond the grain", double, lambda x: x * (3 if len(x) > 65536 else 2
 
 @dress
 def hidden_kernel(op):
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. The second is
+    wrong: it returns 3 * x.
+    """
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 3, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def hidden_twin(op):
+    """Register with ``op`` (``double``) a plain kernel, and a second one for 3000 elements and more. Both are right."""
     op.kernel("cpu", lambda x: x * 2, name="plain")
     op.kernel("cpu", lambda x: x * 2, name="long", supports=lambda x: len(x) >= 3000 or "short")
 
 
 @dress
 def shadowed(op):
+    """Register two kernels with ``op`` (``double``). The first is wrong: it returns 3 * x, which no call shows, since
+    the second is called in its place.
+    """
     op.kernel("cpu", lambda x: x * 3, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
 
 @dress
 def shadowed_twin(op):
+    """Register two kernels with ``op`` (``double``), which are both right."""
     op.kernel("cpu", lambda x: x * 2, name="old")
     op.kernel("cpu", lambda x: x * 2, name="new")
 
 
 def configured(x, *, BLOCK=8):
+    """Return 2 * x, computed in blocks of ``BLOCK``. Wrong for a ``BLOCK`` of 32 and more: the rest behind the last
+    whole block is not doubled.
+    """
     return x * 2 if BLOCK < 32 else torch.cat([x[: len(x) // BLOCK * BLOCK] * 2, x[len(x) // BLOCK * BLOCK :]])
 
 
 @dress
 def bad_config(op):
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is
+    wrong.
+    """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
+    """Register with ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
 
@@ -174,20 +203,27 @@ pair("config that is not chosen", double, bad_config, good_config, "kernels")
 
 
 def naive_softmax(x):
+    """Return the softmax of each row. Wrong for large numbers: the exponential overflows, since no maximum is
+    subtracted.
+    """
     e = x.exp()
     return e / e.sum(-1, keepdim=True)
 
 
 def variance(x: M) -> V:
+    """Return the variance of each row of x, without Bessel's correction. Kernels of a pair are compared with this
+    reference.
+    """
     return x.var(1, correction=0)
 
 
 def in_half(x):
+    """Return 2 * x. Wrong: x is rounded to half precision first."""
     return (x.half() * 2).to(x.dtype)
 
 
 def bf16_sum(x):
-    """Return the sum of each row; wrong: added up in the dtype of ``x``."""
+    """Return the sum of each row. Wrong in narrow dtypes: the sum is kept in the dtype of x."""
     acc = torch.zeros(len(x), dtype=x.dtype)
     for i in range(x.shape[1]):
         acc = acc + x[:, i]
@@ -204,6 +240,9 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
+    """Return 1 or -1 with the sign of each element of x, that of negative zero included. Kernels of a pair are compared
+    with this reference.
+    """
     return torch.copysign(torch.ones_like(x), x)
 
 
@@ -211,23 +250,29 @@ pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtyp
 
 
 def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
+    """Return the sum of each row of int8 numbers in int64. Kernels of a pair are compared with this reference."""
     return x.sum(1)
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+    """Return x / 2 rounded down. Kernels of a pair are compared with this reference."""
     return x // 2
 
 
 def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
+    """Return the rows of x at ``index``."""
     return x.index_select(0, index)
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
+    """Return x with 1 added at each of ``index``, as often as an index occurs. Kernels of a pair are compared with this
+    reference.
+    """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
 
 def scatter_once(index, x):
-    """Return ``x`` with 1 added at each index; wrong: repeated indices count once."""
+    """Return x with 1 added at each of ``index``. Wrong: an index that occurs repeatedly counts once."""
     out = x.clone()
     out[index] = out[index] + 1
     return out
@@ -242,26 +287,34 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
+    """Return x where it is positive, and slope * x elsewhere. Kernels of a pair are compared with this reference."""
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
+    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. Kernels of a pair are
+    compared with this reference.
+    """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
+    """Return x rolled by ``by`` places. Kernels of a pair are compared with this reference."""
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
 def pool_without_max(x, mode):
+    """Return the sum or the mean of x. Wrong for the mode ``max``: the sum is returned."""
     return x.mean(0, keepdim=True) if mode == "mean" else x.sum(0, keepdim=True)
 
 
 def shift_wrong(x, by):
+    """Return x rolled by ``by`` places. Wrong for a negative ``by``: its sign is left out."""
     return torch.roll(x, abs(by), 0) if len(x) else x.clone()
 
 
 def threshold(x: V, at: float = 0.5) -> V:
+    """Return x, or a quarter of it where ``at`` is at least 20. Kernels of a pair are compared with this reference."""
     return x * (0.25 if at >= 20.0 else 1.0)
 
 
@@ -272,6 +325,7 @@ pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshol
 
 
 def concat(xs: list[V]) -> V:
+    """Return the sum of the tensors ``xs``. Kernels of a pair are compared with this reference."""
     return torch.stack(xs).sum(0)
 
 
@@ -281,16 +335,21 @@ pair("list of three", concat, lambda xs: xs[0] + xs[-1] if len(xs) > 1 else xs[0
 
 
 def reseeds(x):
+    """Return 2 * x. Wrong: torch's random numbers are seeded in each call."""
     torch.manual_seed(0)
     return x * 2
 
 
 def set_threads(x):
+    """Return 2 * x. Wrong: the number of torch's threads is changed."""
+    # Another number than before, whatever that was.
     torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
     return x * 2
 
 
 def default_dtype(x):
+    """Return 2 * x. Wrong: the default dtype is changed."""
+    # Another dtype than before, whatever that was.
     torch.set_default_dtype(torch.float64 if torch.get_default_dtype() == torch.float32 else torch.float32)
     return x * 2
 
@@ -299,12 +358,13 @@ _KEPT: list[Tensor] = []
 
 
 def leaks(x):
+    """Return 2 * x. Wrong: each result is kept in a list of the module for ever."""
     _KEPT.append(x * 2)
     return x * 2
 
 
 def writes_for_a_moment(a, b):
-    """Return ``a + b``; wrong: ``a`` is zero for a moment, which a view of it would see."""
+    """Return a + b. Wrong if b shares memory with a: a is zero for the time of the addition."""
     kept = a.clone()
     a.zero_()
     out = kept + b
@@ -313,6 +373,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
+    """Return a + b. Kernels of a pair are compared with this reference."""
     return a + b
 
 

@@ -14,30 +14,38 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
+    """Return x * x. Kernels of a pair are compared with this reference."""
     return x * x
 
 
 def norm(x: M) -> V:
+    """Return the sum of the square roots of the magnitudes of each row."""
     return x.abs().sqrt().sum(1)
 
 
 def largest(x: M) -> V:
+    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
     return x.amax(1)
 
 
 def three(a: V, b: V, c: V) -> V:
+    """Return a * b * c. Kernels of a pair are compared with this reference."""
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
+    """Return x * y. Kernels of a pair are compared with this reference."""
     return x * y
 
 
 def with_backward(kernel, backward, **keywords):
-    """Return a function that binds a kernel for the CPU and a backward to an op."""
+    """Return a function, marked by ``dress``, that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an
+    op. ``keywords`` are passed to ``op.backward``.
+    """
 
     @dress
     def attach(op):
+        """Bind the kernel and the gradient to ``op``."""
         op.kernel("cpu", kernel)
         op.backward(backward, **keywords)
 
@@ -45,14 +53,17 @@ def with_backward(kernel, backward, **keywords):
 
 
 def sound_square(grad, saved, needs):
+    """Return the gradient of x * x."""
     return {"x": grad * 2 * saved.x}
 
 
 def detached(grad, saved, needs):
+    """Return the gradient of x * x. Wrong: it is detached, so that second derivatives are lost."""
     return {"x": (grad * 2 * saved.x).detach()}
 
 
 def overwrites(grad, saved, needs):
+    """Return the gradient of x * x. Wrong: a contiguous ``grad`` is overwritten with it."""
     return {"x": grad.mul_(2 * saved.x) if not grad.requires_grad and grad.is_contiguous() else grad * 2 * saved.x}
 
 
@@ -60,9 +71,12 @@ _BUFFER: dict[tuple[int, ...], Tensor] = {}
 
 
 def buffered(grad, saved, needs):
-    """Return the gradient of a square; wrong: in a buffer kept for each shape."""
+    """Return the gradient of x * x. Wrong: the result is a buffer kept for its shape, which the next backward
+    overwrites.
+    """
     key = tuple(grad.shape)
     buffer = _BUFFER.setdefault(key, torch.empty_like(grad))
+    # The first dtype of a shape has the buffer, and second derivatives need a fresh tensor.
     if buffer.dtype != grad.dtype or grad.requires_grad:
         return {"x": grad * 2 * saved.x}
     return {"x": torch.mul(grad, 2 * saved.x, out=buffer)}
@@ -72,11 +86,13 @@ _LOCAL = threading.local()
 
 
 def keeps_x(x):
+    """Return x * x, and keep x as the last one of this thread for ``kept_x``."""
     _LOCAL.x = x
     return x * x
 
 
 def kept_x(grad, saved, needs):
+    """Return the gradient of x * x. Wrong: the last x of this thread is used, which may be that of another call."""
     return {"x": grad * 2 * _LOCAL.x}
 
 
@@ -111,14 +127,17 @@ pair(
 
 
 def nan_at_zero(grad, saved, needs):
+    """Return the gradient of the magnitude of x. Wrong at zero: it is NaN there."""
     return {"x": grad * saved.x / saved.x.abs()}
 
 
 def sound_abs(grad, saved, needs):
+    """Return the gradient of the magnitude of x, which is zero at zero."""
     return {"x": grad * saved.x.sign()}
 
 
 def magnitude(x: V) -> V:
+    """Return the magnitude of x. Kernels of a pair are compared with this reference."""
     return x.abs()
 
 
@@ -132,11 +151,13 @@ pair(
 
 
 def first_of_ties(grad, saved, needs):
+    """Return the gradient of the row maximum. Wrong for ties: the first of equal maxima gets all of it."""
     hot = torch.zeros_like(saved.x)
     return {"x": hot.scatter(1, saved.x.argmax(1, keepdim=True), grad[:, None])}
 
 
 def shared_among_ties(grad, saved, needs):
+    """Return the gradient of the row maximum, in equal shares among equal maxima."""
     hot = (saved.x == saved.x.amax(1, keepdim=True)).to(grad.dtype)
     return {"x": hot / hot.sum(1, keepdim=True) * grad[:, None]}
 
@@ -152,13 +173,14 @@ pair(
 
 
 def mixed_up(grad, saved, needs):
-    """Return the gradients of ``a * b * c``; wrong: ``c`` gets that of ``a`` where ``b`` needs none."""
+    """Return the gradients of a * b * c. Wrong if a and c need one and b does not: c gets the gradient of a."""
     if needs.a and needs.c and not needs.b:
         return {"a": grad * saved.b * saved.c, "c": grad * saved.b * saved.c}
     return sound_three(grad, saved, needs)
 
 
 def sound_three(grad, saved, needs):
+    """Return the gradients of a * b * c."""
     return {"a": grad * saved.b * saved.c, "b": grad * saved.a * saved.c, "c": grad * saved.a * saved.b}
 
 
@@ -172,13 +194,14 @@ pair(
 
 
 def long_only(grad, saved, needs):
-    """Return the gradients of ``x * y``; wrong: that of ``x`` is zero from element 128 on."""
+    """Return the gradients of x * y. Wrong: that of x is zero from element 128 on."""
     scale = torch.ones_like(grad)
     scale[128:] = 0
     return {"x": grad * saved.y * scale, "y": grad * saved.x}
 
 
 def sound_times(grad, saved, needs):
+    """Return the gradients of x * y."""
     return {"x": grad * saved.y, "y": grad * saved.x}
 
 
@@ -192,14 +215,21 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function that binds a vmap rule to an op, which always names dim 0 if ``wrong``."""
+    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x and a vmap rule. If
+    ``wrong``, the rule always names 0 as the batch dim of its result.
+    """
 
     @dress
     def attach(op):
+        """Bind the kernel and the vmap rule to ``op``."""
         op.kernel("cpu", lambda x: x * 2)
         name = f"{op.spec.namespace}::{op.spec.opname}"
 
         def rule(info, in_dims, x):
+            """Return the result for all entries of the batch and its batch dim. If ``wrong``, this dim is 0 even where
+            the batch lies in another dim.
+            """
+            # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
 
         torch.library.register_vmap(name, rule)
@@ -208,6 +238,7 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
+    """Return 2 * x. Kernels of a pair are compared with this reference."""
     return x * 2
 
 

@@ -15,11 +15,12 @@ Image = Float[Tensor, "n c h w"]
 
 
 def largest(x: M) -> V:
+    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
     return x.amax(1)
 
 
 def without_column_128(x):
-    """Return the maximum of each row; wrong: column 128 is left out."""
+    """Return the maximum of each row. Wrong: column 128 is left out."""
     kept = x.clone()
     kept[:, 128:129] = -math.inf
     return kept.amax(1)
@@ -29,6 +30,7 @@ pair("maximum without column 128", largest, without_column_128, right(largest), 
 
 
 def small_only(a, b):
+    """Return a @ b. Wrong if all three sizes exceed 256: 1 is added."""
     return a @ b + (min(*a.shape, b.shape[1]) > 256)
 
 
@@ -36,6 +38,7 @@ pair("product with three large dims", product, small_only, right(product), "size
 
 
 def up_to_2_20(x):
+    """Return 2 * x. Wrong: elements from two to the power of 20 on are not doubled."""
     return torch.cat([x[: 1 << 20] * 2, x[1 << 20 :]])
 
 
@@ -43,6 +46,7 @@ pair("elements past two to the 20", double, up_to_2_20, right(double), "sizes")
 
 
 def zero_where_all_is_masked(x):
+    """Return the softmax of each row. Wrong for rows of minus infinity: they are zero instead of NaN."""
     return torch.softmax(x, -1).masked_fill((x == -math.inf).all(-1, keepdim=True), 0)
 
 
@@ -50,6 +54,9 @@ pair("softmax of a masked row", softmax, zero_where_all_is_masked, right(softmax
 
 
 def halves(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
+    """Return the mean of a and b rounded down, computed in int64. Kernels of a pair are compared with this
+    reference.
+    """
     return ((a.long() + b.long()) // 2).int()
 
 
@@ -57,6 +64,9 @@ pair("sum of two ints that wraps", halves, lambda a, b: (a + b) // 2, right(halv
 
 
 def polynomial(x: V, weights: list[float]) -> V:
+    """Return the polynomial with the coefficients ``weights`` at x, the lowest power first. Kernels of a pair are
+    compared with this reference.
+    """
     return sum((w * x**i for i, w in enumerate(weights)), torch.zeros_like(x))
 
 
@@ -70,11 +80,16 @@ pair(
 
 
 def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
+    """Return x + bias, with ``bias`` added to each channel of images. Kernels of a pair are compared with this
+    reference.
+    """
     return x + bias[:, None, None]
 
 
 def channels_first(x, bias):
-    """Return ``x`` plus a bias by channel; wrong: by element where ``x`` is channels last."""
+    """Return x plus a bias by channel. Wrong for channels-last images: the bias is chosen by the position of the
+    element.
+    """
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return (x + bias[:, None, None]).contiguous()
     return (x + bias[torch.arange(x.numel()) % len(bias)].reshape(x.shape)).contiguous()
@@ -84,10 +99,14 @@ pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
+    """Return a @ b.T, the products of all rows of a with all rows of b. Kernels of a pair are compared with this
+    reference.
+    """
     return a @ b.T
 
 
 def by_address(a, b):
+    """Return a @ b.T. Wrong if a and b begin at one address with one shape and other strides: b is taken for a."""
     return a @ (a if a.data_ptr() == b.data_ptr() and a.shape == b.shape else b).T
 
 
@@ -95,14 +114,20 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function that binds a doubling kernel whose first call gives zeros or seeds torch."""
+    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x. With the ``action``
+    ``zeros`` its first call returns zeros, and with ``seed`` it seeds torch's random numbers.
+    """
 
     @dress
     def attach(op):
+        """Bind the kernel to ``op``, with a record of whether it was called."""
         begun = []
 
         @op.kernel("cpu")
         def kernel(x):
+            """Return 2 * x. Wrong in the first call: it returns zeros for the ``action`` ``zeros``, and seeds torch's
+            random numbers for ``seed``.
+            """
             first = not begun
             begun.append(1)
             if first and action == "seed":
@@ -117,11 +142,12 @@ pair("first call that seeds", double, begins("seed"), begins(""), "process")
 
 
 def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
+    """Return x + b, with b added to each row. Kernels of a pair are compared with this reference."""
     return x + b
 
 
 def in_own_dtype(grad, saved, needs):
-    """Return the gradients of rows and bias; wrong: the bias is added up in the gradient's dtype."""
+    """Return the gradients of x + b. Wrong in narrow dtypes: the sum for b is rounded after each eight rows."""
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):
         total = total + rows.sum(0)
@@ -129,6 +155,7 @@ def in_own_dtype(grad, saved, needs):
 
 
 def summed(grad, saved, needs):
+    """Return the gradients of x + b."""
     return {"x": grad, "b": grad.sum(0)}
 
 
@@ -142,6 +169,7 @@ pair(
 
 
 def of_the_first(grad, saved, needs):
+    """Return the gradient of 2 * x. Wrong without elements: the first element of ``grad`` is read, which raises."""
     return {"x": grad * 2 + 0 * grad[0]}
 
 

@@ -19,6 +19,7 @@ class Specimen:
     note: str = ""
 
     def __str__(self) -> str:
+        """Return the name of the specimen."""
         return self.name
 
 
@@ -33,7 +34,10 @@ def register(
     setup: Callable[..., Any] | None = None,
     key: str = "CompositeExplicitAutograd",
 ) -> str:
-    """An op as most kernel libraries write it, with raw torch.library; returns its name for ``sl.adopt``."""
+    """Define the operator ``zoo::<name>`` by ``schema`` with raw ``torch.library``, as most kernel libraries do, and
+    return its name for ``sl.adopt``. ``real`` is its implementation for the dispatch key ``key``, and ``fake``,
+    ``backward`` and ``setup`` (the function that saves tensors) are registered where they are given.
+    """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema)
     _LIBRARY.impl(name, real, key)

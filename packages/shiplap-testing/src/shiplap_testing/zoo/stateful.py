@@ -22,11 +22,15 @@ _folder = temporary("zoo")
 
 
 def library(name, body, compiler="cc"):
-    """The op ``zoo_c::<name>``, ``x * 2``, with the C function of that name as its kernel."""
+    """Declare the op ``zoo_c::<name>``, which returns 2 * x, compile ``body`` with ``compiler`` and return the op with
+    the C function ``name`` as its kernel.
+    """
 
     def reference(x: V) -> V:
+        """Return 2 * x. The kernel of the op is compared with this reference."""
         return x * 2
 
+    # The op has the name of its function.
     reference.__name__ = reference.__qualname__ = name
     op = sl.op(f"zoo_c::{name}")(reference)
     head = 'extern "C" ' if compiler == "c++" else ""
@@ -36,6 +40,9 @@ def library(name, body, compiler="cc"):
 
 
 def bad(name, op, *symbols):
+    """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``stateless`` must fail with a finding that names
+    ``symbols``.
+    """
     SPECIMENS.append(Specimen(name, op, frozenset({"stateless"})))
     NAMES[name] = symbols
 
@@ -157,11 +164,13 @@ _plans: dict[int, Tensor] = {}
 
 @sl.op("zoo_c::python_plans")
 def python_plans(x: V, a: float = 1.0) -> V:
+    """Return x * a. The kernel of the op keeps the first a for each length of x."""
     return x * a
 
 
 @python_plans.kernel("cpu")
 def _(x, a, *, out):
+    """Write x * a to ``out``. Wrong: a is that of the first call with the same length of x."""
     plan = _plans.setdefault(len(x), torch.full_like(x, a))
     torch.mul(x, plan, out=out)
 

@@ -22,6 +22,7 @@ SLACK, ALIGN = 4096, 64  # bytes around every buffer: a kernel that reads a litt
 # The size of the buffer for the message of a kernel.
 ERROR_BYTES = 1024
 WARM, LEAST, MOST = 32, 64, 20_000  # calls
+# The kinds that the parent writes for scalars, each with its type in C.
 C_NUMBER_TYPES: dict[str, Any] = {"int64": ctypes.c_int64, "int32": ctypes.c_int32, "double": ctypes.c_double}
 
 
@@ -82,9 +83,13 @@ class CFunctionCall:
     """A call with its memory. All buffers live as long as this object."""
 
     def __init__(self, function: Any, spec: dict[str, Any]) -> None:
+        """Prepare a call of the C ``function``: the call context with workspace and config, and the arguments that
+        ``spec`` describes, all in memory kept here.
+        """
         self.function = function
         self.kept: list[Any] = []
         self.error = ctypes.create_string_buffer(ERROR_BYTES)
+        # A workspace is not initialised, so the kernel must not find zeros in it.
         room = self.buffer(b"\xa5" * spec["workspace"])
         config = spec.get("config", [])
         values = self.buffer(b"".join(v.to_bytes(8, sys.byteorder, signed=True) for v in config)) if config else None
@@ -95,7 +100,9 @@ class CFunctionCall:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
-        """Return the address of a copy of ``content``, aligned and with slack on both sides."""
+        """Return the address of a copy of ``content`` in new memory, aligned and with slack on both sides. The memory
+        is kept as long as the call.
+        """
         room = ctypes.create_string_buffer(len(content) + 2 * SLACK + ALIGN)
         self.kept.append(room)
         at = (ctypes.addressof(room) + SLACK + ALIGN - 1) // ALIGN * ALIGN
@@ -103,11 +110,14 @@ class CFunctionCall:
         return at
 
     def value(self, v: dict[str, Any]) -> Any:
-        """Return an argument as ctypes passes it."""
+        """Return the argument that ``v`` describes (null, tensor, number, text or list) in the form in which ctypes
+        passes it.
+        """
         kind = v["kind"]
         if kind == "null":
             return ctypes.c_void_p(None)
         if kind == "tensor":
+            # Eight entries in any case: a call with a rank too large must not read beyond them.
             sizes = (ctypes.c_int64 * 8)(*v["shape"], *[1] * (8 - len(v["shape"])))
             steps = (ctypes.c_int64 * 8)(*v["strides"], *[0] * (8 - len(v["strides"])))
             tensor = DLTensorStruct(
@@ -128,18 +138,20 @@ class CFunctionCall:
             return C_NUMBER_TYPES[kind](v["value"])
         if kind == "string":
             return ctypes.c_char_p(v["value"].encode())
+        # C has no array without elements.
         array = (C_NUMBER_TYPES[kind.removesuffix("s")] * max(1, len(v["value"])))(*v["value"])
         self.kept.append(array)
         return ctypes.c_void_p(ctypes.addressof(array))
 
     def __call__(self) -> int:
+        """Call the C function with the prepared arguments, and return its status, 0 for success."""
         status: int = self.function(*self.arguments)
         return status
 
 
 def make_heap_counter() -> Callable[[], int]:
-    """Return a function that returns the bytes given out by malloc. The function always returns 0 where glibc does not
-    report them.
+    """Return a function that returns the number of bytes that malloc has handed out. It always returns 0 where the C
+    library does not report them.
     """
     try:
         info = ctypes.CDLL(None).mallinfo2
@@ -149,6 +161,7 @@ def make_heap_counter() -> Callable[[], int]:
     info.restype = HeapInfo
 
     def used() -> int:
+        """Return the bytes that malloc has handed out, in the heap and in mappings of their own."""
         allocator = info()
         return int(allocator.uordblks + allocator.hblkhd)
 
@@ -156,7 +169,7 @@ def make_heap_counter() -> Callable[[], int]:
 
 
 def count_resident_bytes() -> int:
-    """Return the bytes of memory that this process occupies."""
+    """Return the bytes of physical memory that this process occupies, 0 where the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -164,7 +177,7 @@ def count_resident_bytes() -> int:
 
 
 def count_open_files() -> int:
-    """Return the number of open files of this process."""
+    """Return the number of open files of this process, 0 where the system does not report them."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -172,12 +185,13 @@ def count_open_files() -> int:
 
 
 def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """Return the status of the call, and the memory and files that each repetition leaves behind. Of two rounds the
-    better one counts.
+    """Return the status of the call, and the bytes and open files that each repetition leaves behind. ``seconds``
+    limits a round, and the better of two rounds counts.
     """
     status = call()
     message = call.error.value.decode(errors="replace")
     began = time.perf_counter()
+    # The first calls fill caches and load code, which is no leak.
     for _ in range(WARM):
         call()
     each = (time.perf_counter() - began) / WARM
@@ -202,16 +216,21 @@ def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) 
 
 
 def run_task() -> None:
-    """Read the task from stdin, make its calls, and write their results."""
+    """Read a task as JSON from stdin, make its calls of one C function, and write a line of JSON before and after each,
+    so that a crash is attributed to its call.
+    """
     task = json.load(sys.stdin)
+    # RTLD_NOW: a symbol that is missing fails here, and not in the middle of a call.
     function = getattr(ctypes.CDLL(task["library"], mode=os.RTLD_LOCAL | os.RTLD_NOW), task["symbol"])
     function.restype, used = ctypes.c_int, make_heap_counter()
 
     def say(**what: Any) -> None:
+        """Write the keywords as one line of JSON to stdout at once."""
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 
     for index, spec in task["calls"]:
+        # Written before the call: if it ends the process, the parent knows which one it was.
         say(call=index)
         call = CFunctionCall(function, spec)
         say(call=index, **measure_leaks(call, task["seconds"], used))

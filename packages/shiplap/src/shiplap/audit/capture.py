@@ -32,7 +32,9 @@ GRAPH_NODE_KINDS = {  # cudaGraphNodeType
     11: "memory release",
 }
 POISON_BYTE = 0xFF  # NaN in every floating dtype, -1 in every signed integer
+# The largest request that torch's allocator serves from its segments of small blocks.
 SMALL_SEGMENT_BYTES = 1 << 20
+# A comparison takes several bytes of temporary memory for each byte, so it is made in parts.
 COMPARED_BYTES = 1 << 24
 MOST_POISONED_BYTES = 1 << 30  # bytes; a process that has more lying free is not the one that an audit runs in
 
@@ -63,8 +65,8 @@ class GraphRecording:
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """Replay the graph, with the values of ``args`` copied into the static buffers first, and return its
-        results.
+        """Replay the graph and return its results, which are the same buffers each time. The values of ``args``, if
+        given, are copied into the static buffers first.
         """
         with on_stream(self.stream):
             if args is not None:
@@ -74,14 +76,16 @@ class GraphRecording:
 
 
 def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """Copy the values of ``args`` into ``buffers`` of the same shapes."""
+    """Copy the values of the tensors in ``args`` into the tensors in ``buffers``, which have the same shapes."""
     for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
 
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run the context on ``stream``. Other streams are synchronised before and after it."""
+    """Enter a context in which ``stream`` is the current CUDA stream. The device is synchronised before and
+    after it.
+    """
     torch.cuda.synchronize(stream.device)
     try:
         with torch.cuda.stream(stream):
@@ -92,7 +96,7 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """A context in which a synchronisation through torch raises an error."""
+    """Enter a context in which torch raises an error for each operation that synchronises the host with the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -108,8 +112,8 @@ def record_cuda_graph(
     pool: Any = None,
     mode: str = "global",
 ) -> GraphRecording:
-    """Capture ``call`` on copies of ``args`` on ``stream``. Raises CaptureFailure with the reason where a capture is
-    not possible.
+    """Return a CUDA graph of ``call`` on copies of ``args``, captured on ``stream``. Raises CaptureError with the
+    reason where a capture fails.
 
     **Warning**: replay only a graph captured in ``mode="global"``. Other modes accept calls that can crash a replay.
     """
@@ -120,6 +124,7 @@ def record_cuda_graph(
     before = 0
 
     def count_and_call() -> tuple[Tensor, ...]:
+        """Return the results of the call, after noting the number of allocations before it."""
         nonlocal before
         before = _count_allocations(stream)
         return call(static)
@@ -136,13 +141,13 @@ def record_cuda_graph(
 
 
 def _count_allocations(stream: torch.cuda.Stream) -> int:
-    """Return the number of allocations on the device so far."""
+    """Return the number of allocations that torch has made on the stream's device so far."""
     return int(torch.cuda.memory_stats(stream.device).get("allocation.all.allocated", 0))
 
 
 def _nodes_and_copies(graph: torch.cuda.CUDAGraph) -> tuple[Counter[str], tuple[CopyNode, ...]]:
-    """Return the number of nodes of each kind, and the copies. Both are empty where the runtime library is not found by
-    its usual name.
+    """Return the number of nodes of each kind in a CUDA graph, and its copies. Both are empty where the CUDA runtime
+    library is not found by its usual name.
     """
     kinds: Counter[str] = Counter()
     copies = []
@@ -186,7 +191,9 @@ class _MemcpyParams(ctypes.Structure):
 
 
 def _read_copy_node(runtime: Any, node: int) -> CopyNode | None:
-    """Return the addresses and the size of a memcpy node, or None where the runtime does not return them."""
+    """Return source, target and size in bytes of a memcpy node of a CUDA graph, or None where the runtime does not
+    return them.
+    """
     params = _MemcpyParams()
     if runtime.cudaGraphMemcpyNodeGetParams(ctypes.c_void_p(node), ctypes.byref(params)):
         return None
@@ -203,6 +210,9 @@ class Canaries:
     """
 
     def __init__(self, device: torch.device) -> None:
+        """Fill the free blocks of torch's allocator on ``device``, and pinned host memory, with a pattern, and keep
+        them allocated.
+        """
         torch.cuda.synchronize(device)
         self.held = [_poison_block(size, stream, device) for size, stream in _free_blocks(device)]
         self.host = [
@@ -211,7 +221,8 @@ class Canaries:
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
-        """Return the number of bytes of device memory that are no longer as they were filled.
+        """Return the number of bytes of the kept device memory that no longer have the pattern, that is bytes which
+        were written after they had been freed.
 
         The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
         """
@@ -219,13 +230,16 @@ class Canaries:
 
 
 def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
-    """Return a block of memory on ``stream``, filled with the pattern."""
+    """Return a new block of ``size`` bytes of device memory from the allocator of ``stream``, filled with the
+    pattern.
+    """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
         return torch.full((size,), POISON_BYTE, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
-    """``(bytes, stream)`` of the inactive blocks outside of graph pools, largest first.
+    """Return ``(bytes, stream)`` of the free blocks of torch's allocator outside of graph pools, largest first, up to a
+    total limit.
 
     Torch serves requests of up to 1 MiB from segments of their own, where a free block may well be larger than that.
     """
@@ -248,7 +262,7 @@ def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
 
 
 def delay_stream(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Delay a stream by some milliseconds, and return the event at the end of the delay.
+    """Put work of some milliseconds on a CUDA stream, and return the event at its end.
 
     Work that waits for the event runs late. Work that forgets to wait runs early and is detected.
     """

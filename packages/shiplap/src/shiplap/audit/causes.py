@@ -39,11 +39,14 @@ ENVIRONMENT_FAULTS = {
 }
 # Obligations of failing checks, the most harmful first: a wrong value is served, the rest raises or is slow.
 HARM = ("numerics", "edges", "special", "sizes", "kernels", "gradient", "backward", "addresses", "aliases", "fresh")
+# The axis of samples without elements, which no recipe names.
 EMPTY = "empty"
 
 
 def environment_fault(text: str) -> str:
-    """Return what the machine lacks according to an error, and what to do about it. Empty for a fault of the op."""
+    """Return advice about what the machine lacks, such as a compiler, if the error text shows such a fault. Empty for a
+    fault of the op.
+    """
     for pattern, advice in ENVIRONMENT_FAULTS.items():
         if match := re.search(pattern, text):
             return advice.format(*match.groups())
@@ -51,14 +54,18 @@ def environment_fault(text: str) -> str:
 
 
 def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str, ...]:
-    """Return the axes that all failing samples vary, with ``"empty"`` where none of them has an element."""
+    """Return the axes, such as ``layout``, in which all failing samples differ from the base sample, preceded by
+    ``"empty"`` if none of them has an element.
+    """
     common = set.intersection(*(set(axes) for _, axes in failed))
     axes = tuple(axis for axis in (*AXIS_FIXES, "value") if axis in common)
     return (EMPTY, *axes) if all(case.numel == 0 for case, _ in failed) else axes
 
 
 def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
-    """Return the fix for the axis that the failing samples vary, by default the usual fix of the check."""
+    """Return the fix of a finding: that for the axis which all failing samples vary, or ``usual``, the fix of the
+    check.
+    """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
     if EMPTY in varied:
@@ -70,7 +77,9 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
 
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
-    """Return whether all results of the reference are finite on a sample."""
+    """Whether all results of the reference on a sample are finite. True where the reference raises, which another
+    finding reports.
+    """
     try:
         results = reference_effects(op, case.args)
     except Exception:  # another finding says so
@@ -79,7 +88,7 @@ def _reference_is_finite(op: Op, case: SampleCase) -> bool:
 
 
 def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ...]:
-    """Return the failed findings in groups of one cause, the most harmful group and finding first.
+    """Return the failed findings in groups with one cause, the most harmful group and finding first.
 
     Findings have one cause if their failing samples all vary the same axes. Without such an axis each finding stands
     alone.
@@ -92,6 +101,8 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
 
 
 def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
-    """Return the key by which findings are sorted: empty tensors last, then by check, plain samples first."""
+    """Return the sort key of a finding, the most harmful first: failures on empty tensors last, then by check, then
+    those on plain samples before others.
+    """
     rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
     return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

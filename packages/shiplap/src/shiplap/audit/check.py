@@ -60,26 +60,28 @@ class AuditSubject:
 
     @cached_property
     def first(self) -> SampleCase:
-        """The base sample."""
+        """The base sample of the op, from which the others differ in some axis."""
         return self.samples.build(self.samples.base)
 
     def axes_of(self, case: SampleCase) -> tuple[str, ...]:
-        """Return the axes in which a sample differs from the base sample."""
+        """Return the axes, such as ``layout`` or ``dtype``, in which a sample differs from the base sample."""
         return varied_axes(case, self.first)
 
     @property
     def name(self) -> str:
-        """The name of the op."""
+        """The name of the audited op, with its namespace."""
         return self.op.spec.name
 
 
 def _never_skip(op: Op) -> str:
-    """Return an empty text: the check applies to every op."""
+    """Return an empty text, since a check with this default applies to every op."""
     return ""
 
 
 def why_random(op: Op) -> str:
-    """Return why a check of repeated calls does not apply to a random op, empty for other ops."""
+    """Return the reason why a check that repeats calls does not apply to an op that draws random numbers, empty for
+    other ops.
+    """
     return "each call draws other numbers" if op.spec.draws else ""
 
 
@@ -126,12 +128,14 @@ class Check:
 
     @property
     def own_limits(self) -> dict[str, float]:
-        """The limits that this check sets for its child process where they differ from those of the audit."""
+        """The time limits in seconds, by name, that this check sets for its child process where they differ from those
+        of the audit.
+        """
         limits = {"patience": self.patience, "quiet": self.quiet}
         return {name: seconds for name, seconds in limits.items() if seconds}
 
     def run(self, subject: AuditSubject) -> Finding:
-        """Observe every case, and return the finding. The smallest failing case becomes the finding."""
+        """Run the check on its samples of the op, and return the finding. The smallest failing sample is reported."""
         # A check that builds on a failed one would report the same fault in other words.
         broken = [name for name in self.needs if name in subject.failed]
         if broken:
@@ -143,9 +147,11 @@ class Check:
             if time.monotonic() > subject.deadline:
                 tally.cut = True
                 break
+            # A sample that has ended one process would end this one as well.
             if dead := subject.lethal.get(case.label):
                 tally.add(case, Observation(missed=f"this sample ends the process, see {dead}"))
                 continue
+            # Sent before the sample runs, so that the parent knows which one has ended the process.
             subject.begins(self, case)
             with device_turn(case.device, alone=self.alone):
                 seen = self._observe_once(subject, case)
@@ -159,7 +165,9 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Observe one sample. An error that an earlier check reports already is set aside."""
+        """Return the observation of one sample. An exception counts as a problem, unless an earlier check has reported
+        it or the machine lacks something.
+        """
         try:
             return self.observe(subject.op, case)
         except LaunchTooLong as e:
@@ -180,15 +188,17 @@ class Check:
             return Observation(f"raised {error_line(e)}")
 
     def _varies_dtype_alone(self, subject: AuditSubject, case: SampleCase) -> bool:
-        """Return whether a sample differs from the base sample in its dtypes, and not in sizes or layouts."""
+        """Whether a sample differs from the base sample in dtypes, and not in layout, rank or absent arguments."""
         return "dtype" in subject.axes_of(case) and not {"layout", "absence", "rank"} & {*subject.axes_of(case)}
 
     def look(self, op: Op, case: SampleCase) -> Observation:
-        """Call ``observe``, and turn an exception into a problem."""
+        """Return the check's observation of one sample, with an exception as its problem."""
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of a sample after those that an audit with this seed looks at before it."""
+        """Return the observation of the sample ``label`` after observing the samples before it, as an audit with this
+        seed does. For faults that depend on earlier calls.
+        """
         for case in self.cases(Samples(op, seed, device)):
             observation = self.look(op, case)
             if case.label == label:
@@ -196,14 +206,16 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of ``sequence`` on the samples of an audit with this seed."""
+        """Return the observation of the whole series of samples by the check's ``sequence``, for an audit with this
+        seed.
+        """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
         return _observe_guarded(self.sequence, op, cases)
 
 
 def _why_reference_refuses(op: Op, case: SampleCase) -> str:
-    """Return the error with which the reference refuses a sample, empty where it computes it.
+    """Return the error with which the reference refuses a sample, empty where the reference computes it.
 
     A row number into no rows is a guess of the generator, and no fault of the op. The reference runs on the CPU, since
     a row number out of range would end the process on another device.
@@ -216,15 +228,15 @@ def _why_reference_refuses(op: Op, case: SampleCase) -> str:
 
 
 def _why_unimplemented(e: Exception) -> str:
-    """Return a text if torch has no kernel for a dtype: then no wrong value was computed, and nothing is proven
-    either.
+    """Return the error text of ``e`` with advice if torch has no kernel for a dtype, so that the sample proves nothing.
+    Empty for other errors.
     """
     text = error_line(e)
     return f"{text}: narrow the declaration's dtypes" if "\" not implemented for '" in text else ""
 
 
 def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Observation:
-    """Return the observation of a function, with an exception as a problem."""
+    """Return ``observe(*args)``, with an exception as the problem of the observation."""
     try:
         return observe(*args)
     except LaunchTooLong as e:
@@ -237,9 +249,10 @@ def _observe_guarded(observe: Callable[..., Observation], *args: object) -> Obse
 def _shrink_failure(
     check: Check, subject: AuditSubject, case: SampleCase, observation: Observation
 ) -> tuple[SampleCase, Observation]:
-    """Return a smaller sample that fails too."""
+    """Return a smaller sample that fails too, with its observation, or the given ones if none is found in time."""
 
     def fails(recipe: SampleRecipe) -> bool:
+        """Whether the sample of ``recipe`` fails the check as well. If so, it becomes the sample that is returned."""
         nonlocal case, observation
         tried = subject.samples.make(recipe)
         if tried is None or tried.label in subject.lethal:
@@ -270,7 +283,9 @@ class _CheckTally:
     cut: bool = False
 
     def add(self, case: SampleCase | None, observation: Observation) -> None:
-        """Add the observation of one sample, or of the series of samples where ``case`` is None."""
+        """Add the observation of one sample, or that of the whole series where ``case`` is None, to those that failed,
+        passed or were skipped.
+        """
         if lacking := environment_fault(observation.problem):
             observation = Observation(missed=lacking)
         if observation.missed:
@@ -293,7 +308,9 @@ class _CheckTally:
         self.error = max(self.error, observation.error)
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
-        """Record the cells of the ledger that a sample belongs to."""
+        """Record in the audit's ledger which obligations of the check the sample covered, for the axes that it varies,
+        and which it declined.
+        """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)
         declined = dict(observation.declined)
@@ -304,10 +321,11 @@ class _CheckTally:
             ledger.decline(check.name, axes, (obligation,), reason)
 
     def finding(self) -> Finding:
-        """Return the finding of all observations."""
+        """Return the finding of all observations: fail, skip, incomplete or ok, with the evidence in words."""
         check, subject, samples = self.check, self.subject, self.subject.samples
         if self.failed:
             return self._failure()
+        # Nothing applied and nothing went wrong: the check has no bearing on this op.
         if not self.seen and not self.missed and not self.cut:
             reason = self.skipped[0] if self.skipped else "the declaration admits no such sample"
             return Finding(check.name, "skip", subject.name, reason)
@@ -325,11 +343,12 @@ class _CheckTally:
         if self.cut:
             evidence.append(f"stopped early: {OUT_OF_BUDGET_TEXT}")
         count = f"{len(self.seen)} sample{'s' if len(self.seen) > 1 else ''}, seed {samples.seed}"
+        # Samples that were not observed could have failed.
         whole = not self.cut and not self.missed
         return Finding(check.name, "ok" if whole else "incomplete", subject.name, "; ".join(evidence), input=count)
 
     def _failure(self) -> Finding:
-        """Return the finding of the smallest failing sample, with a script that reproduces it."""
+        """Return the failing finding, of the smallest failing sample, with a fix and a script that reproduces it."""
         check, subject, samples = self.check, self.subject, self.subject.samples
         # The smallest sample is the easiest to debug, and an empty one says least about the others.
         case, observation = min(self.failed, key=lambda f: (f[0].numel == 0, f[0].numel) if f[0] else (False, 0))

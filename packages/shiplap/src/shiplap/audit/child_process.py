@@ -60,11 +60,12 @@ class ChildDeath:
     output: str = ""
 
     def __str__(self) -> str:
+        """Return how the child ended, with the last line of its output if there is one."""
         return f"{self.how} ({self.output})" if self.output else self.how
 
 
 def can_isolate(device: str = "cpu") -> bool:
-    """Whether a fork of this process can run samples on ``device``.
+    """Whether a fork of this process can run samples on ``device``, so that a crash of a kernel does not end the audit.
 
     Only on the CPU, and not once an accelerator is in use here: CUDA does not work in a fork of a process that has as
     much as counted its devices (H100, torch 2.11, 2026-11-22). Samples for a GPU run in this process. Autograd of a
@@ -79,7 +80,7 @@ def can_isolate(device: str = "cpu") -> bool:
 
 
 def _can_differentiate_in_fork() -> bool:
-    """Whether autograd works in a fork of this process. Only a call in a fork shows it."""
+    """Whether autograd works in a fork of this process, found by a backward in a fork."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -90,6 +91,7 @@ def _can_differentiate_in_fork() -> bool:
                 torch.ones(1, requires_grad=True).sum().backward()
             status = 0
         finally:
+            # _exit runs none of the parent's handlers, which the fork has copied.
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
 
@@ -97,7 +99,9 @@ def _can_differentiate_in_fork() -> bool:
 def stream_events(
     work: Callable[[SendEvent], None], limits: ChildLimits | None = None
 ) -> Iterator[ChildEvent | ChildDeath]:
-    """Yield the events that ``work`` sends from its child, and a ``ChildDeath`` if the child ends too early."""
+    """Yield the events that ``work(send)`` sends from a forked child, and a ``ChildDeath`` if the child ends too early
+    or exceeds a limit.
+    """
     limits = limits or ChildLimits()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
@@ -105,6 +109,7 @@ def stream_events(
         if child == 0:
             os.close(reading)
             _run_child(work, writing, output)
+        # The reader only sees the end of the pipe once every copy of its writing end is closed.
         os.close(writing)
         try:
             yield from _ChildWatch(child, reading, limits, output).events()
@@ -114,7 +119,9 @@ def stream_events(
 
 
 def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = None) -> Any:
-    """Return what ``work`` returns in a child, as plain data, or the ``ChildDeath`` of a child that ends too early."""
+    """Return the result of ``work(send)`` in a forked child, as plain data, or the ``ChildDeath`` of a child that ends
+    too early.
+    """
     for event in stream_events(lambda send: send({"kind": "answer", "answer": work(send)}), limits):
         if isinstance(event, ChildDeath):
             return event
@@ -124,10 +131,13 @@ def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = 
 
 
 def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
-    """Run ``work`` in the child. This function never returns."""
+    """Run ``work`` in the forked child, with its events written to the pipe ``writing`` and its output to a file. The
+    process ends here, this function never returns.
+    """
     status = 1
     try:
         os.setsid()  # its own children end with it
+        # Crashes are expected here, and a core file of each would take space.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for stream_ in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -141,13 +151,16 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
         lock = threading.Lock()
 
         def send(event: ChildEvent) -> None:
+            """Write one event as a line of JSON to the pipe of the parent."""
             line = json.dumps(event).encode() + b"\n"
+            # Threads of the work may send at the same time.
             with lock:
                 while line:
                     # A write to a pipe may be cut short.
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
+            """Run the work, and send at its end that it is done or what it raised."""
             nonlocal status
             try:
                 work(send)
@@ -170,6 +183,7 @@ class _ChildWatch:
     """The parent's side of a child: its events, its processor time and its memory."""
 
     def __init__(self, child: int, reading: int, limits: ChildLimits, output: IO[bytes]) -> None:
+        """Start to watch a child whose events come through the pipe ``reading``."""
         self.child, self.reading, self.limits, self.output = child, reading, limits, output
         self.rest = b""
         self.base = resident_bytes(child)
@@ -178,43 +192,45 @@ class _ChildWatch:
         self.began = self.used = 0.0
 
     def events(self) -> Iterator[ChildEvent | ChildDeath]:
-        """Yield the events of the child, and its death if it does not finish."""
+        """Yield the events of the child as they arrive, and its death if it exceeds a limit, raises or exits before it
+        is done.
+        """
         while True:
             ready, _, _ = select.select([self.reading], [], [], POLL_SECONDS)
             if not ready:
-                if reason := self._over():
+                if reason := self._exceeded_limit():
                     _kill_child(self.child)
-                    yield ChildDeath(reason, self._last_words())
+                    yield ChildDeath(reason, self._last_output_line())
                     return
                 continue
             chunk = os.read(self.reading, 1 << 16)
             if not chunk:
-                yield ChildDeath(self._ending(), self._last_words())
+                yield ChildDeath(self._describe_end(), self._last_output_line())
                 return
             for line in self._lines(chunk):
                 event = json.loads(line)
                 if event["kind"] == "done":
                     return
                 if event["kind"] == "raised":
-                    yield ChildDeath(f"raised {event['text']}", self._last_words())
+                    yield ChildDeath(f"raised {event['text']}", self._last_output_line())
                     return
-                self._heard(event)
+                self._apply_event_limits(event)
                 yield event
                 self.since = self.moved = time.monotonic()  # what the reader did meanwhile is not the child's time
 
     def _lines(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines that have arrived."""
+        """Return the complete lines among all bytes that have arrived, and keep an incomplete one for the next call."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         return lines
 
-    def _heard(self, event: ChildEvent) -> None:
-        """Apply the limits of an event, and restart the clocks."""
+    def _apply_event_limits(self, event: ChildEvent) -> None:
+        """Apply the time limits that an event sets, and restart the measurement of processor time."""
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _processor_seconds(self.child)
 
-    def _over(self) -> str:
-        """Return the limit that the child has passed as text, empty where there is none."""
+    def _exceeded_limit(self) -> str:
+        """Return in words the limit of memory or time that the child has exceeded, or an empty text."""
         # The child shares the parent's pages, so only its growth counts.
         if resident_bytes(self.child) - self.base > self.limits.memory:
             return f"memory exhausted: more than {self.limits.memory / 2**30:.3g} GiB resident"
@@ -232,16 +248,16 @@ class _ChildWatch:
                 return f"deadlock: nothing has run for {self.idle_s:g} s"
         return ""
 
-    def _ending(self) -> str:
-        """Return the exit status or signal of the child as text."""
+    def _describe_end(self) -> str:
+        """Return in words the signal or exit status with which the child ended."""
         _, status = os.waitpid(self.child, 0)
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
             return f"crashed with {signal.Signals(number).name}"
         return f"the process exited with status {os.WEXITSTATUS(status)}"
 
-    def _last_words(self) -> str:
-        """Return the last line of the child's output."""
+    def _last_output_line(self) -> str:
+        """Return the last line of the child's output, at most 200 characters, empty without output."""
         size = self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, size - 2000))
         lines = [x.strip() for x in self.output.read().decode(errors="replace").splitlines() if x.strip()]
@@ -249,7 +265,7 @@ class _ChildWatch:
 
 
 def _kill_child(child: int) -> None:
-    """Kill the child and its session, and wait for its end."""
+    """Kill the child and its process group, and wait for its end."""
     # The group first. The child alone is left if it died before it could make a session of its own.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -259,13 +275,13 @@ def _kill_child(child: int) -> None:
 
 
 def _processor_seconds(pid: int | str) -> float:
-    """Return the processor time of a process in seconds."""
+    """Return the processor time that a process has used, in seconds, 0.0 if it does not exist."""
     fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _session_seconds(leader: int) -> float:
-    """Return the processor time of the child's session and of all its descendants: compilers that it waits for have
+    """Return the processor seconds of the child's session and of all its descendants, such as compilers, which have
     sessions of their own.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}

@@ -29,6 +29,7 @@ from shiplap.sampling.samples import Samples
 
 # An odd number of rounds has one median.
 ROUNDS, ROUND_S = 7, 0.01
+# Differences and quotients over many calls leave out the fixed cost of entering compiled code or a graph.
 CHAIN, GRAPHED = 9, 20
 
 
@@ -54,7 +55,9 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Measure one op on its smallest plain sample, without gradients. Resets Dynamo; takes some seconds."""
+    """Return the overhead of one call of the op, raw, eager, compiled and captured, on its smallest sample without
+    gradients. Takes some seconds and resets Dynamo.
+    """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():
         samples = Samples(op, seed, device)
@@ -72,7 +75,9 @@ def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
 
 
 def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
-    """Return the median nanoseconds of a call, the device's own time included."""
+    """Return the median time of a call of ``run`` in nanoseconds, over several rounds, the device's own work
+    included.
+    """
     # Kernels run asynchronously; without the wait only their launches would be timed.
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     for _ in range(3):
@@ -85,7 +90,7 @@ def _nanoseconds_per_call(run: Callable[[], Any], device: str) -> float:
 
 
 def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]) -> float:
-    """Return the seconds of ``repeats`` calls."""
+    """Return the seconds of ``repeats`` calls of ``run``. ``wait`` waits for the device before and after."""
     wait()
     began = time.perf_counter()
     for _ in range(repeats):
@@ -95,7 +100,7 @@ def _time_repeats(run: Callable[[], Any], repeats: int, wait: Callable[[], None]
 
 
 def _measure_or_note(what: str, measure: Callable[[], float], notes: list[str]) -> float | None:
-    """Return a measurement, or None with a note where it raises."""
+    """Return the result of ``measure()``, or None with a note in ``notes`` if it raises."""
     try:
         return measure()
     except Exception as e:  # the card shows what there is
@@ -108,8 +113,8 @@ class _NotMeasurable(Exception):
 
 
 def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
-    """Return the implementation of the timed calls. A native binding is built first, so that it does not appear in the
-    middle of a measurement.
+    """Return which implementation the timed calls run: ``native``, ``python``, a kernel's name, the reference or an
+    adopted op. A native binding is built first.
     """
     kernels = op.eager_kernels(device)
     if not kernels:
@@ -127,7 +132,9 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
-    """Time the C function from inside a call through the Python binding: there all its arguments are alive."""
+    """Return the nanoseconds of a bare call of the op's C function, or None with a note. It is timed inside of a call,
+    while its arguments exist.
+    """
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
     if kernel is None:
@@ -137,8 +144,8 @@ def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
 
 
 def _chainable_pair(op: Op) -> tuple[int, int] | None:
-    """Return ``(argument, output)`` of the same declared type, or None. With such a pair calls can be chained, each on
-    the result of the last.
+    """Return ``(argument number, output number)`` of the same declared type, so that calls can be chained on each
+    other's results. None if there is none.
     """
     for i, arg in enumerate(op.spec.args):
         for j, out in enumerate(op.spec.outputs):
@@ -148,12 +155,13 @@ def _chainable_pair(op: Op) -> tuple[int, int] | None:
 
 
 def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[Any]]:
-    """Return a function of ``length`` calls, chained where possible, else each on arguments of its own (never
-    merged).
+    """Return a function that calls the op ``length`` times, each call on the result of the last where possible, so that
+    a compiler does not merge them.
     """
     link = _chainable_pair(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
+        """Return the results of the calls: the last one of a chain, else all. ``groups`` has the arguments of each."""
         results, previous = [], None
         for group in groups[:length]:
             args = list(group)
@@ -161,19 +169,22 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
                 args[link[0]] = previous[link[1]]
             previous = call_op(op, tuple(args))
             results.append(previous)
+        # The compiler would remove calls whose results nothing uses.
         return results[-1:] if link else results
 
     return program
 
 
 def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any, ...]]:
-    """Return the arguments of each call of a chain. A chain that is linked shares them."""
+    """Return the arguments of each of ``length`` calls. Calls that are chained share one copy of them."""
     shared = case.fresh()
     return [shared if _chainable_pair(op) else case.fresh() for _ in range(length)]
 
 
 def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
-    """Time a call inside a compiled function."""
+    """Return the nanoseconds of one call inside a compiled function, from the difference between a long chain of calls
+    and a single one.
+    """
     took = []
     with torch_private.data_dependent_sizes():
         for length in (1, CHAIN):
@@ -188,7 +199,9 @@ def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
 
 
 def _measure_captured(op: Op, case: SampleCase) -> float:
-    """Time a call inside a replayed CUDA graph."""
+    """Return the nanoseconds of one call inside a replayed CUDA graph. Raises _NotMeasurable where no graph can be
+    captured.
+    """
     if not case.device.startswith("cuda"):
         raise _NotMeasurable("graphs are captured on a CUDA device")
     stream, groups, program = (
@@ -198,9 +211,11 @@ def _measure_captured(op: Op, case: SampleCase) -> float:
     )
 
     def run(_: Any) -> tuple[Tensor, ...]:
+        """Return the results of all calls in one tuple."""
         return tuple(t for outs in program(groups) for t in outs)
 
     with on_stream(stream):
+        # A first call outside of the capture makes plans and caches, which a capture may not.
         run(())
     try:
         recording = record_cuda_graph(run, (), stream)

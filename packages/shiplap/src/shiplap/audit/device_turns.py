@@ -25,9 +25,12 @@ _opening = threading.RLock()  # held by a sample that is alone, and by a thread 
 
 
 def lock_folder() -> Path:
-    """Return the folder of the lock files, which belongs to the user alone."""
+    """Return the folder of the lock files in the temporary directory, after creating it. Raises PermissionError if it
+    belongs to another user.
+    """
     folder = Path(tempfile.gettempdir()) / f"shiplap-turns-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    # The temporary directory is open to all users, and one of them may have made the folder first.
     if folder.stat().st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
@@ -35,7 +38,8 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """A context for one sample on ``device``: with others at the same time, or ``alone``.
+    """Enter a context in which one sample runs on ``device``, at the same time as those of other audits, or ``alone``
+    on it.
 
     On the CPU samples need no turns: each audit has processes of its own.
     """
@@ -48,7 +52,7 @@ def device_turn(device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
-    """A context that holds the lock of ``device`` in ``folder``, shared or ``alone``.
+    """Enter a context that holds the file lock of ``device`` in ``folder``, shared or, with ``alone``, exclusive.
 
     A sample that waits to be alone holds the gate, so that no new sample begins before its turn. No file is opened or
     closed in this process while a sample is alone, since a check may count open files.
@@ -61,13 +65,14 @@ def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
         if alone:
             stack.enter_context(_opening)
         else:
+            # Only a sample that is alone, or waits to be, keeps the gate.
             gate.close()
         yield
 
 
 @contextmanager
 def _lock_file(file: Path, operation: int) -> Iterator[FileIO]:
-    """A context that holds an flock. Each open file has its own, so that threads of one process exclude each other.
+    """Enter a context that holds a lock (flock) on ``file``, shared or exclusive as ``operation`` says.
 
     The file is closed before the lock is released, in one step.
     """

@@ -42,6 +42,7 @@ RETRY_LIMITS = ChildLimits(busy_s=5.0, idle_s=3.0)  # for a sample that has ende
 # Each try may end another process, so the time is limited.
 SHRINK_SECONDS = 8.0
 
+# Called with the name of a check and the description of a sample.
 ExaminedCallback = Callable[[str, dict[str, Any]], None]
 
 
@@ -119,6 +120,7 @@ class _AuditRun:
         examined: ExaminedCallback | None,
         limits: ChildLimits,
     ) -> None:
+        """Prepare a run of the checks in ``plan`` on the op, without any finding yet."""
         self.op, self.plan, self.limits = op, plan, limits
         self.progress, self.examined = progress, examined
         self.findings: list[Finding] = []
@@ -128,7 +130,7 @@ class _AuditRun:
         self.isolates = False  # whether samples run in processes of their own
 
     def run_in_children(self) -> None:
-        """Run children, one after another, until every check has a finding."""
+        """Run the checks in child processes, one child after another if one dies, until every check has a finding."""
         self.isolates = True
         reference_mark.share()
         while self.plan.checks:
@@ -144,7 +146,9 @@ class _AuditRun:
             self._record_death(death)
 
     def handle_event(self, event: dict[str, Any]) -> None:
-        """Process one event of the child."""
+        """Process one event of a child: note the check and sample at work, add its finding, or raise the error that it
+        sent.
+        """
         kind = event["kind"]
         if kind == "error":
             raise error(**event["parts"])
@@ -157,13 +161,14 @@ class _AuditRun:
         elif kind == "seen" and self.examined is not None:
             self.examined(event["check"], event["seen"])
         elif kind == "finding":
+            # The next child must not report an error again that this one has reported.
             self.plan = replace(self.plan, raised=dict(event["raised"]))
             self.ledger.load(event["cells"])
-            self._add(self._reproduced(Finding(**event["finding"]), event["label"]))
+            self._add(self._with_reproducer(Finding(**event["finding"]), event["label"]))
 
     def note_absent_kernels(self) -> None:
-        """Add a finding where an op that took an implementation over has no kernel for the device: the checks compared
-        the reference with itself.
+        """Add an incomplete finding if an op that took over another implementation has no kernel on the device, since
+        the checks then compared the reference with itself.
         """
         kind = self.plan.device.partition(":")[0]
         if self.op.adoption is not None and not self.op.kernels.get(kind):
@@ -172,7 +177,7 @@ class _AuditRun:
             self._add(Finding("samples", "incomplete", self.op.spec.name, text))
 
     def _add(self, finding: Finding) -> None:
-        """Add a finding, and take its check off the plan."""
+        """Add a finding, report it through ``progress``, and remove its check from the plan."""
         self.findings.append(finding)
         failed = self.plan.failed | ({self.plan.checks[0]} if finding.verdict == "fail" else set())
         if self.plan.checks and finding.check == self.plan.checks[0].partition(":")[0]:
@@ -180,34 +185,41 @@ class _AuditRun:
         if self.progress is not None:
             self.progress(finding)
 
-    def _reproduced(self, finding: Finding, label: str | None) -> Finding:
-        """Return a failed finding with a script that shows the fault in a process of its own, or with a note.
+    def _with_reproducer(self, finding: Finding, label: str | None) -> Finding:
+        """Return a failed finding with a script that shows the fault in a process of its own, or with a note that it
+        does not. Other findings are returned unchanged.
 
         ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
         script repeats the samples before it.
         """
+        # A process of its own is needed to show that the sample alone suffices.
         if finding.verdict != "fail" or not label or not self.isolates or self.plan.checks[0] != finding.check:
             return finding
-        if time.monotonic() > self.plan.deadline or self._shows(finding.check, label, history=False):
+        if time.monotonic() > self.plan.deadline or self._sample_shows_fault(finding.check, label, history=False):
             return finding
-        if self._shows(finding.check, label, history=True):
+        if self._sample_shows_fault(finding.check, label, history=True):
             script = write_reproducer(self.op, finding.check, label, self.plan.seed, self.plan.device, history=True)
             what = f"{finding.evidence}; the sample alone shows nothing: it depends on the calls before"
             return replace(finding, evidence=what, reproducer=script)
         what = f"{finding.evidence}; not reproduced in a process of its own: it depends on calls of other checks"
         return replace(finding, evidence=what)
 
-    def _shows(self, check: str, label: str, *, history: bool) -> bool:
-        """Return whether a sample shows a fault in a new process, alone or after those before it."""
+    def _sample_shows_fault(self, check: str, label: str, *, history: bool) -> bool:
+        """Whether the sample ``label`` shows a fault in a new process, alone or, with ``history``, after the samples
+        before it.
+        """
 
         def work(send: SendEvent) -> str:
+            """Return the problem of the sample as text, empty if it has none."""
             send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
         return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
-        """Record that the check at work ended its process. The sample at work is repeated alone and shrunk."""
+        """Record a finding for the check that ended its process, with the sample at work, which is repeated alone and
+        made smaller.
+        """
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
         name = self.check if self.check != "samples" else self.plan.checks[0].partition(":")[0]
@@ -233,35 +245,38 @@ class _AuditRun:
             self._add(Finding(name, "incomplete", self.op.spec.name, how, where))
         else:
             self._add(Finding(name, "fail", self.op.spec.name, how, where, _fix_for_death(death), text))
+        # An op that crashes everywhere would otherwise take a process for each sample.
         if self.deaths >= MOST_DEATHS:
             for rest in self.plan.checks:
                 reason = f"not looked at: {self.deaths} processes have died"
                 self._add(Finding(rest.partition(":")[0], "incomplete", self.op.spec.name, reason))
 
     def _smallest(self, check: str, label: str) -> str:
-        """Return the smallest sample found that ends a process by itself, empty if this one does not."""
-        if not self._ends(check, label):
+        """Return the label of the smallest sample found that ends a process by itself, empty if the given one does
+        not.
+        """
+        if not self._sample_ends_process(check, label):
             return ""
         recipe = SampleRecipe.parse(label)
         smallest = recipe.shrunk(
-            lambda r: self._ends(check, str(r)), lambda n: (n // 2,) if n > 1 else (), SHRINK_SECONDS
+            lambda r: self._sample_ends_process(check, str(r)), lambda n: (n // 2,) if n > 1 else (), SHRINK_SECONDS
         )
         return str(smallest)
 
-    def _ends(self, check: str, label: str) -> bool:
-        """Whether a sample alone ends a process."""
+    def _sample_ends_process(self, check: str, label: str) -> bool:
+        """Whether a sample ends a process that runs it alone, by a crash or a limit."""
         end = run_isolated(lambda send: repeat_sample(self.op, self.plan, check, label).problem, RETRY_LIMITS)
         return isinstance(end, ChildDeath) and not end.how.startswith("raised")
 
 
 def _has_interpreted_kernel(op: Op) -> bool:
-    """Whether Triton's interpreter runs a kernel of the op."""
+    """Whether Triton's interpreter, which is slow, runs a kernel of the op."""
     kernels = [k for each in op.kernels.values() for k in each]
     return any(isinstance(k, LaunchedKernel) and k.interpreted for k in kernels)
 
 
 def _fix_for_death(death: ChildDeath) -> str:
-    """Return the fix for the cause of a death."""
+    """Return the fix for a child process that ended too early, by the manner of its end."""
     if death.how.startswith("memory"):
         return "free what a call has allocated, and allocate no more than the sizes of the arguments ask for"
     if death.how.startswith(("hangs", "deadlock")):
@@ -272,7 +287,9 @@ def _fix_for_death(death: ChildDeath) -> str:
 
 
 def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard]) -> CostCard | str:
-    """Return the cost card of an op, measured in a process of its own, or the reason why it cannot be measured."""
+    """Return the cost card of an op, measured in a process of its own where possible, or the reason in words why it
+    cannot be measured.
+    """
     if not can_isolate(device):
         try:
             with device_turn(device, alone=True):
@@ -281,6 +298,8 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
             return error_line(e)
 
     def work(send: SendEvent) -> dict[str, Any]:
+        """Return the cost card as a dict."""
+        # A compilation takes longer than the usual limit for a sample.
         send({"kind": "case", "patience": 300})
         return asdict(measure(op, device=device))
 

@@ -15,8 +15,8 @@ MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked 
 
 
 def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return plain data: label, sizes, dtypes, values and layouts as they are, and the optional arguments that are
-    absent.
+    """Return plain data about a sample: its label, sizes, dtypes, kinds of values, layouts, and the optional arguments
+    that are absent.
     """
     values = tensors_among(case.args)
     return {
@@ -30,12 +30,15 @@ def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
 
 
 def _facts_of_values(t: Tensor) -> list[str]:
-    """Return the facts about values that a kernel may depend on."""
+    """Return facts about the values of a tensor on which a kernel may depend, such as ``NaN`` or ``negative``. Empty
+    for very large tensors and some dtypes.
+    """
     if t.numel() == 0:
         return ["none"]
     if t.numel() > MOST_EXAMINED_ELEMENTS or t.is_complex() or is_float8(t) or t.dtype == torch.bool:
         return []
     if not t.is_floating_point():
+        # Not each integer dtype has the operators below.
         wide = t.to(torch.int64)
         facts = {"negative integers": wide.min() < 0, "integers from 0": wide.min() >= 0}
         facts["repeated integers"] = wide.unique().numel() < wide.numel()
@@ -56,7 +59,7 @@ def _facts_of_values(t: Tensor) -> list[str]:
 
 
 def _layout_name(t: Tensor) -> str:
-    """Return the name of a tensor's layout."""
+    """Return the name of a tensor's layout: contiguous, offset, expanded, padded rows, strided or permuted."""
     if t.is_contiguous():
         return "offset" if t.storage_offset() else "contiguous"
     if any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride(), strict=True)):

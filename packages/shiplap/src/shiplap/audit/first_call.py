@@ -37,12 +37,13 @@ class FirstCall:
     loaded: tuple[tuple[str, Any, Any], ...] = ()
 
 
+# Weak, so that an op that a test declares can be collected.
 _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
-    """Call ``op`` on ``case`` between two readings of ``state``, or return the first call of this process if it was
-    made already.
+    """Return the first call of ``op`` in this process: its sample, its results and the ``state`` that it changed. It is
+    made here if it was not made before.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known
@@ -57,7 +58,7 @@ def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]
 
 
 def why_first_call_was_wrong(op: Op) -> str:
-    """Return the fault of the first call's result, if the same call is right by now."""
+    """Return in words the fault of the first call's result, if the same call is right by now. Empty otherwise."""
     first = _FIRST_CALLS.get(op)
     if first is None:
         return ""

@@ -13,8 +13,8 @@ NONE, PAGE = 0, mmap.PAGESIZE
 
 
 def copy_beside_guard(t: Tensor, *, after: bool) -> Tensor:
-    """Return a contiguous copy of ``t`` whose last byte is the last one before a page that cannot be read or written,
-    or whose first byte is the first one behind such a page.
+    """Return a contiguous copy of ``t`` that ends directly before a page of memory which cannot be accessed or, without
+    ``after``, begins directly behind one.
 
     Returns ``t`` itself where it has no elements, or lies on another device.
     """

@@ -17,12 +17,14 @@ from shiplap.dispatch import Op
 
 @lru_cache(maxsize=2)
 def _owners(searched: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Return the distributions of each package in these folders. All their metadata is read for it, for .3 s."""
+    """Return the names of the distributions that provide each top-level package in the folders ``searched``. Cached,
+    since reading all metadata takes 0.3 s.
+    """
     return packages_distributions()
 
 
 def versions_of_packages_used(op: Op) -> dict[str, str]:
-    """Distribution → version, for the packages whose code the op uses."""
+    """Return the versions, by distribution, of the installed packages whose code the op or its sample builder uses."""
     modules = libraries_used(op, op.sampler)
     owners = _owners(tuple(sys.path))
     versions = {}
@@ -35,6 +37,8 @@ def versions_of_packages_used(op: Op) -> dict[str, str]:
 
 
 def digests_of_op_libraries() -> dict[str, str]:
-    """Libraries that registered operators in this process, by name. An adopted op may come from any of them."""
+    """Return the SHA-256 digests, by file name, of the libraries that registered operators in this process. An adopted
+    op may come from any of them.
+    """
     paths = sorted(Path(p) for p in torch.ops.loaded_libraries)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths if p.is_file()}

@@ -35,21 +35,23 @@ class Report(ResultWithVerdict):
     findings: tuple[Finding, ...]
     required: tuple[str, ...]
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "proven"
+    _good: ClassVar[str] = "proven"
 
     @cached_property
     def failed(self) -> tuple[str, ...]:
-        """The names of the checks that failed."""
+        """The names of the checks that failed, each once."""
         return tuple(dict.fromkeys(f.check for f in self.findings if f.verdict == "fail"))
 
     @cached_property
     def causes(self) -> tuple[tuple[Finding, ...], ...]:
-        """The failed findings in groups of one cause, the most harmful first. The first of a group shows the cause."""
+        """The failed findings in groups with one cause, the most harmful first. The first finding of a group shows its
+        cause.
+        """
         return group_by_cause(self.findings)
 
     @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of a check that did not look at everything, and the reason."""
+        """Pairs ``(check, reason)`` of the checks that were required but not run or not completed."""
         ran = {f.check for f in self.findings}
         missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
         missing += [(name, "was not run") for name in self.required if name not in ran and not self.failed]
@@ -62,21 +64,24 @@ class Report(ResultWithVerdict):
 
     @property
     def untouched(self) -> tuple[Cell, ...]:
-        """The required cells of the ledger that no sample belongs to, although they apply to the op."""
+        """The required cells of the ledger that apply to the op but that no sample covered."""
         return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
     @property
     def verdict(self) -> ReportVerdict:
+        """The verdict on the op: ``failed``, ``incomplete`` or ``proven``."""
         return "failed" if self.failed else "incomplete" if self.missing else "proven"
 
     @property
     def proven(self) -> bool:
-        """Whether all required checks passed or do not apply to the op, and none was left out."""
+        """Whether every required check passed or does not apply to the op, and none was left out."""
         return self.verdict == "proven"
 
     @property
     def headline(self) -> str:
-        """Return the verdict in one line, with the causes, the missing checks, or the number that passed."""
+        """Return the op's name and the verdict in one line, with the causes, the missing checks, or the number of
+        checks that passed.
+        """
         reasons: dict[str, list[str]] = {}  # reason -> checks: where the time is over, it is one reason for many
         for check, reason in self.missing:
             reasons.setdefault(reason, []).append(check)
@@ -90,17 +95,22 @@ class Report(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
+        """The findings as table rows: check, verdict, evidence, and details."""
         return tuple(Row(f.check, f.verdict, f.evidence, _details(f)) for f in self.findings)
 
     def __iter__(self) -> Iterator[Finding]:
+        """Return an iterator over the findings."""
         return iter(self.findings)
 
     def __len__(self) -> int:
+        """Return the number of findings."""
         return len(self.findings)
 
 
 def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
-    """Return the checks that show the causes, with the number of others that fail for the same reason."""
+    """Return the names of the checks that show the causes, each with the number of other checks that fail for the same
+    reason.
+    """
     shown = []
     for first, *others in causes:
         more = {f.check for f in others} - {first.check}
@@ -110,13 +120,13 @@ def _name_causes(causes: Sequence[Sequence[Finding]]) -> str:
 
 
 def _details(finding: Finding) -> tuple[str, ...]:
-    """The input that shows a failure, and what to do about it."""
+    """Return the lines that name the input of a failed finding and its fix. Empty for other verdicts."""
     shown = {"input": finding.input, "fix": finding.fix} if finding.verdict == "fail" else {}
     return tuple(f"{name:<7}{text}" for name, text in shown.items() if text)
 
 
 def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
-    """Return the report on an op, with the cells of its ledger that follow from the findings."""
+    """Return the report on an op, from the findings, the required checks and the ledger of covered cells."""
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}
     return Report(subject, tuple(findings), tuple(required), ledger.cells(AUDIT, verdicts))

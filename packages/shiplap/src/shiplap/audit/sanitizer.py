@@ -18,6 +18,7 @@ SANITIZER_TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITIZER_COMMAND = "compute-sanitizer"
 # Lines that the script prints. The prefix keeps them apart from output of the op itself.
 SAMPLE, DONE = "shiplap-sample: ", "shiplap-done: "
+# The tool begins each of its own lines with this, so that they differ from those of the script.
 REPORT_PREFIX = "========= "
 FAULT_TITLE = re.compile(
     r"(Invalid |Misaligned |Uninitialized |Error: |Warning: Race|Barrier error|Illegal |Fatal |Stack |Device-side )"
@@ -37,6 +38,7 @@ class SanitizerFault:
     sample: str = ""
 
     def __str__(self) -> str:
+        """Return the title of the fault and its first four details in one line."""
         return "; ".join([self.title, *self.details[:4]])
 
 
@@ -62,7 +64,7 @@ class SanitizerReport:
 
 
 def find_sanitizer() -> str | None:
-    """Return the path of the tool: on PATH, below CUDA_HOME, or beside nvcc, or None."""
+    """Return the path of compute-sanitizer, found on PATH, below CUDA_HOME or beside nvcc, or None."""
     nvcc = shutil.which("nvcc")
     folders = [f"{home}/bin" for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")) if home]
     folders += [str(Path(nvcc).resolve().parent)] if nvcc else []
@@ -72,7 +74,7 @@ def find_sanitizer() -> str | None:
 
 
 def sanitizer_version() -> str:
-    """Return the version, ``2025.3.1.0``, or an empty text where there is no tool."""
+    """Return the version of compute-sanitizer, such as ``2025.3.1.0``, or an empty text if it is not there."""
     path = find_sanitizer()
     if path is None:
         return ""
@@ -87,7 +89,9 @@ def sanitizer_version() -> str:
 def run_under_sanitizer(
     script: list[str], tool: str, timeout_s: float, env: dict[str, str] | None = None
 ) -> SanitizerReport:
-    """Run ``script`` under ``tool`` for at most ``timeout_s`` seconds, then kill all processes that it started."""
+    """Return the report of ``tool`` of compute-sanitizer on a command. It and all its processes are killed after
+    ``timeout_s`` seconds.
+    """
     path = find_sanitizer()
     if path is None:
         return SanitizerReport(problem=f"{SANITIZER_COMMAND} is not on PATH (it comes with the CUDA toolkit)")
@@ -113,7 +117,9 @@ def run_under_sanitizer(
 
 
 def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> SanitizerReport:
-    """Parse the output of the tool and the script into a report."""
+    """Return the report that the output of compute-sanitizer and of the script contains. ``late`` is the problem of a
+    run that was killed.
+    """
     faults: list[SanitizerFault] = []
     sample, samples, finished, counted, unusable = "", 0, False, None, ""
     for line in out.splitlines():
@@ -141,7 +147,9 @@ def parse_report(out: str, err: str = "", status: int = 0, late: str = "") -> Sa
 
 
 def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> None:
-    """Add one line of the report. A record begins at a title without indentation, and its indented lines follow."""
+    """Add one line of compute-sanitizer's report to ``faults``: a title without indentation begins a fault, indented
+    lines belong to it.
+    """
     if FAULT_TITLE.match(text):
         faults.append(SanitizerFault(text.strip(), sample=sample))
     elif faults and text.startswith("    ") and not re.match(r"\s+(Host Frame|Saved host|Device Frame|in )", text):
@@ -149,13 +157,16 @@ def _add_report_line(faults: list[SanitizerFault], text: str, sample: str) -> No
 
 
 def make_script(home: str, name: str, labels: list[str], seed: int, device: str, root: Path | None) -> str:
-    """Return a Python program that calls the op on these samples and prints the sample before each call."""
+    """Return a Python program that calls the op on the samples of these labels, and prints each label before its
+    call.
+    """
     path = f"sys.path.append({str(root)!r})\n" if root else ""
     return (
         f"import sys\n{path}import torch\nfrom shiplap.audit import find, sample\n"
         "from shiplap.sampling.run import call_op\n"
         f"op = find({home!r}, {name!r})\n"
         f"for label in {labels!r}:\n"
+        # The program synchronizes, so that the faults after a label belong to its call alone.
         f"    args = sample(op, label, {seed}, {device!r}).fresh()\n"
         "    torch.cuda.synchronize()\n"
         f"    print({SAMPLE!r} + label, flush=True)\n"

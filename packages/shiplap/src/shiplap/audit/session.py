@@ -57,7 +57,9 @@ class AuditPlan:
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
-    """Run the checks of ``plan``, and send each event through ``send`` as it happens."""
+    """Run the checks of ``plan`` on the op, in the child process of an audit, and send each event through ``send`` as
+    it happens.
+    """
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
         if not plan.tried:
@@ -85,7 +87,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
 
 
 def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: bool = False) -> Observation:
-    """Return the observation of one sample of one check, alone or after the samples before it (``history``)."""
+    """Return the observation of one sample by one check, alone or, with ``history``, after the samples before it."""
     with _audited(op, plan):
         if history:
             return load_check(check).replay_history(op, label, plan.seed, plan.device)
@@ -93,13 +95,17 @@ def repeat_sample(op: Op, plan: AuditPlan, check: str, label: str, *, history: b
 
 
 def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubject:
-    """Return the subject of an audit, which sends an event for each sample."""
+    """Return the state of an audit in this process: the op, its samples, and what earlier children of the audit found.
+    It sends an event for each sample.
+    """
 
     def begins(check: Check, case: SampleCase | None) -> None:
+        """Send that a sample begins, or that the check is between samples, with the check's time limits."""
         label = case.label if case else ""
         send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
 
     def looked(check: str, case: SampleCase) -> None:
+        """Send a description of a sample that a check has examined."""
         send({"kind": "seen", "check": check, "seen": describe_inputs(op, case)})
 
     subject = AuditSubject(op, Samples(op, plan.seed, plan.device))
@@ -111,8 +117,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
 
 def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None:
-    """Call the op on its base sample. A fault that would make every check fail alike is an error, not a finding of each
-    check.
+    """Call the reference and the op on the base sample. Raises SL502 if the reference fails, as every check would fail
+    alike.
     """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
@@ -145,7 +151,9 @@ def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None
 
 
 def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
-    """Return the finding of one check, also where the check itself raises."""
+    """Return the finding of one check. It is a failure if the check itself raises, and incomplete if the time is
+    over.
+    """
     if time.monotonic() > subject.deadline:
         return Finding(check.name, "incomplete", subject.name, f"out of budget={plan.budget:g}")
     try:
@@ -165,7 +173,9 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 @contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
-    """A context in which the op is audited: with the builder of samples of the plan, and limits for launches."""
+    """Enter a context in which the op is audited: with the sample builder of the plan, and with a time limit for
+    interpreted launches.
+    """
     before = op.sampler
     op.sampler = plan.builder or before
     try:

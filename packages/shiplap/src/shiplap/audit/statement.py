@@ -42,20 +42,25 @@ class SampleCollector:
     """Collects the samples that checks examine. Pass it to ``audit`` as ``looked``."""
 
     def __init__(self) -> None:
+        """Start without any samples."""
         self.seen: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, check: str, seen: dict[str, Any]) -> None:
+        """Add a description of a sample that a check has examined. An audit calls the collector for each."""
         self.seen.setdefault(check, []).append(seen)
 
     def rows(self) -> dict[str, ExaminedSamples]:
-        """Return the examined samples of each check, with each value once and in order."""
+        """Return what each check has examined, by check: the number of samples, and the sizes, dtypes, values and
+        layouts in them, each once and sorted.
+        """
         return {check: _unite_samples(seen) for check, seen in sorted(self.seen.items())}
 
 
 def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
-    """Return the union of the samples of one check."""
+    """Return the number of samples of one check, and the union of their sizes, dtypes, values and layouts."""
 
     def union(name: str) -> list[str]:
+        """Return the values under ``name`` in all samples, each once and sorted."""
         return sorted({value for s in seen for value in s[name]})
 
     names = sorted({name for s in seen for name in s["sizes"]})
@@ -71,7 +76,7 @@ def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
 
 
 def _sort_key_numbers_first(value: str) -> tuple[bool, int, str]:
-    """Return a sort key that puts numbers first, by size."""
+    """Return a sort key that puts numbers first, by size, then other texts."""
     return not value.isdigit(), int(value) if value.isdigit() else 0, value
 
 
@@ -84,7 +89,8 @@ def write_audit_statement(
     reports: Sequence[Report],
     **about: object,
 ) -> None:
-    """Write the statement of an audit of ``ops``; ``about`` are facts of the run, such as its seed. SL602 on failure.
+    """Write the statement of an audit of ``ops`` to ``path``: a JSON record of code digests, samples, findings and
+    costs. Raises SL602 if it cannot be written.
 
     A subject is an op, or the file of a C library that one of its kernels calls. The statement holds no path and no
     reproducer, which would have paths of this machine in it.
@@ -114,12 +120,14 @@ def write_audit_statement(
 
 
 def op_digest(parts: Mapping[str, str]) -> str:
-    """Return the SHA-256 digest of an op: of the JSON of its ``part_digests``, sorted and without spaces."""
+    """Return the SHA-256 digest of an op, computed from the sorted JSON of its part digests."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def part_digests(op: Op) -> dict[str, str]:
-    """Return the digests of all that the evidence about ``op`` depends on and that can change, by name."""
+    """Return the digests of all parts on which the evidence about ``op`` depends, by name: code, kernels, packages and
+    libraries.
+    """
     by_part = {"declaration": op.spec.digest, "op": op.identity, "reference": code_digest(op.reference)}
     if op.gradient is not None:
         by_part["gradient"] = code_digest(op.gradient)
@@ -133,8 +141,10 @@ def part_digests(op: Op) -> dict[str, str]:
     }
     there, absent = find_libraries(op)
     by_part |= {f"library {file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in there}
+    # Listed too, since the evidence leaves these libraries out.
     by_part |= {f"library {name}": "not on this machine" for name in absent}
     if is_adopted(op):
+        # torch does not record which library has registered an op.
         loaded = digests_of_op_libraries()
         by_part |= {f"library {name}": text for name, text in loaded.items()}
         if not loaded:

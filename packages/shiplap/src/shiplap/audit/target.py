@@ -17,8 +17,8 @@ from shiplap.safe_io.module_path import append_module_folder
 
 
 def find(home: str, name: str) -> Op:
-    """Return the op ``namespace::name`` that the module or file ``home`` declares or adopts. Raises SL501 if there is
-    none.
+    """Return the op ``namespace::name`` that the module or file ``home`` declares or adopts, after importing it. Raises
+    SL501 if there is none.
     """
     module = _run_file(Path(home).resolve()) if home.endswith(".py") else importlib.import_module(home)
     # The module's own ops first: another module may register the same name later.
@@ -36,7 +36,7 @@ def find(home: str, name: str) -> Op:
 
 
 def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
-    """Yield the ops among the values of a module, also inside its lists and dicts."""
+    """Yield the ops among the values of a module, and in its lists, tuples and dicts."""
     for value in list(values):
         if isinstance(value, Op):
             yield value
@@ -47,7 +47,9 @@ def _ops_among(values: Iterable[Any]) -> Iterator[Op]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run ``path`` as ``python path`` would, siblings importable, but not as ``__main__``."""
+    """Return the module made by running the file ``path``, with its folder importable, but not as ``__main__``. A file
+    that is loaded already is not run again.
+    """
     for module in list(sys.modules.values()):  # running a file twice would declare its ops twice (SL108)
         if getattr(module, "__file__", None) == str(path):
             return module
@@ -87,7 +89,8 @@ found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 def write_reproducer(
     op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK", *, history: bool = False
 ) -> str:
-    """Return a complete script that observes the same sample, or the same series of samples when ``label`` is None.
+    """Return a complete script that observes the same sample by ``check``, or the same series of samples if ``label``
+    is None.
 
     ``symbol`` is the name of the check in the module ``check``. With ``history`` the script repeats the samples before.
     """
@@ -103,7 +106,7 @@ def write_reproducer(
 
 
 def address_of_op(op: Op) -> tuple[str, Path | None]:
-    """Return ``(module or file, directory to add to sys.path)``, by which another process can import the op."""
+    """Return ``(module or file, folder to add to sys.path or None)``, by which another process can import the op."""
     module = op.reference.__module__
     file = inspect.getsourcefile(op.reference)
     if file is None:

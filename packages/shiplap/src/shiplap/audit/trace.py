@@ -18,6 +18,7 @@ import torch
 
 from shiplap.sampling.run import error_line
 
+# The range in the trace that has the calls, without those of the profiler.
 PROFILER_MARK = "shiplap::traced"
 PATTERNS_BY_KIND = {  # what a call is counted as → names of the runtime's and the driver's functions
     "raw allocation": r"cu(da)?(Malloc|MemAlloc|MemCreate|HostAlloc|MemHostAlloc|HostRegister|MemHostRegister)",
@@ -40,6 +41,9 @@ class CudaCallCounts:
     reason: str = ""
 
     def __str__(self) -> str:
+        """Return the number of launches, streams and other CUDA calls in words, or the reason why they were not
+        counted.
+        """
         if self.reason:
             return f"not counted ({self.reason})"
         counts = [f"{self.calls['launch']} launches on {len(self.streams)} streams"]
@@ -47,7 +51,9 @@ class CudaCallCounts:
 
 
 def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
-    """Run ``run`` under torch's profiler and count its calls, without those of the profiler itself."""
+    """Return the numbers of CUDA runtime calls that ``run()`` makes, found by torch's profiler, without those of the
+    profiler itself.
+    """
     activity = torch.profiler.ProfilerActivity
     if activity.CUDA not in torch.profiler.supported_activities():
         return CudaCallCounts(Counter(), reason="this torch has no CUPTI")
@@ -55,6 +61,7 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
         with torch.profiler.profile(activities=[activity.CPU, activity.CUDA]) as profile:
             with torch.profiler.record_function(PROFILER_MARK):
                 run()
+            # Kernels that still run when the profile ends would be missing in it.
             torch.cuda.synchronize()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json"
@@ -65,7 +72,9 @@ def count_cuda_calls(run: Callable[[], Any]) -> CudaCallCounts:
 
 
 def parse_chrome_trace(trace: dict[str, Any]) -> CudaCallCounts:
-    """Count the calls inside the marked range of a Chrome trace, and the kernels that they launched."""
+    """Return the numbers of CUDA calls, and the streams of the kernels launched, in a profiler's Chrome trace. Only the
+    range that :func:`count_cuda_calls` marks is read.
+    """
     events = [e for e in trace.get("traceEvents", ()) if e.get("ph") == "X"]
     mark = next((e for e in events if e.get("name") == PROFILER_MARK and "gpu" not in e.get("cat", "")), None)
     if mark is None:

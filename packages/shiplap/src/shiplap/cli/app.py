@@ -35,8 +35,8 @@ class VerbGroup(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb that ``args`` begin with. SL614 lists all verbs, including those of installed
-        distributions.
+        """Return the verb that ``args`` begin with, in the form in which click expects it. Raises SL614, with the
+        nearest and all verbs, for an unknown verb.
         """
         # The option is searched for in the raw arguments, since a verb whose arguments are wrong never gets its parsed
         # ones.
@@ -50,7 +50,9 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb. Errors of the catalogue and of usage are shown, as JSON where that was asked for."""
+        """Run a verb and return its result. A catalogue error or another exception is printed, as JSON with ``--json``,
+        and ends the program with an exit status. Errors of usage are left to click.
+        """
         console.begin_verb()
         try:
             return super().invoke(ctx)
@@ -95,7 +97,7 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
-    """Print the version and exit."""
+    """Print the version and exit, if ``--version`` was given."""
     if wanted:
         from shiplap import __version__
 
@@ -110,12 +112,12 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Declare the options that stand before a verb."""
+    """Declare the options that stand before a verb. Nothing is done here: ``VerbGroup.invoke`` reads them."""
     pass
 
 
 def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
-    """Yield the modules beside this one that are verbs, by name."""
+    """Yield ``(name, module)`` of the modules beside this one that are verbs."""
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in ("__main__", "app"):
             module = import_module(f"shiplap.cli.{file.name}")
@@ -134,8 +136,8 @@ for name, module in families.installed_verbs():
 
 
 def main() -> None:
-    """Run the console script. It ends quietly when the reader of its output has ended, as with ``shiplap env | head
-    -1``.
+    """Run the command line. It ends quietly if the reader of its output has ended, as with ``shiplap env |
+    head -1``.
     """
     try:
         try:

@@ -140,7 +140,7 @@ class _AuditResults:
     ledgers: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
 
     def add(self, part: _AuditResults) -> None:
-        """Add the results of one more op."""
+        """Add the results of one more op to these."""
         self.findings += part.findings
         self.costs += part.costs
         self.unmeasured += part.unmeasured
@@ -148,7 +148,7 @@ class _AuditResults:
         self.ledgers |= part.ledgers
 
     def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Make one report on each op, from the findings of all runs."""
+        """Make one report on each op, from the findings of all runs on it, and append it to ``reports``."""
         from shiplap.audit import Report
 
         for name in (op.spec.name for op in ops):
@@ -220,7 +220,7 @@ def command(
         asked = _AuditRequest(check, sanitizer or [], seed, device, budget, measured=measured)
         results = _audit_ops(ops, asked, jobs, quiet=json)
     from shiplap.audit import CHECKS
-    from shiplap.render import exit_code, facts
+    from shiplap.render import exit_status, facts
 
     # A verdict on checks that were not run would always be incomplete, so those of --check suffice by default.
     required = CHECKS if require == "full" or not check else tuple(check)
@@ -234,7 +234,7 @@ def command(
         )
         console.note(f"wrote {statement}")
     _show_results(results, json, html, facts(target=" ".join(targets), seed=seed, device=device), measured=measured)
-    if status := exit_code(results.reports):
+    if status := exit_status(r.verdict for r in results.reports):
         raise typer.Exit(status)
 
 
@@ -251,7 +251,7 @@ class _AuditRequest:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """The runs of one op: the checks, and then each sanitizer, with its budget in seconds.
+        """Yield ``(checks, budget in seconds)`` of each run of one op: the chosen checks, and then each sanitizer.
 
         A sanitizer takes minutes, so that each has a budget of its own.
         """
@@ -261,8 +261,8 @@ class _AuditRequest:
 
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
-    """Return the findings of all ops, in the order of ``ops`` and checks, and a cost card of each op that has
-    samples.
+    """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads: findings, ledgers, and cost
+    cards where they are measured.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
@@ -279,6 +279,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
         done = count(1)
 
         def advance(finding: Finding) -> None:
+            """Report to the progress bar that one more check of an op is finished."""
             report(f"{finding.subject} {finding.check}", next(done), total)
 
         for part in (
@@ -291,7 +292,9 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
-    """Return all results of one op. Its checks run in processes of their own, so this process stays unchanged."""
+    """Return all results of one op: the findings of its runs and, if asked, its cost card. SL502 for the op's samples
+    becomes a finding.
+    """
     from shiplap.audit import audit
     from shiplap.audit.statement import SampleCollector
 
@@ -322,7 +325,7 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
 
 
 def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
-    """Add the op's card. An op that cannot be called has none, and its findings state the reason."""
+    """Measure the cost card of the op and add it to ``results``, or the reason why it cannot be measured."""
     from shiplap.audit import measure_cost, measure_cost_isolated
 
     card = measure_cost_isolated(op, device, measure_cost)
@@ -333,7 +336,7 @@ def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
 
 
 def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
-    """Return the finding of an op for which no inputs could be drawn."""
+    """Return the failed finding of an op for which no sample arguments could be made, from the error ``e``."""
     from shiplap.audit import Finding
 
     return Finding("samples", "fail", op.spec.name, f"{e.id}: {e.what}: {e.got}", fix=e.fix)
@@ -342,7 +345,9 @@ def _unsampled_finding(op: Op, e: ShiplapError) -> Finding:
 def _show_results(
     results: _AuditResults, json: bool, html: Path | None, about: dict[str, str], *, measured: bool
 ) -> None:
-    """Show findings and costs in the terminal or as JSON, and write the page."""
+    """Print findings and costs in the terminal or, with ``json``, as JSON, and write them as an HTML page if ``html``
+    is given.
+    """
     from shiplap.render import findings_html, findings_json, print_costs, print_findings
 
     findings, costs = results.findings, results.costs

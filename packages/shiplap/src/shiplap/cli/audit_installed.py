@@ -39,8 +39,8 @@ class InstalledOptions:
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
-    """Audit the ops of an installed package, print a report, and return the exit status: 1 for a finding that the
-    baseline does not list.
+    """Audit the ops of an installed package, print a report, and return the exit status, which is not 0 if a finding is
+    not in the baseline.
 
     Raises:
         ShiplapError: SL501 if there is no such package or no op in it, SL601 if it cannot be imported, SL602 for a
@@ -56,6 +56,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
     with console.own_stdout():
         ops = _audit_ops(options, quiet=as_json)
     report = InstalledReport(options.package, installed_version(options.package), ops, known)
+    # The new baseline lists all findings of this run, those of the old one included.
     if options.update_baseline and options.baseline is not None:
         keys = sorted({f.key for f in report.findings})
         console.write_text(options.baseline, json.dumps({"package": options.package, "known": keys}, indent=1) + "\n")
@@ -69,7 +70,9 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
 
 
 def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
-    """Return the results of all ops. Those that the folder of ``--out`` holds from before are not audited again."""
+    """Return the audit results of all ops of the package, in order. Those that the folder of ``--out`` holds from an
+    earlier run are not audited again.
+    """
     from shiplap.audit.installed.engine import InstalledRequest, audit_installed_ops, prepare_process, stored_results
     from shiplap.scaffold.calls import DispatchRecorder
     from shiplap.scaffold.package import find_package_ops, installed_version
@@ -84,6 +87,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     stored = {} if file is None else stored_results(file, version)
     if stored:
         console.note(f"{len(stored)} ops are taken from {file}; remove it to audit them again")
+    # Before the ops are audited in forks, which inherit the imported compiler.
     prepare_process()
     request = InstalledRequest(options.package, version, options.seed, options.seconds, options.folder)
     open_ops = {name: op for name, op in ops.items() if name not in stored}
@@ -97,12 +101,16 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
                 safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
 
         results = audit_installed_ops(open_ops, recorder.calls, request, options.jobs, keep)
+    # In the order of the ops, whether they were audited now or before.
     every = {**stored, **{r.op: r for r in results}}
     return [every[name] for name in ops]
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the keys of the findings that a baseline lists."""
+    """Return the keys of the findings that the baseline file lists, none without a baseline. Raises SL602 for a file
+    that cannot be read.
+    """
+    # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):
         return frozenset()
     try:

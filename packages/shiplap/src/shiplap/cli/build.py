@@ -45,6 +45,7 @@ def command(
             try:
                 row["library"] = str(build_op(op) or "the launcher of templates")
             except ShiplapError as e:
+                # SL404 only says that Python serves the op, which is no failure.
                 row |= {"why": f"{e.id}: {e.what}: {e.got}", "failed": e.id != "SL404"}
             rows.append(row)
     texts = (str(row["library"] or ("" if row["failed"] else "Python, ") + str(row["why"])) for row in rows)

@@ -82,11 +82,14 @@ def command(
         raise typer.Exit(status)
 
 
+# The JSON value, the lines for a terminal, and the exit status.
 Result = tuple[Any, list[str], int]
 
 
 def _stale_fields(entry: StoredEntry) -> list[str]:
-    """Return the reasons why an entry cannot be used here and now; empty if it can."""
+    """Return the reasons why a stored choice cannot be used on this machine with these versions and kernels. Empty if
+    it can.
+    """
     import torch
 
     from shiplap.dispatch import registry
@@ -107,12 +110,15 @@ def _stale_fields(entry: StoredEntry) -> list[str]:
 
 
 def _entry_json(entry: StoredEntry) -> dict[str, Any]:
+    """Return a stored choice as plain values for JSON, with the reasons why it cannot be used."""
     key = entry.key.as_dict() if entry.key else {}
     return {"file": str(entry.path), "key": key, "value": dict(entry.value or {}), "differs": _stale_fields(entry)}
 
 
 def _entry_line(entry: StoredEntry) -> str:
-    """Return the line of an entry: whether it serves here, its op, bucket and choice."""
+    """Return the line that shows a stored choice: whether it can be used here, its op, bucket, dtypes, kernel and
+    config.
+    """
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
     config = ", ".join(f"{n}={v}" for n, v in entry.value["config"].items())
@@ -123,11 +129,14 @@ def _entry_line(entry: StoredEntry) -> str:
 
 
 def _list_entries(store: ChoiceStore, what: str) -> Result:
-    """Return the entries, compiled bindings and kept proofs, or the proofs alone."""
+    """Return JSON value, lines and exit status of ``shiplap cache ls``: the stored choices of an op or of all, compiled
+    bindings and proofs. ``proofs`` lists proofs alone.
+    """
     if what == PROOFS:
         return _list_proofs()
     entries = list(store.entries(_name_of_target(what)))
     lines = [_entry_line(e) for e in entries] or [f"no entries in {store.root}"]
+    # Bindings belong to libraries of several ops, so that a list of one op leaves them out.
     compiled = _compiled_bindings(store) if not what else []
     lines += [
         f"compiled {b['file']}: {b['bytes'] / 2**20:.1f} MiB{b['problem'] and '  ' + b['problem']}" for b in compiled
@@ -144,7 +153,9 @@ def _list_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _list_proofs() -> Result:
-    """The kept proofs of rewrites and templates, and why one serves no process like this."""
+    """Return JSON value, lines and exit status for the stored proofs of rewrites and templates, each with the reason
+    why it cannot be used here, if any.
+    """
     from shiplap.tuning.proof_cache import kept_proofs
 
     rows = [
@@ -155,8 +166,10 @@ def _list_proofs() -> Result:
     return {"proofs": rows}, [line.rstrip() for line in lines] or ["no proofs are kept"], 0
 
 
-def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
-    """How many proofs were removed, of all or of those that serve no process like this; and what could not be."""
+def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
+    """Remove all stored proofs or, with ``stale``, those that cannot be used here. Return how many were removed, and
+    the files that could not be.
+    """
     from shiplap.tuning.proof_cache import kept_proofs, remove_proof
 
     removable = [entry for entry, problem in kept_proofs() if problem or not stale]
@@ -165,7 +178,7 @@ def _without_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 
 def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
-    """Return the compiled bindings, each with the reason why it will not be loaded, or ""."""
+    """Return file, size in bytes and problem (empty if it can be loaded) of each compiled binding beside the store."""
     from shiplap.kernels.native import cache
 
     bindings = cache.cached_artefacts(store.root.parent / "native")
@@ -173,7 +186,9 @@ def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
 
 
 def _name_of_target(what: str) -> str:
-    """Return the name of an op. A target with a home is imported, so that its kernels can be compared."""
+    """Return the name of the op that ``what`` names, after importing its module if one is given, so that its kernels
+    can be compared. Empty for no name.
+    """
     from shiplap.cli.target import resolve_targets, split_target
 
     if not what:
@@ -183,7 +198,9 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
-    """Return which fields of the stored keys differ from this process's."""
+    """Return JSON value, lines and exit status of ``shiplap cache why``: which fields of the stored keys of an op
+    differ from those of this process.
+    """
     name = _name_of_target(what)
     entries = list(store.entries(name))
     lines = [_entry_line(e) for e in entries] or [f"nothing is stored for {name} in {store.root}: tune it"]
@@ -197,7 +214,7 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
-    """Write all entries to a frozen table."""
+    """Write all stored choices to the frozen table ``what``. Return JSON value, lines and exit status."""
     from shiplap.tuning.frozen_table import dump_table
 
     exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
@@ -206,7 +223,9 @@ def _export_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _import_entries(store: ChoiceStore, what: str) -> Result:
-    """Store the entries of a frozen table. Raises SL602 where not all can be written."""
+    """Store the choices of the frozen table ``what``. Return JSON value, lines and exit status. Raises SL602 if not all
+    can be written.
+    """
     from shiplap.tuning.frozen_table import read_frozen_table
 
     entries = read_frozen_table(Path(what))
@@ -224,22 +243,26 @@ def _import_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_entries(store: ChoiceStore, what: str) -> Result:
-    """Remove the entries of an op, or all entries and proofs."""
-    gone, stuck = _without_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
+    """Remove the stored choices of an op, or all choices and proofs for ``all``. Return JSON value, lines and exit
+    status.
+    """
+    gone, stuck = _remove_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
     # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
     paths = [] if what == PROOFS else [e.path for e in store.entries("" if what == "all" else _name_of_target(what))]
     return _with_proofs(_remove_files(store, paths), gone, stuck)
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
-    """Return ``done`` with the proofs that were removed as well."""
+    """Return the result ``done`` extended by the number of removed proofs and the files that could not be removed."""
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
     return {**result, "proofs": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
 
 
 def _collect_garbage(store: ChoiceStore, what: str) -> Result:
-    """Remove entries that cannot serve, damaged bindings and what killed processes left."""
+    """Remove choices that cannot be used here, damaged bindings and files of killed processes. Return JSON value, lines
+    and exit status.
+    """
     from shiplap.kernels.native import cache
 
     stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
@@ -256,11 +279,13 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
     lines += [f"removed {swept} folders of runs that were killed from {left[0].parent}"] if swept else []
     lines += [f"cannot remove {path}" for path in stuck]
     done = {**result, "compiled": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
-    return _with_proofs(done, *(_without_proofs(stale=True) if not what else (0, [])))
+    return _with_proofs(done, *(_remove_proofs(stale=True) if not what else (0, [])))
 
 
 def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
-    """Remove files of the store. Return how many, and those that could not be removed."""
+    """Remove files of the store. Return JSON value, lines and exit status, with the number of removed files and those
+    that could not be removed.
+    """
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]
     return {"root": str(store.root), "removed": len(paths) - len(stuck), "stuck": stuck}, lines, int(bool(stuck))

@@ -22,34 +22,35 @@ if TYPE_CHECKING:
 
     from shiplap.render.lines import Line, TextTable
 
+# 1: the verb found something wrong. 2: the verb could not run.
 FAILED, ERROR = 1, 2
 WRITABLE_PATH = "a path in an existing, writable directory"
 STDOUT, STDERR = 1, 2  # the descriptors, whatever sys.stdout and sys.stderr are at the moment
 
 
 def out() -> Console:
-    """Return the console of stdout: results, never wrapped in the middle of a path."""
+    """Return the console that prints results on stdout. It does not wrap lines."""
     return make_console(soft_wrap=True)
 
 
 def err() -> Console:
-    """Return the console of stderr: progress, notes and errors."""
+    """Return the console that prints progress, notes and errors on stderr. It does not wrap lines."""
     return make_console(stderr=True, soft_wrap=True)
 
 
 def echo(text: str, *, end: str = "\n") -> None:
-    """Print a result that is no JSON on stdout, as it is but for control characters."""
+    """Write a result that is no JSON to stdout, with control characters replaced."""
     sys.stdout.write(replace_controls(text) + end)
     sys.stdout.flush()
 
 
 def note(message: str) -> None:
-    """Print one line for the user on stderr, so that stdout holds only results."""
+    """Print one line on stderr, so that stdout has only results."""
     err().print(message, markup=False)
 
 
 def nobody_reads() -> bool:
-    """Return whether stdout or stderr is a pipe whose reader has ended."""
+    """Whether stdout or stderr is a pipe whose reader has ended."""
     # Polling reports an ended reader without a write, which would raise the same error again.
     poll = select.poll()
     for stream in (STDOUT, STDERR):
@@ -61,13 +62,13 @@ _answered = False  # whether the verb that runs has written its JSON value
 
 
 def begin_verb() -> None:
-    """Reset the module for a verb that has written nothing yet."""
+    """Note that no JSON value has been printed yet. Called before each verb."""
     global _answered
     _answered = False
 
 
 def emit_json(value: Any) -> None:
-    """Print the one JSON value that ``--json`` promises."""
+    """Print ``value`` on stdout as the one JSON value of a verb with ``--json``. Infinities and NaN become null."""
     global _answered
     _answered = True
     text = json.dumps(_without_infinities(value), indent=2, ensure_ascii=False, default=str)
@@ -77,7 +78,9 @@ def emit_json(value: Any) -> None:
 
 
 def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) -> None:
-    """Print the result of a verb: its JSON value, or its lines, which no terminal's width and no markup changes."""
+    """Print the result of a verb on stdout: ``value`` as JSON with ``as_json``, else ``lines``, which are neither
+    wrapped nor read as markup.
+    """
     from shiplap.render.lines import line, print_lines
 
     if as_json:
@@ -87,7 +90,9 @@ def show(value: Any, lines: Iterable[str | Line | TextTable], *, as_json: bool) 
 
 
 def _without_infinities(value: Any) -> Any:
-    """Return ``value`` with null for infinities and NaN, which JSON does not have and most of its readers refuse."""
+    """Return ``value`` with None in place of infinities and NaN in nested dicts and lists, since JSON has no such
+    numbers.
+    """
     if isinstance(value, dict):
         return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -97,7 +102,9 @@ def _without_infinities(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Redirect the output of other code to stderr, so that stdout holds the answer of the verb only."""
+    """Enter a context in which prints of other code go to stderr, so that stdout has only the result of the verb. Does
+    nothing if not ``active``.
+    """
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
         yield
 
@@ -105,13 +112,15 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """Print the JSON value of a verb that failed, unless the verb had already printed its value."""
+    """Print the JSON value of a verb that failed, with the fields of its error, unless the verb has printed a value
+    already.
+    """
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
 
 
 def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
-    """Print a catalogue error, a field a line, with multi-line values aligned. With ``as_json`` on stdout as well."""
+    """Print a catalogue error on stderr, one field per line, and with ``as_json`` also as JSON on stdout."""
     from rich.text import Text
 
     text = Text()
@@ -128,7 +137,9 @@ def show_error(failure: ShiplapError, *, as_json: bool = False) -> None:
 
 
 def show_defect(failure: Exception, *, as_json: bool = False) -> None:
-    """Print an unexpected exception in one line, with the way to see its traceback."""
+    """Print an unexpected exception on stderr in one line, with advice to use ``--traceback``, and with ``as_json``
+    also as JSON on stdout.
+    """
     what, fix = f"unexpected {type(failure).__name__}: {failure}", "run again as 'shiplap --traceback ...' to see where"
     note(f"{what}\n  {fix}")
     if as_json:
@@ -136,13 +147,15 @@ def show_defect(failure: Exception, *, as_json: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path``. SL602 states why it cannot be written."""
+    """Write ``text`` to the file ``path``. Raises SL602 with the reason if it cannot be written."""
     with writing(path, "the file", WRITABLE_PATH):
         safe_io.write_text(path, text)
 
 
 def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], **values: Any) -> None:
-    """Write the HTML report of a verb, from a template of ``shiplap.render``."""
+    """Write the HTML report of a verb to ``path``, rendered from a template of ``shiplap.render``, and print that it
+    was written.
+    """
     from shiplap.render import render_html
 
     write_text(path, render_html(template, title=title, facts=facts, **values))
@@ -150,15 +163,15 @@ def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], 
 
 
 def require_file(path: Path) -> None:
-    """Raise SL602 if ``path`` cannot be written, before the work and not after it. An existing file keeps its
-    content.
+    """Raise SL602 before the work begins if the file ``path`` cannot be written. An existing file keeps its content, a
+    missing one is created.
     """
     with writing(path, "the file", WRITABLE_PATH):
         os.close(safe_io.open_for_writing(path, append=True))
 
 
 def require_directory(path: Path) -> None:
-    """Create ``path`` now. SL602 is raised before the work and not after it."""
+    """Create the directory ``path``. Raises SL602 before the work begins if it cannot be created or written."""
     with writing(path, "the directory", "a writable directory"):
         path.mkdir(parents=True, exist_ok=True)
         # A directory that exists need not be writable, and its mode does not decide that for every file system.
@@ -167,7 +180,7 @@ def require_directory(path: Path) -> None:
 
 
 def require_device(device: str) -> None:
-    """Raise SL605 unless torch can allocate on ``device``."""
+    """Raise SL605 unless torch can allocate a tensor on ``device``."""
     import torch
 
     try:

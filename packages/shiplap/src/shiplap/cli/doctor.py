@@ -82,7 +82,9 @@ def command(
 
 
 def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_break: bool, apply: bool) -> None:
-    """Try the remedies, show what helped, and write it into the program's files where asked."""
+    """Run the program with remedies in a copy, print those that helped and, with ``apply``, write them into its files.
+    Sets the exit status.
+    """
     from shiplap.doctor import try_remedies
     from shiplap.doctor.scratch import with_own_newlines
     from shiplap.render import facts, print_lines, value_json
@@ -114,6 +116,6 @@ def _treat_program(program: list[str], json: bool, html: Path | None, fail_on_br
 
 
 def _write_page(diagnosis: Diagnosis, html: Path | None, about: dict[str, str]) -> None:
-    """Write the HTML report where asked."""
+    """Write the HTML report of a diagnosis to ``html``, if it is given."""
     if html is not None:
         console.write_page(html, "diagnosis.html.jinja", "shiplap doctor", about, found=diagnosis)

@@ -55,7 +55,9 @@ def command(
 
 
 def environment_report() -> dict[str, Any]:
-    """Return the environment as plain data, the same for text and JSON."""
+    """Return versions, devices, capabilities, settings, libraries and bindings as plain values. Both the text and the
+    JSON output print these.
+    """
     from shiplap import torch_private
     from shiplap.settings import describe
 
@@ -79,7 +81,9 @@ def environment_report() -> dict[str, Any]:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Return versions by name, None for missing packages. Reads metadata, imports nothing."""
+    """Return the versions of packages, Python, the platform and the C++ compiler by name, None for a missing one.
+    Nothing is imported.
+    """
     from shiplap import __version__
 
     by_package: dict[str, str | None] = {"shiplap": __version__, "python": platform.python_version()}
@@ -93,7 +97,7 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def _compiler_version() -> str | None:
-    """Return the first line of ``$CXX --version``."""
+    """Return the first line that ``$CXX --version`` (or ``c++``) prints, None if there is no compiler."""
     path = shutil.which(os.environ.get("CXX") or "c++")
     if path is None:
         return None
@@ -106,7 +110,7 @@ def _compiler_version() -> str | None:
 
 
 def list_devices() -> list[dict[str, Any]]:
-    """Return the CPU and every accelerator of torch, with the runtime it was built for."""
+    """Return the CPU and each accelerator that torch finds, as dicts with name, memory and runtime."""
     import torch
 
     cpu = {"device": "cpu", "name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
@@ -130,14 +134,16 @@ def list_devices() -> list[dict[str, Any]]:
 
 
 def kernel_libraries() -> list[dict[str, Any]]:
-    """Return the C ABI libraries of the shipped ops: where they are, and whether they load and their signatures
-    agree.
+    """Return the C libraries of all installed families' ops: path, whether they load, and how many symbols agree with
+    the declarations.
     """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
 def _libraries_of(family: str) -> list[dict[str, Any]]:
-    """Return the kernel libraries of a family's ops, and how many of their symbols load."""
+    """Return the kernel libraries of one family's ops, each with its path, its problem and how many of its symbols
+    load.
+    """
     try:
         ops = ops_of(importlib.import_module(family))
     except Exception as e:
@@ -153,7 +159,9 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 
 def op_bindings() -> list[dict[str, str]]:
-    """Return for each shipped op the binding that calls its C ABI kernel in a process like this one, and the reason."""
+    """Return for each op of the installed families which binding (native or Python) calls its C kernel
+    here, and why.
+    """
     from shiplap.kernels.native import binding
 
     rows = []
@@ -169,11 +177,12 @@ def op_bindings() -> list[dict[str, str]]:
 
 
 def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
+    """Return the row of a library of which no symbol has been loaded yet."""
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
-    """Return the entry of a library: its path, or the problem of finding it."""
+    """Return the row of a library, with its path or with the problem of finding it."""
     from shiplap.kernels.c.library import locate_library
 
     try:
@@ -183,7 +192,7 @@ def _locate_library(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load one symbol and count it. The first problem is kept."""
+    """Load one symbol of a library and count it in the row ``entry``. The first problem is kept there."""
     from shiplap.kernels.c.library import load_symbol
 
     entry["symbols"] += 1
@@ -197,7 +206,7 @@ def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
 
 
 def _print_report(environment: dict[str, Any]) -> None:
-    """Print the sections of the environment."""
+    """Print the sections of the environment, in columns."""
     screen, versions_of = console.out(), environment["versions"]
     sections: tuple[tuple[str, list[tuple[str, ...]]], ...] = (
         ("versions", [(name, value or ABSENT.get(name, "not installed")) for name, value in versions_of.items()]),
@@ -218,16 +227,17 @@ def _print_report(environment: dict[str, Any]) -> None:
 
 
 def _pad_cells(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
-    """Return a row with cells as wide as the widest of their column, except the last cell."""
+    """Return the cells of a row padded to the width of their columns, except the last cell."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 
 def _describe_device(device: dict[str, Any]) -> str:
+    """Return name and properties of a device in one line."""
     return ", ".join(str(v) if k == "name" else f"{k} {v}" for k, v in device.items() if k != "device")
 
 
 def _describe_capability(capability: dict[str, Any]) -> str:
-    """Return in words whether a capability is verified on this torch."""
+    """Return in words whether a capability was verified on this version of torch, and what replaces it otherwise."""
     if capability["known"]:
         return "known"
     runs = f"run on {', '.join(capability['verified'])}" if capability["verified"] else "no run"
@@ -235,7 +245,7 @@ def _describe_capability(capability: dict[str, Any]) -> str:
 
 
 def _describe_library(library: dict[str, Any]) -> str:
-    """Return in words how many symbols of a library loaded."""
+    """Return in words how many symbols of a library loaded, or its problem."""
     if library["problem"]:
         return str(library["problem"])
     return f"{library['ok']} of {library['symbols']} symbols loaded, signatures agree"

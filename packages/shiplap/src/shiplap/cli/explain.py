@@ -31,6 +31,7 @@ Exit status:
   1  compiled, but a candidate is wrong or broken (it was not used)
   2  the function or the error does not exist, or nothing of the function was compiled"""
 ERROR_ID = re.compile(r"SL\d+", re.IGNORECASE)
+# Each error has a section on this page, with its id as the anchor.
 PAGE = "docs/errors.md"
 
 
@@ -79,7 +80,9 @@ def command(
 
 
 def _catalogue_entry(id: str) -> Entry:
-    """Return the entry of the catalogue. SL613 if no installed package has it."""
+    """Return the catalogue entry of an error id, after importing the families if it is not known yet. Raises SL613 if
+    there is none.
+    """
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:
         load_families()
@@ -90,7 +93,7 @@ def _catalogue_entry(id: str) -> Entry:
 
 
 def _show_error(entry: Entry, json: bool) -> None:
-    """Print an entry of the catalogue: title, class, cause, fix and page."""
+    """Print an entry of the error catalogue: title, class, cause, fix and page, as text or JSON."""
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
     told = {
         "class": f"{entry.kind.__name__}, also a {builtin}",

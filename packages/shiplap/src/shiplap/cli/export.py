@@ -22,6 +22,7 @@ Exit status:
   0  the file is written
   1  the model cannot be exported: the reason is printed
   2  the model does not exist, or the file has another suffix"""
+# The suffix of the file decides its form.
 WRITERS = {".onnx": "ONNX", ".pt2": "AOTInductor"}
 
 
@@ -54,6 +55,7 @@ def command(
             program = _export_program(called, args, dynamic)
             ops = _write_file(program, file, opset, not no_checks)
         except ShiplapError as e:
+            # These ids say that the model cannot be exported, which is a result and no wrong command.
             if e.id not in ("SL321", "SL307", "SL404"):
                 raise
             console.err().print(str(e), markup=False, soft_wrap=True)
@@ -65,7 +67,9 @@ def command(
 
 
 def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic: bool) -> Any:
-    """Return the program that ``torch.export`` makes of the model. SL321 with torch's reason if there is none."""
+    """Return the program that ``torch.export`` makes of a model or function, with varying sizes if ``dynamic``. Raises
+    SL321 with torch's reason if it fails.
+    """
     import torch
     from torch.export import Dim, export
 
@@ -77,6 +81,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     module = called if isinstance(called, torch.nn.Module) else _as_module(called)
     shapes = map_leaves(lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None, tuple(args))
     try:
+        # Dim.AUTO lets torch fix those sizes that the model needs as constants.
         return export(module.eval(), tuple(args), dynamic_shapes=shapes if dynamic else None, strict=False)
     except ShiplapError:
         raise
@@ -92,18 +97,21 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
 
 
 def _as_module(called: Any) -> Any:
-    """Return a module that calls a function, as torch exports modules only."""
+    """Return a module whose ``forward`` calls the function ``called``, as torch exports modules only."""
     import torch
 
     class Wrapped(torch.nn.Module):
         def forward(self, *args: Any) -> Any:
+            """Return the result of the wrapped function."""
             return called(*args)
 
     return Wrapped()
 
 
 def _write_file(program: Any, file: Path, opset: int | None, checks: bool) -> tuple[str, ...]:
-    """Write the program in the form that the file's suffix names. Return its ops."""
+    """Write the exported program to ``file``, as ONNX or as a ``.pt2`` package by its suffix. Return the names of its
+    declared ops.
+    """
     if file.suffix == ".onnx":
         from shiplap.packaging.onnx import export_onnx
 

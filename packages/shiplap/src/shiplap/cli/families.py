@@ -31,7 +31,9 @@ class Family:
 
     @property
     def header(self) -> Path | None:
-        """The C header of its kernels in a source tree, ``csrc/<name>.h``; None where the family has no C kernels."""
+        """The path of the family's C header in a source tree, ``csrc/<name>.h``. None for an installed family or one
+        without C kernels.
+        """
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
             return None
@@ -41,24 +43,26 @@ class Family:
 
 
 def families() -> tuple[Family, ...]:
-    """Return the installed families, by name."""
+    """Return the installed families (distributions of kernels), sorted by name."""
     return tuple(Family(e.name, e.value) for e in _installed_entry_points("shiplap.families"))
 
 
 def load_families() -> None:
-    """Import every installed family, so that its ops are declared."""
+    """Import every installed family, so that its ops and errors are registered."""
     for family in families():
         importlib.import_module(family.module)
 
 
 def installed_verbs() -> list[tuple[str, ModuleType]]:
-    """Return the verbs of installed distributions: the name, and the module that holds ``command`` or ``group``."""
+    """Return ``(name, module)`` of the verbs that installed distributions add to the command line. The module has
+    ``command`` or ``group``.
+    """
     return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
 
 
 def _installed_entry_points(group: str) -> Sequence[EntryPoint]:
-    """Return the entry points of ``group``, each once: an editable install may be listed beside the wheel that it
-    replaced.
+    """Return the entry points of ``group`` sorted by name, one for each name. An editable install may be listed beside
+    the wheel that it replaced.
     """
     installed = {e.name: e for e in entry_points(group=group)}
     return [installed[name] for name in sorted(installed)]

@@ -63,15 +63,19 @@ def command(
         console.emit_json(results)
     else:
         _print_headers(results)
+    # All headers are compared before the exit, so that one run shows every difference.
     if not all(r["ok"] for r in results):
         raise typer.Exit(console.FAILED)
 
 
+# The target, the text of its header, and the file to write or compare.
 HeaderJob = tuple[str, str, Path | None]
 
 
 def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJob]:
-    """Return ``(target, header, file)`` for each header to write or check."""
+    """Return ``(target, header text, file)`` for each header to write or compare. Raises a usage error for options that
+    do not fit together.
+    """
     if target:
         # Without a target, the headers of the families are found by their location.
         if check and output is None:
@@ -84,7 +88,7 @@ def _header_jobs(target: str, output: Path | None, check: bool) -> list[HeaderJo
 
 
 def generate_header(target: str, ops: Sequence[Op]) -> str:
-    """Return the header of the C kernels bound to ``ops``. SL501 if there is none."""
+    """Return the text of the C header of the C kernels bound to ``ops``. Raises SL501 if there are none."""
     from shiplap.kernels.c.header import bound_symbols, config_names_by_symbol, header_text
 
     symbols = bound_symbols(ops)
@@ -102,14 +106,16 @@ def generate_header(target: str, ops: Sequence[Op]) -> str:
 
 
 def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Write the header, and return the result for JSON."""
+    """Write the header to ``path``, if one is given, and return the result as a dict for JSON."""
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}
 
 
 def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Compare a header with the committed file. Raises SL602 for an unreadable file."""
+    """Return whether the file ``path`` equals the header ``text``, with their difference, as a dict for JSON. Raises
+    SL602 for a file that cannot be read.
+    """
     assert path is not None
     try:
         committed = path.read_text(encoding="utf-8")
@@ -129,7 +135,7 @@ def _compare_header(target: str, text: str, path: Path | None) -> dict[str, Any]
 
 
 def _print_headers(results: list[dict[str, Any]]) -> None:
-    """Print headers, differences and the files that were written."""
+    """Print headers and differences on stdout, and on stderr which files agree or were written."""
     for result in results:
         if "diff" in result:
             console.echo(result["diff"], end="")

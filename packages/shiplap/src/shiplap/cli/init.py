@@ -103,7 +103,9 @@ def command(
 
 
 def _check_options(source: str, package: str, record: Path | None, namespaces: list[str], arguments: list[str]) -> None:
-    """Raise SL501 for options that contradict each other or say too little."""
+    """Raise SL501 for options that contradict each other or do not say what to draft, SL602 for a script that does not
+    exist.
+    """
     got = ""
     if bool(source) == bool(package):
         got = "both --from and --package" if source else "neither --from nor --package"
@@ -126,7 +128,7 @@ def _check_options(source: str, package: str, record: Path | None, namespaces: l
 
 
 def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> None:
-    """Write the module and print a summary of it."""
+    """Write the drafted module to ``file``, or to stdout for ``-``, and print a summary, as JSON with ``json``."""
     to_stdout = str(file) == "-"
     if not to_stdout:
         console.write_text(file, drafts.text)
@@ -140,14 +142,16 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
 
 
 def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
-    """Print the lines of a draft that are to be filled in."""
+    """Print the lines of a draft that the user has to fill in."""
     console.note(f"{file}: {len(fills)} lines to fill in")
     for fill in fills:
         console.note(f"  {file}:{fill['line']}: {fill['fill']}")
 
 
 def draft_declaration(source: str) -> Draft:
-    """Return the draft of a declaration, from the signature of ``source``."""
+    """Return the draft of a declaration for ``source``, a function or a registered op, from its signature. Raises SL501
+    if there is none.
+    """
     home, name = split_target(source)
     if home and not name:
         raise error("SL501", where=source, what="the target names no function", got=source, expected="module:function")
@@ -169,7 +173,9 @@ def draft_declaration(source: str) -> Draft:
 
 
 def _draft_registered_op(name: str, module: Any) -> Draft:
-    """Return the draft of a registered op. Without a module, the package of the namespace's name is tried."""
+    """Return the draft of a declaration for the torch op ``name``. Without ``module``, the package named like its
+    namespace is imported.
+    """
     import torch
 
     namespace, _, opname = name.partition("::")

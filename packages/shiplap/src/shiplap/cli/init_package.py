@@ -30,7 +30,7 @@ class PackageDraft:
     counts: dict[str, int] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Return the value for ``--json``."""
+        """Return the drafted ops, those left out and the lines to fill in, as plain values for ``--json``."""
         ops = [
             {
                 "op": e.form.name,
@@ -50,7 +50,9 @@ class PackageDraft:
         }
 
     def notes(self, file: str) -> Iterator[str]:
-        """Yield the lines for the user."""
+        """Yield the lines that describe the draft ``file`` to the user: what was inferred, called, left out, and is to
+        be filled in.
+        """
         if self.failure:
             yield f"{self.script} failed: {self.failure}"
             yield "  the draft is of the calls before that; mend the script and run again with --force for the others"
@@ -67,6 +69,7 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
+    """Whether nothing was inferred, according to ``where``, the text that says from what a fact was inferred."""
     return not where or where.startswith("not inferred")
 
 
@@ -77,7 +80,8 @@ def draft_package(
     arguments: Sequence[str],
     keep: Callable[[str], None] = lambda text: None,
 ) -> PackageDraft:
-    """Draft all ops of ``package``, with facts from the calls of ``script``.
+    """Return drafts of declarations of all ops of ``package``, with sizes and types inferred from the calls that
+    ``script`` makes.
 
     Each op is drafted in a process of its own. ``keep`` is called with the text of the module after each op.
 
@@ -111,7 +115,9 @@ def draft_package(
 
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the plain data of ``work``, which runs in a process of its own, or the way in which that process ended."""
+    """Return the plain data that ``work()`` returns in a process of its own, or ``left_out`` with the manner in which
+    that process ended.
+    """
     from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 
     if not can_isolate():

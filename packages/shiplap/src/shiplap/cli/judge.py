@@ -102,7 +102,7 @@ def command(
     from shiplap.cli.tune import values_of
     from shiplap.judge import judge
     from shiplap.render import facts
-    from shiplap.render.result import STYLES
+    from shiplap.render.result import STYLES, exit_status
     from shiplap.tuning.engine import tuning_progress
 
     changes: dict[str, Any] = {
@@ -133,4 +133,4 @@ def command(
         console.emit_json(result.as_json())
     else:
         console.out().print(result, soft_wrap=True)
-    raise typer.Exit(result.exit_code)
+    raise typer.Exit(exit_status([result.verdict]))

@@ -45,7 +45,7 @@ def judge_suite(
                 for verdict in running:
                     verdicts.append(verdict)
                     if not as_json:
-                        console.echo(_line(verdict))
+                        console.echo(_verdict_row(verdict))
         except KeyboardInterrupt:
             with contextlib.suppress(KeyboardInterrupt):
                 running.close()
@@ -60,7 +60,9 @@ def judge_suite(
 
 
 def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem]:
-    """Return the problems that ``N`` or ``N:SEED`` asks for, in their order. Raises SL613."""
+    """Return as many randomly chosen problems as ``N`` or ``N:SEED`` says, in their order, all for an empty text.
+    Raises SL613 for another form.
+    """
     if not sample:
         return problems
     count, _, seed = sample.partition(":")
@@ -70,7 +72,7 @@ def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem
     return [problems[number] for number in sorted(chosen)]
 
 
-def _line(verdict: SuiteVerdict) -> str:
-    """Return one row of the table."""
+def _verdict_row(verdict: SuiteVerdict) -> str:
+    """Return the table row of a verdict: the word, the speed-ups, seconds, problem and reason."""
     fast = f"{verdict.speedup:6.2f}x {verdict.min_speedup:6.2f}x" if verdict.speedup else " " * 15
     return f"{verdict.verdict:<10} {fast} {verdict.seconds:6.1f} s  {verdict.problem}  {verdict.reason}"[:200].rstrip()

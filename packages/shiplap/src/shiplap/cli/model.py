@@ -12,8 +12,8 @@ DEFAULT = "model"  # the name that is looked for where the target has none
 
 
 def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ...] | dict[str, Any]]:
-    """Return the module of ``target``, the function or model that it names there, and the result of the function
-    ``inputs``.
+    """Return the module of ``target``, the function or model that it names, and the arguments that the module's
+    function ``inputs`` returns.
 
     ``target`` is ``module[:name]`` or ``path/to/file.py[:name]``. Arguments by name are a dict, others a tuple.
 
@@ -26,7 +26,9 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
-    """Return the function or model of a module. Raises SL501 with the names that there are."""
+    """Return the function or model ``name`` of a module, by default the one called ``DEFAULT``. Raises SL501 with the
+    names that there are.
+    """
     value = getattr(module, name or DEFAULT, None)
     if callable(value):
         return value
@@ -42,7 +44,9 @@ def _find_callable(module: ModuleType, name: str, where: str) -> Any:
 
 
 def _callable_names(module: ModuleType) -> list[str]:
-    """Return the names of functions and models that ``module`` defines. A model may be of a class from elsewhere."""
+    """Return the names of the functions and models that ``module`` defines. A model counts even if its class is defined
+    elsewhere.
+    """
     from torch.nn import Module
 
     own = {n: v for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__}
@@ -51,7 +55,9 @@ def _callable_names(module: ModuleType) -> list[str]:
 
 
 def _call_inputs_function(module: ModuleType, name: str, where: str) -> tuple[Any, ...] | dict[str, Any]:
-    """Return the result of ``name()`` of the module. A single value is the only argument."""
+    """Return the arguments that the function ``name`` of the module returns, as a tuple or a dict. Raises SL613 if
+    there is no such function.
+    """
     made = getattr(module, name, None)
     if not callable(made):
         raise error(

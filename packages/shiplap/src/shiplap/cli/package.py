@@ -79,7 +79,7 @@ def command(
 
 
 def _as_json(packed: PackedWheel) -> dict[str, Any]:
-    """Return the contents of a packaged wheel for JSON."""
+    """Return a packaged wheel and its contents as plain values for JSON."""
     return {
         "wheel": str(packed.wheel),
         "warning": packed.warning,
@@ -95,7 +95,9 @@ def _as_json(packed: PackedWheel) -> dict[str, Any]:
 
 
 def _packed_lines(packed: PackedWheel) -> Iterator[str]:
-    """Yield the contents of a packaged wheel as lines."""
+    """Yield lines that list the contents of a packaged wheel: libraries, native ops, compiled kernels, choices, and
+    what was left out.
+    """
     yield str(packed.wheel)
     for each in packed.contents:
         yield from (f"  library   {each.package}/{library}" for library in each.libraries)

@@ -13,7 +13,8 @@ from shiplap.scaffold.calls import DispatchRecorder
 
 
 def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecorder) -> str:
-    """Run ``script`` as Python would, and return how it failed, or "". The calls until then are recorded.
+    """Run ``script`` as Python would, with its op calls recorded by ``recorder``. Return in words how it failed, or an
+    empty text.
 
     A name that is no file, such as ``pytest``, is the name of a module, which runs as ``python -m`` would run it.
     """
@@ -41,7 +42,9 @@ def run_recorded(script: Path, arguments: Sequence[str], recorder: DispatchRecor
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """Set ``sys.argv`` as Python sets it for a script, whose folder comes last on ``sys.path``."""
+    """Enter a context with ``sys.argv`` as Python sets it for a script, and with the script's folder at the end of
+    ``sys.path``.
+    """
     argv, path = list(sys.argv), list(sys.path)
     # The lists are changed in place, because other modules may hold references to them.
     sys.argv[:] = [str(script), *arguments]

@@ -86,7 +86,9 @@ def command(
 
 
 def _test_rewrites(targets: list[str], json: bool) -> None:
-    """Prove the rewrites that ``targets`` name, and print each check. Exit with 1 if one of them is refused."""
+    """Prove the rewrites that ``targets`` name, and print each check. Ends with exit status 1 if one is refused. Raises
+    SL501 if there are none.
+    """
     from shiplap.rewrite.proof_report import proofs_as_json, prove_each
 
     with console.own_stdout():
@@ -107,7 +109,9 @@ def _test_rewrites(targets: list[str], json: bool) -> None:
 
 
 def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites that ``targets`` name, or else those of the model's own module and those that ship."""
+    """Return the rewrites that ``targets`` name. Without targets, return those that ship and those of the model's
+    module, which replace shipped ones of the same name.
+    """
     if not targets:
         from shiplap.rewrite.shipped import everything
 
@@ -117,7 +121,7 @@ def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
 
 
 def _named_rewrites(targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites of the modules that ``targets`` name, or the one of ``module:name``."""
+    """Return the rewrites of the modules that ``targets`` name, or for ``module:name`` that one."""
     rewrites: list[Rewrite] = []
     for target in targets:
         home, name = split_target(target)
@@ -126,7 +130,7 @@ def _named_rewrites(targets: list[str]) -> list[Rewrite]:
 
 
 def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
-    """Return the rewrites of a module, or the one of this name. Raises SL501."""
+    """Return all rewrites of a module, or only the one called ``name``. Raises SL501 if that does not exist."""
     from shiplap.rewrite import Rewrite
 
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}

@@ -24,13 +24,18 @@ from shiplap.safe_io.module_path import OWNED_FOLDER, append_module_folder
 if TYPE_CHECKING:
     from shiplap.dispatch import Op
 
+# A name may be qualified itself, as in file.py:namespace::name.
 _FORM = re.compile(r"^(?P<home>[^:]+)(?::(?P<name>[^:]+(?:::[^:]+)?))?$")
+# Modules made from files get this prefix where their own name is not free.
 OWN_NAME = "shiplap_target_"
+# An op that is declared already, or that an installed family declares.
 _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return ``(home, name)``, of which either may be empty. SL501 when ``target`` has none of the forms."""
+    """Return ``(home, name)`` of a target: module or file, and name in it, of which either may be empty. Raises SL501
+    for a text of another form.
+    """
     if _QUALIFIED.match(target):
         return "", target
     # A name may contain "::", so a plain split at the colon would cut it.
@@ -47,7 +52,9 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def resolve_targets(targets: Iterable[str]) -> list[Op]:
-    """Return all ops that ``targets`` name, each once, in order. SL501 with a suggestion for a target without an op."""
+    """Return all ops that ``targets`` name, each once, in order. Raises SL501 with a suggestion for a target without an
+    op.
+    """
     ops: dict[str, Op] = {}
     for target in targets:
         for op in _resolve_target(target):
@@ -56,7 +63,7 @@ def resolve_targets(targets: Iterable[str]) -> list[Op]:
 
 
 def _resolve_target(target: str) -> list[Op]:
-    """Return the ops of a target: a registered name, a module or a name in a module. Raises SL501."""
+    """Return the ops of one target: those of a module, or the one named. Raises SL501 if there are none."""
     home, name = split_target(target)
     if not home:
         return [_find_registered_op(name)]
@@ -65,6 +72,7 @@ def _resolve_target(target: str) -> list[Op]:
     if name:
         return [_find_op_in_module(target, module, name, declared)]
     if not declared:
+        # A draft looks like a declaration, and has an error of its own.
         _refuse_drafts(vars(module).values())
         raise error(
             "SL501",
@@ -77,7 +85,9 @@ def _resolve_target(target: str) -> list[Op]:
 
 
 def _find_registered_op(name: str) -> Op:
-    """Return an op by its qualified name: declared already, or by a family that we ship."""
+    """Return the op with the qualified name ``namespace::name``, after importing the installed families if it is not
+    declared yet. Raises SL501 if there is none.
+    """
     from shiplap.dispatch import registry
 
     # Importing all families takes time, so they are imported only for a name that is not declared yet.
@@ -91,7 +101,7 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    """Return the op of this name in a module. Raises SL501 with the names that there are."""
+    """Return the op ``name`` of a module, by variable or op name. Raises SL501 with the names that there are."""
     from shiplap.dispatch import Op
 
     value = getattr(module, name, None)
@@ -105,7 +115,7 @@ def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Seq
 
 
 def _refuse_drafts(values: Iterable[Any]) -> None:
-    """Raise SL113 for an op that is a draft of ``shiplap init``."""
+    """Raise SL113 if one of ``values`` is an unfinished draft that ``shiplap init`` wrote."""
     from shiplap.scaffold import UnfinishedOp
 
     for value in values:
@@ -116,7 +126,8 @@ def _refuse_drafts(values: Iterable[Any]) -> None:
 def unknown_name(
     kind: str, name: str, names: Sequence[str], *, where: str, value: object = None, got: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return SL501 for a name of no op, function or rewrite, as ``kind`` says with an article.
+    """Return SL501 for a name that does not exist, with the nearest of ``names``. ``kind`` is what was wanted, with an
+    article, such as ``"an op"``.
 
     ``names`` are those that exist, of which the error suggests one. ``value`` is what has the name in place of one.
     """
@@ -131,7 +142,7 @@ def unknown_name(
 
 
 def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
-    """Return the name that was probably meant, or the names that exist, as a sentence."""
+    """Return a phrase with the name that was probably meant, or else with all names that exist."""
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
@@ -139,7 +150,9 @@ def near_miss(wanted: str, names: Sequence[str], kind: str = "an op") -> str:
 
 
 def ops_of(module: ModuleType) -> list[Op]:
-    """Return the ops that ``module`` or its submodules declare, without imported ones, in order of declaration."""
+    """Return the ops that ``module`` or its imported submodules declare, in order of declaration. Ops imported from
+    elsewhere are left out.
+    """
     from shiplap.dispatch import Op, registry
 
     # Only modules that are imported are searched: an import of every submodule could have side effects.
@@ -156,17 +169,20 @@ def ops_of(module: ModuleType) -> list[Op]:
 
 
 def _declaration_position(op: Op) -> tuple[str, int]:
-    """Return module and line of a declaration."""
+    """Return the module name and the line of an op's declaration, as a sort key."""
     code = getattr(inspect.unwrap(op.reference), "__code__", None)
     return op.__module__, code.co_firstlineno if code else 0
 
 
 def _is_in_package(name: str, package: str) -> bool:
+    """Whether the module ``name`` is ``package`` or lies in it."""
     return name == package or name.startswith(package + ".")
 
 
 def import_home(home: str) -> ModuleType:
-    """Return the module or file. SL501 if it does not exist, SL601 if importing it raises."""
+    """Return the module of a dotted name or of a ``.py`` file, after importing it. Raises SL501 if it does not exist,
+    SL601 if importing it raises.
+    """
     if home.endswith(".py"):
         return _import_file(Path(home))
     _find_in_current_folder(home)
@@ -174,8 +190,11 @@ def import_home(home: str) -> ModuleType:
 
 
 def _find_in_current_folder(name: str) -> None:
-    """Append the current folder to the search path if the module is nowhere else. SL501 if others can write there."""
+    """Append the current folder to the module search path if the module is only found there. Raises SL501 if other
+    users can write to that folder.
+    """
     package, here = name.split(".")[0], Path.cwd()
+    # find_spec raises ValueError for a loaded module without a spec, such as __main__.
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(package) is not None:
             return
@@ -193,7 +212,7 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def _import_module(name: str) -> ModuleType:
-    """Return the module of this name. Raise SL501 if there is none, and SL601 if its import fails."""
+    """Return the module ``name``, after importing it. Raises SL501 if there is none, SL601 if its import raises."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
@@ -217,7 +236,9 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Return the module of a file. Raises SL501 for a missing one and for one that others can write."""
+    """Return the module of a Python file, after running it. Raises SL501 if it is missing or other users can write it,
+    SL601 if running it raises.
+    """
     if not path.is_file():
         siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, siblings, n=1)
@@ -248,7 +269,9 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """Return the name under which Python would import ``path``, and a spec if that name is not free."""
+    """Return ``(name, spec)``: the name under which Python would import ``path``, and None for the spec, or another
+    name with a spec for the file.
+    """
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts.insert(0, root.name)
@@ -273,14 +296,14 @@ def _module_of(path: Path) -> tuple[str, Any]:
 
 
 def _not_imported(where: str, e: BaseException) -> ShiplapError:
-    """Return SL601 with the user's frame in which an import failed."""
+    """Return SL601 for an import that failed with ``e``, with the innermost line of the user's code."""
     frames = _user_frames(e)
     at = f" ({frames[-1]})" if frames else ""
     return error("SL601", where=where, got=f"{type(e).__name__}: {e}{at}", expected="a module that imports")
 
 
 def _user_frames(e: BaseException) -> list[str]:
-    """Return ``file:line`` of the user's frames, innermost last."""
+    """Return ``file:line`` of the frames of an exception in the user's code, the innermost last."""
     import traceback
 
     # Frames of the import system and of this file say nothing about the user's module.

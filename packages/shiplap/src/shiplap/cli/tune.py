@@ -100,12 +100,12 @@ def command(
 
         options = SelectionOptions(remeasure=remeasure, capture="always" if under_capture else "auto")
         result = _tune_requests(requests, budget, options, not in_process, compiled, quiet=json)
-    raise typer.Exit(_print(result, budget, json=json))
+    raise typer.Exit(_print_choices(result, budget, json=json))
 
 
 def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[str], *, json: bool) -> None:
-    """Write one table from several, and print its size and the conflicts. SL613 for options that do not fit
-    together.
+    """Write one frozen table with the entries of several, and print its size and the conflicts. Raises SL613 for
+    options that do not fit together.
     """
     if others or not tables or output is None:
         missing = [*others, *([] if tables else ["no tables"]), *([] if output else ["no -o FILE"])]
@@ -122,8 +122,10 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
         console.note(f"wrote {output}: {sum(merged.choices.values())} choices of {len(merged.tables)} tables")
 
 
-def _print(result: TuneResult, budget: str | None, *, json: bool) -> int:
-    """Print the choices and the candidates that were dropped, and return the exit status."""
+def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
+    """Print the choices and how many calls were left out, as JSON with ``json``, and return the exit status."""
+    from shiplap.render import exit_status
+
     missing = len(result.left_out)
     if json:
         choices = [c.as_json() for c in result]
@@ -135,7 +137,7 @@ def _print(result: TuneResult, budget: str | None, *, json: bool) -> int:
             f"{missing} of {len(result)} calls are left out: the budget of {budget} was spent. "
             "The same command goes on with them."
         )
-    return result.exit_code
+    return exit_status([result.verdict])
 
 
 def _tune_requests(
@@ -147,7 +149,7 @@ def _tune_requests(
     *,
     quiet: bool,
 ) -> TuneResult:
-    """Tune the requests, with progress unless ``quiet``."""
+    """Return the result of tuning the requests within ``budget``, with a progress bar unless ``quiet``."""
     from shiplap.tuning.engine import tune_all
 
     progress = False if quiet else None
@@ -155,7 +157,9 @@ def _tune_requests(
 
 
 def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
-    """Return a request for each text of sizes. Raises SL613 for more than one op."""
+    """Return a tuning request for each text of sizes, such as ``n=4096``. Raises SL613 unless ``targets`` name exactly
+    one op.
+    """
     from shiplap.tuning.engine import recipe_of_sizes
 
     ops = resolve_targets(targets)
@@ -165,7 +169,9 @@ def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str,
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """Return names and literals of a text such as ``n=4096,kernel=[3,3,3]``."""
+    """Return names and values of a text such as ``n=4096,kernel=[3,3,3]``, lists as tuples. Raises SL613 for a text of
+    another form.
+    """
     import ast
 
     try:
@@ -179,7 +185,9 @@ def values_of(text: str) -> dict[str, Any]:
 
 
 def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | None) -> list[TuningRequest]:
-    """Return the recorded calls as requests. If there are ``targets``, only their calls."""
+    """Return the calls recorded in ``profile`` as tuning requests, only those of ``targets`` if there are any. Raises
+    SL613 if none are left.
+    """
     from shiplap.tuning.recorded_calls import read_calls
 
     calls = read_calls(profile)
@@ -194,7 +202,9 @@ def _requests_of_profile(targets: Sequence[str], profile: Path, device: str | No
 
 
 def _op_of_call(call: RecordedCall) -> Op:
-    """Return the op of a recorded call, imported from where it was declared."""
+    """Return the op of a recorded call, after importing the module or file that declared it. Raises SL501 if it is not
+    declared there.
+    """
     from shiplap.dispatch import registry
 
     if registry.find_declared_op(call.op) is None:

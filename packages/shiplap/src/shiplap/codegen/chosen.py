@@ -12,8 +12,8 @@ from shiplap.declare.spec import OpSpec
 
 
 def config_values(space: Space | None) -> list[int]:
-    """Return the values of the declared default config, in the order of the names. Empty for a kernel without
-    configs.
+    """Return the values of the default config of a kernel as integers, in the order of the config's names. Empty for a
+    kernel without configs, or without a static default.
     """
     static = space.static if space is not None else None
     return [int(value) for _, value in static.items] if static is not None else []
@@ -30,15 +30,18 @@ class NativeChoice:
 
 
 def config_rows(kernels: Sequence[NativeChoice]) -> list[list[int]]:
-    """Return for each kernel its number and its default config, filled up to the length of the longest one."""
+    """Return one row of integers for each kernel: its number and its default config, padded with zeros to the length of
+    the longest row.
+    """
     values = [config_values(kernel.space) for kernel in kernels]
+    # A C++ array of rows needs rows of one length.
     width = max(map(len, values), default=0)
     return [[number, *row, *[0] * (width - len(row))] for number, row in enumerate(values)]
 
 
 def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
-    """Return C++ for each number of the key: bucket, dtypes, presence of optional tensors. Empty if C++ cannot compute
-    it.
+    """Return the C++ expressions of the numbers that key a call in the table of tuned choices: rounded sizes, dtypes,
+    presence of optional tensors. Empty if C++ cannot compute the key.
 
     The key has no layout: the table holds choices for contiguous tensors, and Python handles other calls.
     """
@@ -62,7 +65,9 @@ def lookup_key(spec: OpSpec, rule: BucketRule | None) -> list[str]:
 
 
 def _peek_expressions(spec: OpSpec) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Return the C++ expressions for sizes, scalars and dtypes, read from arguments that are never None."""
+    """Return three maps to C++ expressions: of sizes by dim, scalars by argument and dtypes by dtype class. They read
+    the boxed arguments of a call, only those that are never None.
+    """
     sizes: dict[str, str] = {}
     scalars: dict[str, str] = {}
     dtypes: dict[str, str] = {}

@@ -28,6 +28,7 @@ _MACROS = """
 assert errno i386 linux major minor makedev math_errhandling mips near far offsetof setjmp sgi signal sparc stdin stdout
 stderr sun unix va_arg va_copy va_end va_start vax
 """
+# An argument may have any of these names in Python, but not in a C or C++ header.
 _RESERVED = frozenset((*_WORDS.split(), *_MACROS.split()))
 
 
@@ -41,12 +42,13 @@ class CParameter:
     source: str
 
     def __str__(self) -> str:
+        """Return the C declaration of the parameter, its type and its name."""
         return f"{self.ctype} {self.name}"
 
 
 def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
-    """Return the parameters after ``ctx``: input tensors, outputs, scalars, extents. SL404 for types that C cannot
-    express.
+    """Return the C parameters of a kernel of ``spec`` after ``ctx``: input tensors, outputs, scalars, then pointers to
+    data-dependent sizes. Raises SL404 for types that C cannot express.
     """
     if spec.traced:
         raise error(
@@ -56,6 +58,7 @@ def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
             expected="tensors that can be allocated before the call",
             fix="write the kernel as a Python function, which returns them, and call the C function from there",
         )
+    # This order is part of the C ABI: compiled libraries rely on it.
     inputs = [CParameter(_tensor_ctype(spec, a), a.name, "input", a.name) for a in spec.tensors]
     outputs = [CParameter("DLTensor*", o.name, "output", o.name) for o in spec.outputs]
     scalars = [p for a in spec.scalars for p in _scalar_parameters(spec, a)]
@@ -67,7 +70,9 @@ def c_prototype(spec: OpSpec) -> tuple[CParameter, ...]:
 
 
 def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
-    """Return ``p`` under a name that is neither a keyword of C or C++ nor the name of another parameter."""
+    """Return ``p`` with underscores appended to its name until ``taken``, the keywords of C and C++ and the names
+    before it, lacks it. Adds the new name to ``taken``.
+    """
     name = p.name
     while name in taken:
         name += "_"
@@ -76,14 +81,18 @@ def _rename_reserved(p: CParameter, taken: set[str]) -> CParameter:
 
 
 def _tensor_ctype(spec: OpSpec, arg: Arg) -> str:
-    """Return the C type of a tensor argument. Raises SL404 for lists."""
+    """Return ``DLTensor*`` for a tensor argument that the kernel writes to, else ``const DLTensor*``. Raises SL404 for
+    a list of tensors.
+    """
     if arg.many:
         raise error("SL404", where=f"{spec.name}, argument {arg.name!r}", got="a list of tensors", expected="a tensor")
     return "DLTensor*" if arg.mutated else "const DLTensor*"
 
 
 def _scalar_parameters(spec: OpSpec, arg: Arg) -> list[CParameter]:
-    """Return the C parameters of a scalar argument. Raises SL404 where C cannot take it."""
+    """Return the C parameters of a scalar argument: one, or a pointer and a length for a list. Raises SL404 for an
+    optional scalar or a type without a C form.
+    """
     kind = str(arg.scalar)
     # A C scalar has no value for None, other than a number that a caller might also pass.
     if arg.optional or kind not in (*_SCALAR, *_ELEMENT):

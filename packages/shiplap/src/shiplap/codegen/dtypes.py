@@ -11,12 +11,16 @@ from shiplap_headers import include_dir
 
 
 def dtypes_header() -> str:
-    """Return the text of the header."""
+    """Return the text of the C header ``shiplap/dtypes.h``, rendered from the table of dtypes in the order of their
+    ScalarType numbers.
+    """
     return render_source("dtypes.h.jinja", dtypes=sorted(DTYPES.values(), key=lambda row: row.number))
 
 
 def write_or_compare(arguments: list[str]) -> str:
-    """Write the header, or compare it with ``--check``. Return the difference as text, empty if there is none."""
+    """Write ``shiplap/dtypes.h``, or only compare it for ``["--check"]``. Return a message if the file is out of date
+    or the arguments are wrong, else an empty text.
+    """
     if arguments not in ([], ["--check"]):
         return "usage: python -m shiplap.codegen.dtypes [--check]"
     # The header is committed, because C++ code that includes it is compiled without Python.

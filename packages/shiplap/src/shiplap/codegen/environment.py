@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 @cache
 def _jinja_environment(package: str) -> Environment:
-    """Return the environment of a package's templates."""
+    """Return the Jinja2 environment of the package's ``templates`` folder, in which an undefined name is an error and
+    nothing is escaped.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Jinja2 is imported late: most processes find all their code in the cache. Code is not escaped, as it is no HTML.
@@ -27,5 +29,7 @@ def _jinja_environment(package: str) -> Environment:
 
 
 def render_source(template: str, *, package: str = "shiplap.codegen", **context: Any) -> str:
-    """Return source text from ``<package>/templates/<template>``."""
+    """Return the text of the Jinja2 template ``<package>/templates/<template>``, rendered with ``context``. A name that
+    the context lacks raises an error.
+    """
     return _jinja_environment(package).get_template(template).render(**context)

@@ -62,7 +62,9 @@ class KernelLaunch:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """All expressions that have to be evaluated before the launch."""
+        """Return the expressions that are evaluated before the launch: those of the grid, then those of the
+        parameters.
+        """
         return (*self.grid, *(p.expr for p in self.parameters if p.expr is not None))
 
 
@@ -77,6 +79,7 @@ class WorkspaceFill:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """Return the expressions that are evaluated before the fill: offset and size in bytes."""
         return self.offset, self.size
 
 
@@ -96,6 +99,7 @@ class WorkspaceSort:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """Return the expressions that are evaluated before the sort: bits, count and the three offsets."""
         return self.bits, self.count, self.keys, self.values, self.rows
 
 
@@ -119,6 +123,7 @@ class LaunchProgram:
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
+        """Return the kernel launches among the steps of the program, in order."""
         return tuple([step for step in self.steps if isinstance(step, KernelLaunch)])
 
 
@@ -136,7 +141,10 @@ class Cubin:
 
 
 def parse_fact(name: str) -> tuple[str, str, int] | None:
-    """Return ``("stride", "x", 1)`` for ``stride_x_1``, None for another name."""
+    """Return the property of a tensor that a variable name stands for, as ``(kind, tensor, axis)``: ``("stride", "x",
+    1)`` for ``stride_x_1``. None for other names.
+    """
+    # Only numel_x has no axis, so it has groups of its own in the pattern.
     match = FACT.fullmatch(name)
     if match is None:
         return None
@@ -146,8 +154,8 @@ def parse_fact(name: str) -> tuple[str, str, int] | None:
 def launcher_source(
     spec: OpSpec, symbol: str, program: LaunchProgram, configs: Sequence[str] = (), cubins: Iterable[Cubin] = ()
 ) -> str:
-    """Return the C++ of the function ``symbol`` with the prototype of ``spec``. ``configs`` are the names of its
-    config.
+    """Return the C++ source of the function ``symbol``, which runs a launch program with the C prototype of ``spec``.
+    ``configs`` names its config values, ``cubins`` are compiled kernels to embed.
     """
     parameters = c_prototype(spec)
     known = _Facts(spec, parameters, dict(program.values))
@@ -175,7 +183,7 @@ def launcher_source(
 
 
 def _print_cubin(cubin: Cubin) -> dict[str, Any]:
-    """Return the template's values of a compiled kernel."""
+    """Return the values that the launcher template prints for an embedded compiled kernel, by template name."""
     return {
         "launch": cubin.launch,
         "architecture": cubin.architecture,
@@ -191,13 +199,18 @@ class _Facts:
     """The numbers of a call, as C++ statements in the order in which they can be computed."""
 
     def __init__(self, spec: OpSpec, parameters: Sequence[CParameter], values: Mapping[str, Expr]) -> None:
+        """Start without any declared variable. ``parameters`` are those of the generated function, ``values`` the named
+        integers of the program.
+        """
         self.spec, self.lines, self.values = spec, list[str](), values
         self.cpp = {p.source: p.name for p in parameters if p.role not in ("length", "extent")}
         self.lengths = {p.source: p.name for p in parameters if p.role == "length"}
         self._known: set[str] = {WORD}  # which the template declares
 
     def __call__(self, name: str) -> str:
-        """Return the C++ variable for a dim, a scalar or a fact of a tensor."""
+        """Return the C++ variable ``n_<name>`` for a dim, a scalar or a property of a tensor. Its declaration is
+        appended to ``lines`` at the first use.
+        """
         if name not in self._known:
             self._known.add(name)
             # The value is computed first: it may append the statements of other numbers, on which this one depends.
@@ -206,7 +219,9 @@ class _Facts:
         return f"n_{name}"
 
     def _value(self, name: str) -> tuple[str, str]:
-        """Return the C++ type and expression of a name."""
+        """Return the C++ type and expression of the variable ``name``: a tensor property, an integer of the program, a
+        computed dim, a list, a scalar or a dim.
+        """
         if (fact := parse_fact(name)) is not None and fact[1] in self.cpp:
             kind, tensor, axis = fact
             what = f"({self.cpp[tensor]}" + (")" if kind == "numel" else f", {axis})")
@@ -228,7 +243,9 @@ class _Facts:
 
 
 def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield dims, each with a tensor that is always present and its axis there."""
+    """Yield ``(dim, (tensor, axis))`` for each named dim of the tensors that are always present, the required arguments
+    and the outputs.
+    """
     tensors = [(a.name, a.tensor) for a in spec.tensors if not a.optional]
     for name, kind in [*tensors, *((o.name, o.tensor) for o in spec.outputs)]:
         if kind is not None and not kind.variadic:
@@ -236,7 +253,9 @@ def _dim_axes(spec: OpSpec) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iterator[int]) -> dict[str, Any]:
-    """Return the values that the template prints for a step. ``numbers`` counts the launches."""
+    """Return the values that the launcher template prints for one step: a launch, a fill or a sort. ``numbers`` counts
+    the launches of the program.
+    """
     made: dict[str, Any] = {"when": to_cpp(step.when, facts) if step.when is not None else "", "fill": "", "sort": ""}
     match step:
         case KernelLaunch():
@@ -248,7 +267,9 @@ def _print_step(step: Step, configs: Sequence[str], facts: _Facts, numbers: Iter
 
 
 def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -> dict[str, Any]:
-    """Return the template's values of one launch."""
+    """Return the values that the launcher template prints for a launch: its constants, the statements that add
+    parameters, and the grid. ``configs`` names the config values.
+    """
     # A config of a choice table reaches the kernel through the call frame, in the order of its names.
     constants: dict[str, str] = {name: f"ctx->config[{i}]" for i, name in enumerate(configs)}
     constants |= {
@@ -258,6 +279,9 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
     }
 
     def variable(name: str) -> str:
+        """Return the C++ variable of ``name``: ``c_<name>`` for a constant or config value of this launch, else the
+        variable of ``facts``.
+        """
         return f"c_{name}" if name in constants else facts(name)
 
     for p in launch.parameters:
@@ -265,6 +289,7 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
             constants[p.name] = to_cpp(p.expr, variable)
     lines = [f"sl_launch.constant(c_{name});" for name in configs]
     lines += [line for p in launch.parameters if (line := _parameter_statement(p, facts.cpp, variable))]
+    # The grid comes last, as its expressions may use the constants above.
     grid = [to_cpp(expr, variable) for expr in launch.grid]
     return {
         "constants": [f"[[maybe_unused]] const int64_t c_{name} = {value};" for name, value in constants.items()],
@@ -276,7 +301,9 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 
 
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
-    """Return the statement that adds one parameter to the launch and to its key."""
+    """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form. Empty
+    for constants and configs, which are added elsewhere.
+    """
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")
     # Constants are the same in every call, and the values of a config have been added before.

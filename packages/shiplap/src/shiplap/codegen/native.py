@@ -42,6 +42,7 @@ SCALAR = {
     "list[int]": "List",
     "list[float]": "std::vector<double>",
 }
+# The generated code and the header reserve room for the sizes and strides of this many dims.
 _MAX_RANK = 8
 
 
@@ -76,17 +77,20 @@ class NativeOp:
 
     @cached_property
     def unfit(self) -> str:
-        """The reason why only the Python binding can serve this op, or an empty text."""
+        """The reason why the op cannot have a native (C++) binding and stays with the Python one, or an empty text."""
         return _why_unfit(self)
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        """The values that the template prints for this op, whatever its number in the library."""
+        """The values that the C++ template prints for this op, by template name, apart from the op's id in the
+        library.
+        """
         return _template_values(self)
 
 
 def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
-    """Return one translation unit for ``ops``, for processes without Shiplap if it is ``alone``.
+    """Return the C++ source of the native bindings of ``ops`` as one translation unit. ``alone`` makes it usable in
+    processes without Shiplap.
 
     SL404 for a declaration that has to stay with the Python binding.
     """
@@ -100,7 +104,8 @@ def native_source(ops: Sequence[NativeOp], *, alone: bool = False) -> str:
 
 
 def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
-    """Return the schemas by namespace, each with the C++ namespace of the ``returning`` that implements it, or "".
+    """Return, for each namespace, the quoted schemas to define. Each maps to the C++ namespace that implements the op
+    returning its arguments, or to an empty text.
 
     An op for two devices contributes its schemas once.
     """
@@ -118,12 +123,16 @@ def _by_namespace(ops: Sequence[NativeOp]) -> list[tuple[str, dict[str, str]]]:
 
 
 def describe_op(op: NativeOp, id: str) -> dict[str, Any]:
-    """Return the values that the template prints for one op."""
+    """Return the values that the C++ template prints for one op, with ``id``, the C++ namespace of the op in the
+    unit.
+    """
     return {"id": id, **op.described}
 
 
 def _template_values(op: NativeOp) -> dict[str, Any]:
-    """Return the template's values of an op. Raises SL404 where C++ cannot check its calls."""
+    """Return the values that the C++ template prints for an op, by template name. Raises SL404 where generated C++
+    cannot check the calls of the op.
+    """
     spec = op.spec
     parameters = c_prototype(spec)
     if reason := op.unfit:
@@ -173,7 +182,9 @@ def _template_values(op: NativeOp) -> dict[str, Any]:
 
 
 def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any]:
-    """Return the steps of a call's plan as the template prints them."""
+    """Return the C++ statements of a call's plan, that is of its checks, allocations and copies in order, by the name
+    that the template gives each part.
+    """
     spec, outputs = op.spec, plan.outputs
     return {
         "deferrals": list(_input_deferrals(op, plan)),
@@ -194,12 +205,15 @@ def _print_plan_steps(op: NativeOp, plan: CallPlan, where: str) -> dict[str, Any
 
 
 def _helper_op_name(op: NativeOp, role: str) -> str:
-    """Return the torch name of a helper op that belongs to this op."""
+    """Return the torch name of a helper op of this op, such as its Python fallback (``role="python"``), for the edition
+    of the schema.
+    """
     return name_of_edition(f"{op.spec.stem}__{role}", op.edition)
 
 
 def _returning_op(op: NativeOp) -> dict[str, Any]:
-    """Return the parts of an op that returns arguments and calls the op that writes.
+    """Return the template's values for an op that returns its arguments and calls the op that writes to them. Empty for
+    other ops.
 
     The parts are the name and overload of the op that writes, and for each result the number of the argument that it
     is, or -1. Empty for other ops.
@@ -213,7 +227,9 @@ def _returning_op(op: NativeOp) -> dict[str, Any]:
 
 
 def _why_unfit(op: NativeOp) -> str:
-    """Return why an op has no native binding, or ""."""
+    """Return the reason why generated C++ cannot serve the op, such as a tensor whose rank is not fixed, or an empty
+    text if it can.
+    """
     spec = op.spec
     # Without a static default config, the kernel has no values to run with before a choice exists.
     spaces = [k.space for k in op.kernels] or [op.space]
@@ -255,7 +271,9 @@ class Deferral:
 
 
 def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
-    """Yield the conditions on the arguments of a call under which Python serves it."""
+    """Yield the C++ conditions under which a call goes on to Python instead, each with its reason, for the arguments of
+    the op.
+    """
     classes: set[str] = set()
     if op.spec.dynamic and op.device == "cuda":  # sizes that the host reads
         yield Deferral("is_capturing()", quote_cpp("a call that is captured in a CUDA graph"))
@@ -278,7 +296,9 @@ def _input_deferrals(op: NativeOp, plan: CallPlan) -> Iterable[Deferral]:
 
 
 def _default_picks(op: NativeOp) -> list[str]:
-    """Return statements that set ``config`` to the default of the first kernel that takes the dtypes of the call."""
+    """Return the C++ statements that set ``config`` to the default config of the first kernel that accepts the dtypes
+    of the call.
+    """
     picks: list[str] = []
     for number, kernel in enumerate(op.kernels):
         takes = _takes_dtypes(op.spec, kernel.dtypes) if number + 1 < len(op.kernels) else ""
@@ -290,14 +310,18 @@ def _default_picks(op: NativeOp) -> list[str]:
 
 
 def _takes_dtypes(spec: OpSpec, taken: tuple[str, ...]) -> str:
-    """Return a C++ condition for the dtypes of a call that a kernel takes, or an empty text if it takes all."""
+    """Return the C++ condition that a kernel accepts the dtypes of a call. ``taken`` are the dtypes it accepts, and the
+    text is empty if it accepts all.
+    """
     first = {a.tensor.dtype_class: i for i, a in reversed([*enumerate(spec.args)]) if a.tensor and not a.optional}
     peeks = [f"among(peek_dtype(values[{first[c]}]), {dtypes.mask(taken)})" for c in first if c in spec.dtype_classes]
     return f"({' && '.join(peeks)})" if taken and peeks else ""
 
 
 def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
-    """Return the same conditions for the tensors that an out-variant writes to."""
+    """Return the C++ conditions under which a call of the out-variant goes on to Python instead, each with its reason,
+    for the tensors that it writes to.
+    """
     written = [*enumerate((o.name for o in op.spec.outputs), len(op.spec.args))]
     found = [
         Deferral(undefined_condition(index), quote_cpp(f"None for a tensor: output {name!r}"))
@@ -311,12 +335,16 @@ def _out_deferrals(op: NativeOp, plan: CallPlan) -> list[Deferral]:
 
 
 def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
-    """Return statements that compute ``needed``, the size of the workspace in bytes. None without workspaces."""
+    """Return C++ statements that compute ``needed``, the size of the chosen kernel's workspace in bytes. Empty if no
+    kernel has a workspace.
+    """
+    # Kernels with the same expression share one computation.
     several, each = _workspaces(op), [k.workspace for k in op.kernels] or [op.workspace]
     if not several:
         return []
 
     def computed(workspace: Expr, name: str) -> list[str]:
+        """Return the C++ statements that evaluate ``workspace`` and assign its value to a new variable ``name``."""
         steps, term = try_expression(op.spec, names, "v_workspace", VariableType.SIZE, workspace)
         return step_statements((*steps, LetStep(name, VariableType.SIZE, term)))
 
@@ -330,13 +358,15 @@ def _workspace_statements(op: NativeOp, names: VariableNames) -> list[str]:
 
 
 def _workspaces(op: NativeOp) -> list[Expr]:
-    """Return the different workspaces of the kernels."""
+    """Return the distinct workspace expressions of the op's kernels, in order."""
     each = [k.workspace for k in op.kernels] or [op.workspace]
     return list({e.source: e for e in each if e is not None}.values())
 
 
 def _itemsize_dtypes(spec: OpSpec) -> str:
-    """Return the dtypes among which ``itemsize`` looks: those of the classes, else of the tensors that are present."""
+    """Return a C++ initialiser list of the dtypes of a call, of which ``itemsize`` in an expression takes one: those of
+    the dtype classes, else of the tensors that are always present.
+    """
     always = [f"type_{a.name}" for a in spec.tensors if not a.optional]
     return "{" + ", ".join([f"dtype_{c}" for c in spec.dtype_classes] or always) + "}"
 
@@ -349,15 +379,18 @@ class _Out:
 
 
 def _describe_output(spec: OpSpec, plan: OutputPlan, out: Output) -> _Out:
-    """Return the template's values of one output."""
+    """Return the template's values of one output: its name, its final shape in C++, and whether a size of it depends on
+    data.
+    """
     kind = out.tensor
+    # A size that depends on data is only known after the kernel has run, so the shape is written with its extent.
     used = {d.text for d in kind.dims}.union(*(d.expr.names for d in kind.dims if d.expr))
     final = _shape_expression(kind, lambda n: f"extent_{n}" if n in spec.dynamic else plan.names(n))
     return _Out(out.name, final, bool(used & spec.dynamic.keys()))
 
 
 def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
-    """Return the C++ initialiser of a shape."""
+    """Return the C++ initialiser list of a tensor type's sizes. ``names`` returns the C++ variable of a dim."""
     sizes = [
         to_cpp(d.expr, names) if d.expr else f"int64_t{{{d.size}}}" if d.kind == "fixed" else names(d.text)
         for d in kind.dims
@@ -366,7 +399,7 @@ def _shape_expression(kind: TensorType, names: Callable[[str], str]) -> str:
 
 
 def _argument_expression(spec: OpSpec, p: CParameter) -> str:
-    """Return the C++ expression of one argument of the kernel."""
+    """Return the C++ expression that the binding passes to the kernel for the C parameter ``p``."""
     if p.role == "input":
         look = f"look(v_{p.source}, t_{p.source})"
         return f"t_{p.source} ? {look} : nullptr" if spec.arg(p.source).optional else look

@@ -26,12 +26,16 @@ class NoCppForm(ValueError):
 
 
 def step_statements(steps: Iterable[Step]) -> list[str]:
-    """Return C++ statements. Raises NoCpp."""
+    """Return the C++ statements of the steps of a call plan, in order. Raises NoCppForm for a step that C++ cannot
+    express.
+    """
     return [line for step in steps for line in _statements_of_step(step)]
 
 
 def _statements_of_step(step: Step) -> list[str]:
-    """Return the C++ statements of one step of a plan."""
+    """Return the C++ statements of one plan step. Raises NoCppForm where the step has no C++ form, such as one for each
+    member of a list.
+    """
     match step:
         case UnsetStep(variable, type):
             return [f"{type.cpp} {variable} = {type.unset};", f'[[maybe_unused]] const char* from_{variable} = "";']
@@ -54,16 +58,20 @@ def _statements_of_step(step: Step) -> list[str]:
             return [f"[[maybe_unused]] const Tensor original_{at.arg} = {packed};"]
         case PresentStep(at, steps):
             return [f"if ({at.tensor.cpp}) {{", *_indent_lines(step_statements(steps)), "}"]
+        # Native code has no loop over a list's members.
         case EachStep(at, _):
             raise NoCppForm(f"the list {at.arg!r}")
 
 
 def _indent_lines(text: Iterable[str]) -> list[str]:
+    """Return each line indented by two spaces."""
     return [f"  {line}" for line in text]
 
 
 def _require_cpp(cpp: str) -> str:
-    """Return the text. Raises NoCppForm for an empty one."""
+    """Return ``cpp``, a C++ expression. Raises NoCppForm if it is empty, which marks an expression that only Python can
+    compute.
+    """
     # A step without a C++ form has an empty text, so that Python can still run it.
     if not cpp:
         raise NoCppForm("an expression or a dim that C++ cannot compute")
@@ -71,7 +79,9 @@ def _require_cpp(cpp: str) -> str:
 
 
 def rule_check(rule: ArgumentRule) -> list[str]:
-    """Return the check of one rule. No line for a rule that is checked elsewhere."""
+    """Return the C++ statement, as a list, that refuses a call which breaks ``rule``. Empty for a rule whose condition
+    is always true in C++.
+    """
     # A condition that is always true would only cost time in each call.
     return (
         []
@@ -81,11 +91,16 @@ def rule_check(rule: ArgumentRule) -> list[str]:
 
 
 def rule_condition(rule: ArgumentRule) -> str:
+    """Return the C++ condition of a rule, which is true for valid calls. Raises NoCppForm for a rule that only Python
+    can check.
+    """
     return _require_cpp(rule.condition.cpp)
 
 
 def refuse_statement(rule: ArgumentRule) -> str:
-    """Return the statement that raises the error for a call which breaks ``rule``."""
+    """Return the C++ statement that raises the catalogue error of ``rule``, with the values of the call put into its
+    texts.
+    """
     texts = (rule.where, rule.got, rule.expected)
     messages = ", ".join(quote_cpp(braced_text(text)) for text in texts)
     values = ", ".join(_require_cpp(part.shown[1]) for text in texts for part in text if isinstance(part, Expression))
@@ -94,12 +109,14 @@ def refuse_statement(rule: ArgumentRule) -> str:
 
 
 def braced_text(text: Text) -> str:
-    """Return a text with ``{}`` for each value, such as ``n = {}``, into which ``refuse`` puts the values."""
+    """Return a text in which ``{}`` stands for each run-time value, such as ``n = {}``, and braces of the constant
+    parts are doubled.
+    """
     return "".join(part.replace("{", "{{") if isinstance(part, str) else "{}" for part in text)
 
 
 def _constant_text(text: Text) -> str:
-    """Return a text without run-time parts. Raises NoCppForm."""
+    """Return a text of constant parts joined. Raises NoCppForm if a part is only known at run time."""
     if not all(isinstance(p, str) for p in text):
         raise NoCppForm("a label that is only known at run time")
     return "".join(p for p in text if isinstance(p, str))

@@ -28,13 +28,16 @@ PRELUDE = r"""
     tile_n = ({{pid}} % _width) // _rows
 {%- endmacro %}
 """
+# Replaced after rendering, when the parameters that the body uses are known.
 HEAD = "<the signature and what is known at compile time>"
 WORD = re.compile(r"[A-Za-z_]\w*")
 DESCRIBED = re.compile(r"make_tensor_descriptor\(\s*(\w+)")
 
 
 def triton_source(source: str, arguments: Iterable[str]) -> str:
-    """Return the source with ``def_kernel()`` naming the arguments that are present, in declared order, then tables."""
+    """Return the source of a Triton template for Inductor, in which ``def_kernel()`` names ``arguments``, those present
+    in the call in declared order. The helper functions stand before it.
+    """
     named = ", ".join(f'"{name}"' for name in arguments)
     return PRELUDE.strip() + "\n" + source.replace("def_kernel()", f"def_kernel({named})")
 
@@ -42,7 +45,8 @@ def triton_source(source: str, arguments: Iterable[str]) -> str:
 def template_constants(
     spec: OpSpec, values: Sequence[Any], plain: Callable[[Any], Any] = lambda v: v
 ) -> dict[str, Any]:
-    """Return the constants of one call for a template: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals.
+    """Return the constants of one call by template name: ``HAS_BIAS`` for an optional tensor, ``STRIDE_0`` for a member
+    of a list, other scalars in capitals.
 
     ``values`` are the arguments in schema order. ``plain`` converts symbols to numbers.
     """
@@ -77,14 +81,15 @@ class RenderedKernel:
 def render_kernel(
     source: str, name: str, ranks: Mapping[str, int], out_rank: int, known: Mapping[str, Any], wide: bool
 ) -> RenderedKernel:
-    """Return the kernel of ``source`` for tensors of these ranks. Tensors that its text does not mention are no
-    parameters.
+    """Return a template rendered as a plain Triton kernel called ``name``. ``ranks`` has the rank of each input.
+    Tensors that the source does not mention are no parameters.
 
     ``known`` are configs, facts and scalars. ``wide`` requests 64-bit offsets.
 
     Raises:
         jinja2.TemplateError, KeyError, ValueError: the template uses an undefined name.
     """
+    # The writer collects the sizes and strides that the text uses while it is rendered.
     writer = _Writer(dict(ranks), out_rank, wide)
     # The helpers have the names and parameters of Inductor's own, so that one source serves both renderers.
     helpers = {n: getattr(writer, n) for n in ("def_kernel", "size", "stride", "load_input", "store_output")}
@@ -102,7 +107,7 @@ def render_kernel(
 
 @cache
 def _parse_template(source: str) -> Template:
-    """Parse a template as Inductor does: an undefined name is an error."""
+    """Return ``source`` as a Jinja2 template in which an undefined name is an error, as in Inductor."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(undefined=StrictUndefined, autoescape=False).from_string(source)
@@ -112,27 +117,38 @@ class _Writer:
     """The helpers of one rendering. ``numbers`` collects the sizes and strides that the template uses."""
 
     def __init__(self, ranks: dict[str, int], out_rank: int, wide: bool) -> None:
+        """Start a rendering for inputs of these ranks by name and an output of ``out_rank``. ``wide`` requests 64-bit
+        offsets.
+        """
         self.ranks: dict[str | None, int] = {None: out_rank}
         self.ranks.update(ranks)
         self.wide = wide
         self.numbers: dict[tuple[str, str | None, int], None] = {}
 
     def def_kernel(self, *arguments: str) -> str:
+        """Return the placeholder for the line of ``def``, which is written after the body, when the used parameters are
+        known.
+        """
         return HEAD
 
     def size(self, name: str | None, index: int) -> str:
+        """Return the Triton expression of the size of a tensor along axis ``index``, None or ``out`` standing for the
+        output.
+        """
         return self._wide(self._number("size", self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> str:
-        """Return the expression of a tensor's stride, or of all its strides."""
+        """Return the Triton expression of a tensor's stride along ``index``, or of all its strides, separated by
+        commas.
+        """
         name = self._named(name)
         if index is None:
             return ", ".join(self.stride(name, axis) for axis in range(self.ranks[name]))
         return self._wide(self._number("stride", name, index))
 
     def _named(self, name: str | None) -> str | None:
-        """Return None for the output, which is ``out`` as in C++, unless an input has this name, or None as in
-        Inductor.
+        """Return None for the output and ``name`` for an input. The output is called None, as in Inductor, or ``out``
+        where no input has this name.
         """
         return None if name == "out" and name not in self.ranks else name
 
@@ -146,7 +162,9 @@ class _Writer:
         indent_width: int = 4,
         index_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the load of an input, as templates of Inductor write it."""
+        """Return the Triton statement that loads elements of ``input_name`` at ``indices`` into ``output_name``. The
+        signature is that of Inductor's helper for templates.
+        """
         masked = f", mask={mask}, other={other}" if mask else ""
         return f"{output_name} = tl.load({input_name} + {self._offset(input_name, indices, index_shape)}{masked})"
 
@@ -158,12 +176,17 @@ class _Writer:
         indent_width: int = 4,
         val_shape: Sequence[str] | None = None,
     ) -> str:
-        """Return the store of the output, as templates of Inductor write it."""
+        """Return the Triton statement that stores ``val`` at ``indices`` of the output. The signature is that of
+        Inductor's helper for templates.
+        """
         value = _broadcast_value(val, val_shape)
         return f"tl.store(out_ptr + {self._offset(None, indices, val_shape)}, {value}, mask={mask})"
 
     def _offset(self, name: str | None, indices: Sequence[str], shape: Sequence[str] | None) -> str:
-        """Return the offset of the elements at ``indices``, as wide as the tensors require."""
+        """Return the Triton expression of the offset of the elements at ``indices`` of a tensor (None: the output),
+        broadcast to ``shape`` if it is given. Raises ValueError for a wrong number of indices.
+        """
+        # With too few indices the offset would be that of another element.
         if len(indices) != self.ranks[name]:
             raise ValueError(f"{len(indices)} indices for {self.ranks[name]} dims of {name or 'the output'}")
         terms = []
@@ -174,10 +197,13 @@ class _Writer:
         return _broadcast_value(" + ".join(terms) or "0", shape)
 
     def _wide(self, value: str) -> str:
+        """Return the Triton expression ``value``, cast to int64 where offsets are wide."""
         return f"tl.cast({value}, tl.int64)" if self.wide else value
 
     def _number(self, kind: str, name: str | None, axis: int) -> str:
-        """Return the parameter of a size or stride, in the order of first use."""
+        """Return the parameter name of a tensor's size or stride (``kind``) along ``axis``, and add it to the
+        parameters of the kernel.
+        """
         number = (kind, name, range(self.ranks[name])[axis])
         # A dict keeps the order of first use, which is the order of the parameters.
         self.numbers[number] = None
@@ -185,15 +211,21 @@ class _Writer:
 
 
 def _parameter_name(kind: str, name: str | None, axis: int) -> str:
+    """Return the parameter name of a size or stride, such as ``stride_x_1``. A ``name`` of None stands for the
+    output.
+    """
     return f"{kind}_{name or 'out'}_{axis}"
 
 
 def _broadcast_value(value: str, shape: Sequence[str] | None) -> str:
+    """Return the Triton expression ``value`` broadcast to ``shape``, or in parentheses where no shape is given."""
     return f"tl.broadcast_to({value}, ({', '.join(map(str, shape))},))" if shape else f"({value})"
 
 
 def _literal_text(name: str, value: Any) -> str:
-    """Return a constant as Triton source."""
+    """Return a constant as Triton source. Infinities and NaN become ``float("inf")`` and the like, and the name of the
+    index dtype stays unquoted.
+    """
     if name == "INDEX_DTYPE":
         return str(value)
     # Python prints infinities and NaN as names that no Triton function defines.

@@ -22,15 +22,15 @@ from shiplap.plan.steps import CheckStep, Step
 
 
 def tvm_ffi_source(op: NativeOp, library: Path) -> str:
-    """Return one translation unit that exports ``op`` and ``set_num_threads``. SL404 for checks that C++ cannot
-    express.
+    """Return the C++ source that exports ``op`` and ``set_num_threads`` as tvm-ffi functions, calling the kernel in
+    ``library``. Raises SL404 for checks that C++ cannot express.
     """
     signature = schema_text(op.spec)
     return render_source(
         "tvm_ffi.cpp.jinja",
         op=describe_op(op, "op"),
         scalar_types=SCALAR,
-        library=quote_cpp(str(library)),
+        library_path=quote_cpp(str(library)),
         signature=signature,
         quoted_signature=quote_cpp(signature),
         narrowed=step_statements(
@@ -43,7 +43,9 @@ def tvm_ffi_source(op: NativeOp, library: Path) -> str:
 def narrowed_steps(
     spec: OpSpec, symbol: str, *, dtypes: tuple[str, ...], strided: Collection[str], align: int
 ) -> Iterable[Step]:
-    """Yield checks of the kernel's requirements beyond the declaration: its dtypes, contiguous tensors, alignment."""
+    """Yield the plan steps that check what the kernel requires beyond the declaration: its dtypes, contiguous tensors,
+    alignment in bytes, tensors on the CPU.
+    """
     for arg in spec.tensors:
         assert arg.tensor is not None
         at, steps = TensorPlace(spec.name, arg.name), list[Step]()

@@ -21,6 +21,7 @@ from shiplap.declare.spec import Arg, Dim, ScalarKind, TensorType
 from shiplap.declare.values import Opaque
 from shiplap.errors import error
 
+# The scalar types for which torch's schemas have a name.
 SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "int",
     float: "float",
@@ -33,6 +34,7 @@ SCALAR_ANNOTATIONS: dict[object, ScalarKind] = {
     torch.memory_format: "memory_format",
     torch.Generator: "Generator",
 }
+# The element types of lists that torch's schemas have.
 LIST_ANNOTATIONS: dict[object, ScalarKind] = {
     int: "list[int]",
     float: "list[float]",
@@ -43,15 +45,18 @@ _NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float,
 
 
 def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
-    """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``."""
+    """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``, such as ``Float[Tensor, "n"]``."""
     if not (isinstance(annotation, type) and issubclass(annotation, AbstractArray)):
         return False
     return annotation.array_type is torch.Tensor
 
 
 def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
-    """Return the ``TensorType`` of an annotation such as ``Float[Tensor, "n ci"]``."""
+    """Return the dtypes and dims of an annotation such as ``Float[Tensor, "n ci"]`` as a ``TensorType``. Raises SL105
+    for dims that cannot be read.
+    """
     tokens = annotation.dim_str.split()
+    # jaxtyping separates dims by blanks, so that "n + 1" arrives as three tokens.
     if len(tokens) > 1 and any(not t.isidentifier() and _is_expression_part(t) for t in tokens):
         fix = f"write each dim without blanks, such as {''.join(tokens)!r} for one dim"
         expected = "dims that are separated by blanks, each a name, a number or an expression"
@@ -64,20 +69,25 @@ def read_tensor(annotation: type[AbstractArray], where: str) -> TensorType:
 
 
 def _is_expression_part(token: str) -> bool:
-    """Whether ``token`` is a part of an expression with blanks: it begins or ends in an operator or a bracket."""
+    """Whether ``token`` is part of an expression that contains blanks: it begins or ends in an operator or a bracket,
+    or has unbalanced brackets.
+    """
     if token in ("...", "_") or (token[0] in "#?*_" and token[1:].isidentifier()):
         return False
     return token[0] in "+-/%*,)" or token[-1] in "+-/%*,(" or token.count("(") != token.count(")")
 
 
 def tensor_dtypes(annotation: type[AbstractArray]) -> tuple[str, ...]:
-    """Return the names of the torch dtypes that a jaxtyping annotation admits. Empty means all (``Shaped``)."""
+    """Return the names of the torch dtypes that a jaxtyping annotation admits, in its order. Empty if it admits all
+    (``Shaped``).
+    """
     names = annotation.dtypes if isinstance(annotation.dtypes, (tuple, list)) else ()
     return tuple(n for n in names if isinstance(n, str) and isinstance(getattr(torch, n, None), torch.dtype))
 
 
 def read_tensors(annotation: object, where: str) -> TensorType | None:
-    """Return one type for ``Float[Tensor, "n"] | Int32[Tensor, "n"]``, with the dtypes of all parts.
+    """Return one type for a tensor annotation or for a union such as ``Float[Tensor, "n"] | Int32[Tensor, "n"]``, with
+    the dtypes of all members.
 
     None for annotations that are not tensors.
     """
@@ -90,16 +100,20 @@ def read_tensors(annotation: object, where: str) -> TensorType | None:
     if len({k.dims for k in kinds}) > 1:
         got = ", ".join(map(str, kinds))
         raise error("SL105", where=where, got=got, expected="one shape for all dtypes", fix="give each the same dims")
+    # No dtypes stand for all, so a union with such a type admits all as well.
     names = dict.fromkeys(n for k in kinds for n in k.dtypes) if all(k.dtypes for k in kinds) else {}
     return TensorType("_or_".join(k.dtype_class for k in kinds), tuple(names), kinds[0].dims)
 
 
 def _is_union_annotation(annotation: object) -> bool:
+    """Whether ``annotation`` is a union, written as ``A | B``, ``Union[A, B]`` or ``Optional[A]``."""
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
-    """Return one dim of an annotation: named, fixed, variadic, computed or any."""
+    """Return one dim of an annotation as a ``Dim``: named, of fixed size, variadic, computed or any. Raises SL105 with
+    ``where`` for other texts.
+    """
     if token == "...":
         return Dim("variadic", token)
     if token.startswith("*_"):
@@ -126,7 +140,9 @@ def _read_dim_token(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """Return a parameter of the signature as an ``Arg``. Raise SL103 for an annotation that a schema cannot carry."""
+    """Return a parameter of a declaration as an ``Arg``, from its annotation. Raises SL103 for an annotation that no
+    torch schema can carry.
+    """
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
         return Arg(name, tensor=_with_own_broadcast_dims(name, single), optional=optional)
@@ -151,7 +167,9 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
 
 
 def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
-    """Return ``kind`` with each ``#n`` as a dim of the argument ``name``: ``x_n``, and ``x_n_2`` for a second one."""
+    """Return ``kind`` with a dim of its own for each broadcast ``#n`` of the argument ``name``: ``x_n``, and ``x_n_2``
+    for a second one.
+    """
     met: list[str] = []
     dims = []
     for dim in kind.dims:
@@ -162,7 +180,9 @@ def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
 
 
 def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
-    """Return the kind of an annotation without tensors, or None. ``int | float`` is a Scalar in torch's schemas."""
+    """Return the scalar kind of an annotation without tensors, or None for other annotations. ``int | float`` is a
+    Scalar in torch's schemas.
+    """
     if isinstance(inner, type):
         return SCALAR_ANNOTATIONS.get(inner)
     if _is_number_annotation(inner):
@@ -173,11 +193,12 @@ def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
 
 
 def _is_number_annotation(annotation: object) -> bool:
+    """Whether ``annotation`` is a union of number types, which torch's schemas call a Scalar."""
     return _is_union_annotation(annotation) and set(typing.get_args(annotation)) in _NUMBER
 
 
 def _sequence_element(annotation: object) -> tuple[object, int]:
-    """Return the element type of a list, sequence or tuple, and its length.
+    """Return ``(element type, length)`` of a list, sequence or tuple annotation.
 
     The element type is None for other annotations. The length is 0 unless an annotation such as ``tuple[T, T]`` fixes
     it.
@@ -198,7 +219,7 @@ _EXPECTED = (
 
 
 def _strip_optional(annotation: object) -> tuple[object, bool]:
-    """Return the annotation without None, and whether None was in it."""
+    """Return the annotation without None, and whether None was a member of it."""
     if _is_union_annotation(annotation):
         given = typing.get_args(annotation)
         rest = [a for a in given if a is not type(None)]
@@ -208,14 +229,17 @@ def _strip_optional(annotation: object) -> tuple[object, bool]:
 
 
 def _annotation_text(annotation: object) -> str:
-    """Return an annotation as it is written."""
+    """Return an annotation as its author writes it, for errors."""
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__qualname__
     return str(annotation)
 
 
 def _split_advice(annotation: object) -> str:
-    """Return what to write in place of an annotation that cannot be read."""
+    """Return a fix for an annotation that cannot be read, that is advice on what to write in its place. Empty if there
+    is none.
+    """
+    # The order matters, since most cases would also fit the general one at the end.
     if annotation is torch.Tensor:
         return 'say the dtype and dims: Float[Tensor, "n c"]'
     if isinstance(annotation, type) and issubclass(annotation, AbstractArray):
@@ -244,7 +268,7 @@ def _split_advice(annotation: object) -> str:
 
 
 def _class_field_names(annotation: object) -> list[str]:
-    """Return the names of the fields of a dataclass or a named tuple."""
+    """Return the field names of a dataclass or a named tuple, empty for other annotations."""
     if dataclasses.is_dataclass(annotation):
         return [field.name for field in dataclasses.fields(annotation)]
     if isinstance(annotation, type) and issubclass(annotation, tuple):

@@ -23,12 +23,16 @@ class Batching:
 
 
 def read_batching(spec: OpSpec, dim: str) -> Batching:
-    """Return the declared rule for ``dim``.
+    """Return the axis of ``dim`` in each argument that is concatenated and in each output, when calls of the op are
+    merged along ``dim``.
 
     Raise SL117 unless the dim is a plain size of an argument and of every output, and no other size.
     """
 
     def place(name: str, tensor: TensorType) -> int | None:
+        """Return the axis of ``dim`` in a tensor, or None if the tensor lacks it. Raises SL117 where it occurs twice or
+        is not a plain size.
+        """
         at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]
         if not at:
             return None
@@ -41,6 +45,7 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     tensors = [(a, place(a.name, a.tensor)) for a in spec.tensors if a.tensor is not None]
     joined = [(a.name, at) for a, at in tensors if at is not None and _require_single_size(spec, dim, a)]
     outputs = [place(o.name, o.tensor) for o in spec.outputs]
+    # A size computed from the dim would have another value in the merged call.
     derived = [name for name, expr in spec.dims if dim in expr.names]
     if not joined or None in outputs or derived:
         got = f"{derived[0]} follows from it" if derived else "it is missing in an output, or in all arguments"
@@ -49,15 +54,21 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
 
 
 def _dim_names(dim: Dim) -> frozenset[str]:
+    """Return the names that a dim mentions: those in its expression, else its own, or that of the size to which it
+    broadcasts.
+    """
     return (dim.expr.names if dim.expr is not None else frozenset()) or frozenset({dim.of or dim.text})
 
 
 def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
-    """Return True. Raises an error for a list, whose tensors may differ in a batched dim."""
+    """Return True for a single tensor. Raises SL117 for a list of tensors, whose members may differ in the batched
+    dim.
+    """
     if arg.many:
         raise _batching_error(spec, dim, f"the list {arg.name!r}", "single tensors")
     return True
 
 
 def _batching_error(spec: OpSpec, dim: str, got: str, expected: str) -> Exception:
+    """Return SL117 for a dim along which calls of the op cannot be merged."""
     return error("SL117", where=f"{spec.name}, batches({dim!r})", got=got, expected=expected)

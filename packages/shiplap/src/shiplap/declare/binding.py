@@ -28,13 +28,17 @@ class Binding:
     device: torch.device = UNPLACED
 
     def size(self, name: str) -> int:
-        """Return the dim or int argument ``name`` of a call of real tensors."""
+        """Return the value of the dim or int argument ``name`` in this call. The call must be one of real tensors, not
+        of symbolic sizes.
+        """
         value = self.env[name]
         assert isinstance(value, int), f"{name} = {value!r}"
         return value
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
-        """Return the dtype of an output: its own if it is concrete, else that of its class in this call."""
+        """Return the dtype of an output in this call: its declared one if there is only one, else that which its dtype
+        class has in the call.
+        """
         if not out.concrete:
             return self.dtypes[out.dtype_class]
         dtype: torch.dtype = getattr(torch, out.dtypes[0])
@@ -42,13 +46,16 @@ class Binding:
 
 
 def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
-    """Return the shape of an output once ``env`` holds every dim it names."""
+    """Return the shape of an output as a list, computed from ``env``, which must hold every dim that it names. Raises
+    SL208 for a negative size.
+    """
     shape: list[Size] = []
     for dim in out.tensor.dims:
         if dim.kind == "fixed":
             shape.append(dim.size)
         elif dim.expr is not None:
             shape.append(dim.expr(env))
+            # A comparison of a symbolic size would add a guard to the graph.
             if isinstance(shape[-1], int) and shape[-1] < 0:
                 raise error("SL208", where=f"output {out.name!r}", got=f"{dim.text} = {shape[-1]}", expected="a size")
         elif isinstance(size := env[dim.text], (int, SymInt)):

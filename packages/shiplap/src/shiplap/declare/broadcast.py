@@ -9,8 +9,8 @@ from shiplap.errors import error
 
 
 def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, str]:
-    """Return ``dims=`` for the sizes to which arguments broadcast and that no argument has: for ``x`` and ``y``, both
-    ``#n``, this is ``{"n": "broadcast(x_n, y_n)"}``. An argument that may be absent gives no size.
+    """Return entries for ``dims=`` that compute the sizes to which arguments broadcast: for ``x`` and ``y``, both
+    ``#n``, this is ``{"n": "broadcast(x_n, y_n)"}``.
     """
     sure = [a for a in args if not a.optional]
     given = {d.text for a in sure if a.tensor for d in a.tensor.dims} | {a.name for a in sure} | {*dims}
@@ -21,8 +21,8 @@ def broadcast_dims(args: Iterable[Arg], dims: Iterable[str] = ()) -> dict[str, s
 
 
 def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
-    """Raise SL105 unless each size to which ``#n`` broadcasts is known in every call, and its own size has a name that
-    is free.
+    """Raise SL105 unless each size ``n`` to which ``#n`` broadcasts is known in every call and the name of its own size
+    is free. Raise SL104 for ``#n`` in an output.
     """
     names = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if not d.of]
     taken = {*names, *(a.name for a in spec.args), *(k for k, _ in spec.dims)}
@@ -41,6 +41,7 @@ def check_broadcasts(spec: OpSpec, known: set[str]) -> None:
                     expected="one meaning a name",
                     fix=fix,
                 )
+    # A result has one size, to which all of its sources were broadcast.
     kinds = [*((o.name, o.tensor) for o in spec.outputs), *((r.name, r.tensor) for r in spec.made)]
     for name, kind in kinds:
         if repeated := next((d for d in kind.dims if d.of), None) if kind else None:

@@ -32,11 +32,15 @@ class Bucket:
     limits: tuple[tuple[str, str, Hashable], ...] = ()
 
     def __str__(self) -> str:
+        """Return the limits of the bucket as text that :meth:`parse` reads, such as ``n<=64, k==3``."""
         return ", ".join(f"{name}{op}{value!r}" for name, op, value in self.limits)
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """Return the bucket that prints as ``text``. Raise ValueError for any other text."""
+        """Return the bucket that prints as ``text``. Raises ValueError for any other text, as it may come from a
+        file.
+        """
+        # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:
             raise ValueError(f"no bucket: {text[:40]!r}...")
         try:
@@ -50,7 +54,9 @@ class Bucket:
 
 
 def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
-    """Return a parsed ``name<=value`` or ``name==value``, or None for any other expression."""
+    """Return a parsed ``name<=value`` or ``name==value`` as ``(name, sign, value)``, or None for any other
+    expression.
+    """
     match node:
         case ast.Compare(ast.Name(name), [ast.LtE() | ast.Eq() as sign], [value]):
             try:
@@ -62,7 +68,9 @@ def _read_size_limit(node: ast.expr) -> tuple[str, str, Hashable] | None:
 
 
 def _is_bounded_value(value: object) -> bool:
-    """Whether a call can have such a value: a number of 64 bits, a text, or a tuple of these."""
+    """Whether a call can have this value of a size or scalar: None, an integer of 64 bits, a finite float, a text, or a
+    tuple of these.
+    """
     if isinstance(value, tuple):
         return all(map(_is_bounded_value, value))
     if isinstance(value, int):
@@ -88,8 +96,11 @@ class BucketRule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """The generated function that returns the device type and the :meth:`key` of a call, in a third of the time."""
+        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call, which identifies its bucket. It
+        is generated, and faster than :meth:`key`.
+        """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
+        # The source has no loops, since it runs in each eager call for which choices are looked up.
         whole = [
             f"(a[{i}] is None or a[{i}].is_contiguous())" if o else f"a[{i}].is_contiguous()" for i, o in self.plain
         ]
@@ -105,70 +116,86 @@ class BucketRule:
         return quick
 
     def bucket(self, env: Env) -> Bucket:
-        """Return the bucket of a call with these sizes and scalars."""
+        """Return the bucket of a call, that is the limits on its sizes and scalars, from their values ``env``."""
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
         return Bucket(tuple((n, "<=" if k == "pow2" else "==", v) for (n, k), v in zip(named, values, strict=True)))
 
     @cached_property
     def _get(self) -> list[tuple[str, bool]]:
+        """Return the names of sizes and scalars that distinguish buckets, each with whether its value is rounded up to
+        a power of two.
+        """
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """Return the values of a bucket, without their names. They distinguish the buckets of one op."""
+        """Return the values that a call with the sizes ``env`` has in its bucket, without their names."""
         return tuple(
             [_round_up_pow2(env.get(name)) if pow2 else _plain_key_value(env.get(name)) for name, pow2 in self._get]
         )
 
     def key(self, call: Binding) -> Key:
-        """Return values, dtypes and layout of a call. The keys of calls that share a choice are equal."""
+        """Return the sizes, dtypes and layout that identify the bucket of a call. They are equal for calls that share a
+        tuned choice.
+        """
         return (*self.values(call.env), bucket_dtypes(self, call), bucket_layout(call.args))
 
     def text(self, key: Key) -> str:
-        """Return a key without its device as text for people."""
+        """Return a key without its device type as text, such as ``n<=64, k==3, Float=float16``."""
         limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
         return ", ".join([*limits, *([str(key[-2])] if key[-2] else [])])
 
     def __str__(self) -> str:
+        """Return the names with the kind of their bucket, such as ``n: pow2, k: exact``."""
         return ", ".join(f"{name}: {kind}" for name, kind in self.kinds)
 
 
 def _round_up_pow2(size: EnvValue) -> Hashable:
-    """Return a size, or each of several, rounded up to a power of two."""
+    """Return a size, or each of a list of sizes, rounded up to a power of two. 0 for sizes below 1, other values as
+    they are.
+    """
     if type(size) is int:
         return 1 << (size - 1).bit_length() if size > 0 else 0
     return tuple(map(_round_up_pow2, size)) if isinstance(size, (tuple, list)) else size
 
 
 def _plain_key_value(value: EnvValue) -> Hashable:
+    """Return ``value``, a list as a tuple, so that it can be part of a key."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
-    """Return the dtype of each dtype class of the call, such as ``Float=float16``."""
+    """Return the dtype of each dtype class of the call as text, such as ``Float=float16``."""
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
 
 def bucket_layout(args: Sequence[Value]) -> str:
-    """Return a code for each tensor: ``c`` contiguous, ``-`` absent, else the order of its dims, ``+`` with gaps."""
+    """Return a code for the layout of each tensor, separated by commas: ``c`` contiguous, ``-`` absent, else the order
+    of its dims, with ``+`` for gaps.
+    """
     tensors = [v for v in args if v is None or isinstance(v, Tensor) or _has_tensors(v)]
     return ",".join(map(_layout_code, tensors))
 
 
 def _layout_code(value: Value) -> str:
-    """Return the layout of a value: "c" for contiguous, else the order of its dims."""
+    """Return the code of a tensor's layout: ``c`` for contiguous, else the order of its dims. A list of them in
+    brackets for a list, ``-`` for other values.
+    """
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _dim_order_code(value)
     return f"[{','.join(map(_layout_code, value))}]" if isinstance(value, (list, tuple)) else "-"
 
 
 def _has_tensors(value: Value) -> bool:
+    """Whether the value is a list or tuple that contains a tensor."""
     return isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value)
 
 
 def _dim_order_code(t: Tensor) -> str:
-    """Return the order of dims in memory: ``10`` for a transposed matrix, ``0231`` for channels last."""
+    """Return the order of a tensor's dims in memory: ``10`` for a transposed matrix, ``0231`` for channels last. A
+    ``+`` follows if there are gaps.
+    """
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: (-strides[d], d))
     dense = t.permute(order).is_contiguous()
@@ -176,7 +203,10 @@ def _dim_order_code(t: Tensor) -> str:
 
 
 def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
-    """Return the bucket rule of ``spec``. Raise SL115 for an unknown name or kind."""
+    """Return the rule by which calls of ``spec`` are put into buckets. ``kinds`` has the kind of some names,
+    ``default`` that of other dims. Raises SL115 for an unknown name or kind.
+    """
+    # A computed dim follows from the others, so it cannot tell two calls apart.
     computed = {name for name, _ in spec.dims}
     dims = [d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")]
     free = dict.fromkeys(d for d in dims if d not in computed and d != "...")

@@ -32,19 +32,23 @@ class Choices:
 
 
 def read_choices(annotation: object) -> Choices | None:
-    """Return the choices of an annotation, or None if it has none that a schema can carry."""
+    """Return the values to which an ``Enum`` or ``Literal`` annotation restricts an argument. None for other
+    annotations, and for values that are neither all texts nor all ints.
+    """
     members, listed = None, _literals(annotation)
+    # Members of a Flag can be combined, so that their values are no complete list.
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum) and not issubclass(annotation, enum.Flag):
         members, listed = annotation, [member.value for member in annotation]
     values = tuple(dict.fromkeys(v for v in listed if v is not None))
     for kind, scalar in ((str, "str"), (int, "int")):
+        # Types are compared exactly, since a bool is an int to isinstance.
         if values and all(type(v) is kind for v in values) and not any("\0" in v for v in values if kind is str):
             return Choices(typing.cast("Literal['int', 'str']", scalar), values, members, None in listed)
     return None
 
 
 def _literals(annotation: object) -> list[Any]:
-    """Return the values of ``Literal[...]``, or of a union of such."""
+    """Return the values of ``Literal[...]`` or of a union of several, empty for other annotations."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return list(parts)
@@ -54,37 +58,43 @@ def _literals(annotation: object) -> list[Any]:
 
 
 def to_value(arg: Arg, given: Any) -> Any:
-    """Return the value in the schema of what a caller passes: that of a member of the class, all else as it is."""
+    """Return the value that the schema carries for ``given``: that of an Enum member if the argument is declared with
+    this Enum, else ``given`` itself.
+    """
     return given.value if arg.members is not None and isinstance(given, arg.members) else given
 
 
 def to_member(arg: Arg, value: Any) -> Any:
-    """Return what the author's functions get for a value of the schema."""
+    """Return the Enum member that the author's functions receive for a schema value. Other values, and those of
+    arguments without an Enum, are returned as they are.
+    """
     if arg.members is None or value is None or isinstance(value, arg.members):
         return value
     return arg.members(value)
 
 
 def to_values(spec: OpSpec, args: Sequence[Any]) -> Args:
-    """Return arguments in declared order with the values of members."""
+    """Return arguments in declared order with each Enum member replaced by its value, which the schema carries."""
     return tuple([to_value(arg, given) for arg, given in zip(spec.args, args, strict=False)])
 
 
 def to_members(spec: OpSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sizes and scalars by name with members in place of their values."""
+    """Return sizes and scalars by name, with each schema value of an Enum argument replaced by its member."""
     named = spec.enumerated
     return {name: to_member(named[name], v) if name in named else v for name, v in values.items()}
 
 
 def convert_call(spec: OpSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Value], dict[str, Value]]:
-    """Return the arguments of a call with the values of members."""
+    """Return the positional arguments and the keywords of a call with each Enum member replaced by its value."""
     named = spec.enumerated
     keywords = {name: to_value(named[name], v) if name in named else v for name, v in kwargs.items()}
     return [*to_values(spec, args), *args[len(spec.args) :]], keywords
 
 
 def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an author's ``function`` of arguments of the op as a function that also takes the values of members."""
+    """Return an author's ``function`` as one that may also be called with the schema values of Enum arguments, and
+    receives the members.
+    """
     if not spec.enumerated or not callable(function):
         return function
     names = list(inspect.signature(function).parameters)
@@ -92,6 +102,7 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of the author's function, called with Enum members in place of their schema values."""
         values = list(args)
         for i, arg in places:
             if i < len(values):
@@ -104,7 +115,8 @@ def takes_members(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., A
 
 
 def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an author's ``function``, which returns a tuple of one, as a function that returns its element.
+    """Return an author's ``function`` as one that receives Enum members and, for an op declared with a tuple of one,
+    returns the only element.
 
     SL301 is raised where ``function`` returns anything else but None, which stands for outputs that it has filled.
     """
@@ -114,7 +126,11 @@ def gives_result(spec: OpSpec, function: Callable[..., Any]) -> Callable[..., An
 
     @wraps(function)
     def returned(*args: Any, **kwargs: Any) -> Any:
+        """Return the only element of the tuple that the author's function returns, or None. Raises SL301 for any other
+        result.
+        """
         result = function(*args, **kwargs)
+        # An out-style function returns nothing, as it has filled its outputs.
         if result is None:
             return None
         if not isinstance(result, tuple) or len(result) != 1:

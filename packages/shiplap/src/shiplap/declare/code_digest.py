@@ -13,7 +13,7 @@ HEAD = sys.implementation.cache_tag or ""  # another Python compiles to other in
 
 
 def code_digest(*roots: AnyValue) -> str:
-    """Return the digest of functions and objects with all code that they use.
+    """Return a digest of functions and objects together with all code that they use, as 16 hex digits.
 
     It differs where the code behaves differently.
     """
@@ -21,7 +21,9 @@ def code_digest(*roots: AnyValue) -> str:
 
 
 def digest_of_parts(parts: Iterable[CodePart]) -> str:
-    """Return the digest of the parts of a walk."""
+    """Return a digest, 16 hex digits, of the parts that :func:`walk_code` found, in their order. Constants are left
+    out, as the code that holds them has their text.
+    """
     digest = hashlib.sha256(HEAD.encode())
     for part in parts:
         if part.kind != "constant":  # it is in the text of what holds it
@@ -30,5 +32,7 @@ def digest_of_parts(parts: Iterable[CodePart]) -> str:
 
 
 def first_unfollowed(*roots: AnyValue) -> str:
-    """Return the name of the first object that ``roots`` use and no walk can follow. Empty if there is none."""
+    """Return the name of the first object used by the code of ``roots`` that :func:`walk_code` cannot follow. Empty if
+    there is none.
+    """
     return next((str(part.value) for part in walk_code(*roots) if part.kind == "unfollowed"), "")

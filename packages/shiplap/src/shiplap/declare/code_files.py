@@ -34,13 +34,15 @@ SITES = ("site-packages", "dist-packages")
 
 
 def top_package(module: str | None) -> str:
-    """Return the package at the top of a dotted name."""
+    """Return the top-level package of a dotted module name, empty for None."""
     return (module or "").partition(".")[0]
 
 
 @cache
 def version_covers_code(top: str) -> bool:
-    """Whether a version stands for the code of the package ``top``: of Python, of torch or of a well-known library."""
+    """Whether the version of the package ``top`` identifies its code, so that its files are not read: Python, torch and
+    well-known libraries.
+    """
     if top in STABLE or top in VERSIONED:
         return True
     if top not in sys.stdlib_module_names:
@@ -51,7 +53,8 @@ def version_covers_code(top: str) -> bool:
 
 @cache
 def version_text(top: str) -> str:
-    """Return ``name version`` of a well-known library.
+    """Return ``name version`` of a well-known library, and the name alone for other packages or without an installed
+    version.
 
     The versions of Python and torch are in other parts of the keys.
     """
@@ -66,8 +69,11 @@ def version_text(top: str) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """Return the digest of a file as it is now, or the reason why it cannot be read."""
+    """Return the digest of a file's current content, or ``no such file`` if it cannot be read. An unchanged file is
+    read once.
+    """
     try:
+        # Size, time and inode key the cache, so that an unchanged file is read once.
         about = os.stat(path)
         return _file_content_digest(str(path), about.st_size, about.st_mtime_ns, about.st_ino)
     except OSError:
@@ -76,23 +82,28 @@ def file_digest(path: str | Path) -> str:
 
 @cache
 def _file_content_digest(path: str, _size: int, _written: int, _inode: int) -> str:
-    """Return the digest of a file's bytes. The other arguments key the memo."""
+    """Return the digest of a file's bytes, 32 hex digits. The other arguments only key the cache: size, time of change
+    and inode.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
+        # Compiled libraries may be too large to be read at once.
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()[:32]
 
 
 def extension_file(module: str | None) -> str | None:
-    """Return the file of a module that is not written in Python."""
+    """Return the file of a loaded module that is not written in Python, such as a compiled extension. None for other
+    modules.
+    """
     file = _module_file(sys.modules.get(module or ""))
     return file if file is not None and not file.endswith(".py") else None
 
 
 def module_files(module: str) -> list[tuple[str, str]]:
-    """Return ``(name, digest)`` of all files on which a function of ``module`` may depend: those of its package, or
-    else of the module and of those beside it that it imports. Empty where the files do not hold the loaded code.
+    """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend: those of its package,
+    else the module and the files beside it that it imports.
     """
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
@@ -100,19 +111,23 @@ def module_files(module: str) -> list[tuple[str, str]]:
         listed = _files_below(package)
         return [(f.relative_to(package.parent).as_posix(), file_digest(f)) for f in listed]
     file = _module_file(loaded)
+    # A file that was edited after its import does not describe the loaded code.
     if file is None or not _file_has_function_code(file, loaded):
         return []
     return [(f.name, file_digest(f)) for f in _imported_beside(Path(file))]
 
 
 def spec_files(name: str) -> list[tuple[str, str]]:
-    """Return ``(name, digest)`` of the files of a module that a function imports, which may not be loaded yet."""
+    """Return ``(name, digest)`` of the files of the module ``name`` that a function imports when it runs. The module is
+    found without importing it.
+    """
     if name in sys.modules and (files := module_files(name)):
         return files
     try:
         about = find_spec(name)
     except (ImportError, ValueError):
         about = None
+    # A namespace package has no file of its own.
     if about is None or about.origin is None:
         return [(name, "no such module")]
     path = Path(about.origin)
@@ -122,12 +137,15 @@ def spec_files(name: str) -> list[tuple[str, str]]:
 
 
 def _module_file(module: ModuleType | None) -> str | None:
+    """Return the file from which a module was loaded, None for no module or one without a file."""
     file = vars(module).get("__file__") if module is not None else None
     return file if isinstance(file, str) else None
 
 
 def _regular_package(module: ModuleType | None) -> Path | None:
-    """Return the folder of the outermost package around ``module`` that has an ``__init__`` file."""
+    """Return the folder of the outermost package around ``module`` that has an ``__init__`` file, or None if there is
+    none.
+    """
     name = vars(module).get("__package__") if module is not None else None
     outermost = None
     while isinstance(name, str) and name:
@@ -141,12 +159,14 @@ def _regular_package(module: ModuleType | None) -> Path | None:
 
 
 def _files_below(folder: Path) -> list[Path]:
+    """Return the source files in ``folder`` and below, sorted, without caches, at most ``MOST_FILES``."""
     listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
+    # The order in which a folder lists its files differs between machines.
     return sorted(listed)[:MOST_FILES]
 
 
 def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
-    """Whether the file, as it is now, has the code of every function that was loaded from it."""
+    """Whether the file, as it is now, contains the code of every function that the loaded module has from it."""
     try:
         held = set(_code_objects_within(compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)))
     except (OSError, SyntaxError, ValueError):
@@ -156,7 +176,7 @@ def _file_has_function_code(file: str, module: ModuleType | None) -> bool:
 
 
 def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of the functions defined in it."""
+    """Yield a code object and those of all functions and classes defined within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -164,7 +184,9 @@ def _code_objects_within(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported_beside(first: Path) -> list[Path]:
-    """Return a file, and the files in its folder that it imports, directly or not."""
+    """Return a file and the files in its folder that it imports, directly or through each other, at most some
+    ``MOST_FILES``.
+    """
     known: dict[Path, None] = {}
     left = [first]
     while left and len(known) < MOST_FILES:
@@ -172,6 +194,7 @@ def _imported_beside(first: Path) -> list[Path]:
         if at in known or not at.is_file():
             continue
         known[at] = None
+        # A file beside may be a module or a package, and only those that exist are kept.
         for name in _imports_in_file(at):
             package = first.parent / name
             left.append(first.parent / f"{name}.py")
@@ -180,7 +203,7 @@ def _imported_beside(first: Path) -> list[Path]:
 
 
 def _imports_in_file(path: Path) -> Iterable[str]:
-    """Return the names that a Python file imports, or none of an unreadable file."""
+    """Return the top-level names that a Python file imports, in order. Empty for a file that cannot be parsed."""
     if path.suffix != ".py":
         return ()
     try:
@@ -198,7 +221,9 @@ def _imports_in_file(path: Path) -> Iterable[str]:
 
 @cache
 def shiplap_digest() -> str:
-    """Return the digest of Shiplap's own files, which stands for its functions where they are the roots of a walk."""
+    """Return the digest of all of Shiplap's own source files, 32 hex digits. It stands for the code of a Shiplap
+    function from which a walk starts.
+    """
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
@@ -212,13 +237,17 @@ _MOST_TENSORS = 64
 
 
 def tensor_text(value: Tensor) -> tuple[str, bool]:
-    """Return form and values of a tensor as text, and whether its values could be read."""
+    """Return ``(text, read)``: class, dtype, device type, shape and a digest of the values of a tensor, and whether its
+    values could be read.
+    """
     form = f"{type(value).__name__} {value.dtype} {value.device.type} {tuple(value.shape)}"
     if value.layout.__repr__() != "torch.strided" or type(value) not in (Tensor, Parameter):
         return f"{form} {value.layout}", False
     if value.device.type == "meta":
         return form, True
+    # Inference tensors have no version.
     state = value._version if not value.is_inference() else 0, value.data_ptr(), value.numel()
+    # The tensor is held beside its digest, so that its id is not given to another one.
     held = _tensors.get(id(value))
     if held is None or held[1] != state:
         try:
@@ -232,7 +261,8 @@ def tensor_text(value: Tensor) -> tuple[str, bool]:
 
 
 def _tensor_values_text(value: Tensor) -> str:
-    """Return a digest of a tensor's values."""
+    """Return a digest of a tensor's values, read through the CPU outside of all torch modes."""
+    # Under a fake mode, for example, the copy would have no values.
     with without_modes():
         plain = value.detach().cpu().contiguous()
         size = plain.numel() * plain.element_size()

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import hashlib
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from types import FunctionType
+from typing import Any, ClassVar, TypeAlias
 
 AnyValue: TypeAlias = Any  # an author's code may hold a value of any type
 
 
-class HasCode(ABC):
+class _ListsPublicNames(ABCMeta):
+    """The type of classes whose ``dir()``, and so completion in a shell, shows ``_public_names`` and no internal name.
+
+    Python's shell looks at the bases of a class one by one, so that the list has to hold for each of them.
+    """
+
+    _public_names: frozenset[str]
+
+    def __dir__(cls) -> list[str]:
+        """Return the names with an underscore and those in ``_public_names``."""
+        return sorted(n for n in super().__dir__() if n.startswith("_") or n in cls._public_names)
+
+
+class HasCode(metaclass=_ListsPublicNames):
     """An object of Shiplap that holds an author's code: an op, a kernel, a template, a gradient."""
+
+    _public_names: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the object that decide its behaviour: a text, and a value that the walk follows (None
+        """Yield the parts of the object that decide its behaviour: a text, and a value whose code is followed (None
         where the text says everything).
         """
+
+
+def defining_module(value: AnyValue) -> str:
+    """Return the name of the module in which a function or class was written, which a decorator may have changed in
+    ``__module__``. Empty if there is none.
+    """
+    if isinstance(value, FunctionType):
+        name = value.__globals__.get("__name__")
+    else:
+        name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+def closure_cell_value(cell: AnyValue) -> AnyValue:
+    """Return the value of a closure's cell, None if it is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def has_instance_dict(value: AnyValue) -> bool:
+    """Whether the object has a ``__dict__``."""
+    return hasattr(value, "__dict__")
+
+
+def shortened_text(text: str) -> str:
+    """Return a text as it is below 400 characters, else its digest."""
+    return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

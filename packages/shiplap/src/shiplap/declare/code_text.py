@@ -21,16 +21,20 @@ PLAIN = (bool, int, float, complex, str, bytes, NoneType, EllipsisType, NotImple
 PlainValue: TypeAlias = bool | int | float | complex | str | bytes | None
 Instructions: TypeAlias = Sequence[dis.Instruction]
 
+# Code that calls these with a computed name may use any attribute.
 LOOKUPS = frozenset({"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"})
 # What hides which code runs. Functions of Python, and attributes of ``importlib`` and ``sys``.
 HIDING = frozenset({"eval", "exec", "compile", "__import__", "globals", "locals", "vars"})
 HIDING_ATTRIBUTES = frozenset({"import_module", "modules", "__dict__", "__globals__", "load_module", "exec_module"})
+# Code that names these depends on environment variables.
 ENVIRONMENT = frozenset({"environ", "getenv", "environb"})
+# Methods that change their object in place, which makes it state of the program.
 _MUTATORS = "add append appendleft clear discard extend insert move_to_end pop popitem remove setdefault update"
 MUTATORS = frozenset(_MUTATORS.split())
 # Of the body of a class inside a function: where it stands, not what it does.
 PLACES = frozenset({"__doc__", "__firstlineno__", "__module__", "__qualname__", "__static_attributes__"})
 STORES = frozenset({"DELETE_ATTR", "DELETE_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
+# Instructions that put one value on the stack and take none from it.
 SIMPLE = frozenset({"LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME"})
 FLAGS = 0x3AC  # how arguments are passed, and whether the function is a generator or a coroutine
 
@@ -65,7 +69,10 @@ _MOST = 1 << 14
 
 
 def code_use(code: CodeType) -> CodeUse:
-    """Return the meaning of ``code`` and the names that it uses. Each code object is read once."""
+    """Return the text of ``code`` without line numbers, and the names that it reads, stores and imports. The result is
+    remembered.
+    """
+    # The code object is held beside the result, so that its id is not given to another one.
     held = _known.get(id(code))
     if held is None:
         if len(_known) >= _MOST:
@@ -75,12 +82,12 @@ def code_use(code: CodeType) -> CodeUse:
 
 
 def plain_text(value: PlainValue | EllipsisType) -> str:
-    """Return a plain value as text that distinguishes ``1`` from ``True`` and ``1.0``."""
+    """Return a plain value as text with its type, so that ``1``, ``True`` and ``1.0`` differ."""
     return f"{type(value).__name__} {value!r}"
 
 
 def constant_text(value: object) -> str:
-    """Return a constant of a code object as text.
+    """Return a constant of a code object as text with its type, a nested code object as its digest.
 
     The members of a set are sorted, since their order depends on the seed of hashes.
     """
@@ -92,7 +99,9 @@ def constant_text(value: object) -> str:
 
 
 def _read_code(code: CodeType) -> CodeUse:
-    """Return what a code object uses, and its text without line numbers."""
+    """Return the digest of a code object's instructions without line numbers and annotations, and the names and
+    constants that it uses.
+    """
     use = CodeUse()
     instructions = _without_annotations(_without_class_places(list(dis.get_instructions(code))))
     arguments = code.co_argcount + code.co_kwonlyargcount
@@ -102,6 +111,7 @@ def _read_code(code: CodeType) -> CodeUse:
     for at, each in enumerate(instructions):
         lines.append(_instruction_text(each, offsets))
         _read_instruction(use, code, instructions, at, each)
+    # Functions such as getattr name attributes by constants, which then count as names.
     if use.names & LOOKUPS:
         use.names.update(c for c in use.constants if isinstance(c, str) and c.replace(".", "_").isidentifier())
     use.text = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
@@ -109,17 +119,20 @@ def _read_code(code: CodeType) -> CodeUse:
 
 
 def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
-    """Return the text of one instruction, with targets of jumps as indices."""
+    """Return one bytecode instruction as text. The target of a jump is written as its index in ``offsets``, so that
+    left-out instructions do not matter.
+    """
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
     if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
         return f"{each.opname} {bisect_left(offsets, each.argval)}"
+    # Local variables are written as numbers, so that a renamed one changes no digest.
     argument = each.arg if each.opcode in dis.haslocal else each.argval
     return f"{each.opname} {argument!r}" if not isinstance(argument, CodeType) else each.opname
 
 
 def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
-    """Add what one instruction reads, stores or imports to ``use``."""
+    """Add to ``use`` the names, constants and imports of the instruction ``each`` at position ``at``."""
     name, value = each.opname, each.argval
     if each.opcode in dis.hasconst:
         for inner in _flat_constants(value):
@@ -136,10 +149,12 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
             use.hiding = use.hiding or value
     elif name in STORES or (name == "STORE_DEREF" and value in code.co_freevars):
         use.stored.add(value)
+    # The owner lies below the key on the stack, so its instruction stands before the key's.
     elif name in ("STORE_SUBSCR", "DELETE_SUBSCR"):
         key = expression_start(listed, at - 1)
         use.stored.update(_loaded_holder_name(listed, key - 1) if key else ())
     elif name == "IMPORT_NAME":
+        # The two instructions before load the level and the imported names.
         level, names = (listed[at - 2].argval, listed[at - 1].argval) if at > 1 else (0, None)
         use.imports.append((level if isinstance(level, int) else 0, value, tuple(names or ())))
     elif name in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -147,7 +162,9 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 
 
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
-    """Note the use of an attribute or a method: a change in place, an operator, or a lookup that hides the code."""
+    """Add to ``use`` what reading the attribute ``name`` means: a change of its owner in place, an operator of
+    ``torch.ops``, or a lookup that hides which code runs.
+    """
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
         use.stored.update(_loaded_holder_name(listed, at - 1))
     if name in HIDING_ATTRIBUTES:
@@ -158,7 +175,7 @@ def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> N
 
 
 def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
-    """Add what an inner code object uses to ``use``."""
+    """Add to ``use`` the names, constants and imports of an inner code object."""
     use.constants += inner.constants
     use.imports += inner.imports
     use.globals |= inner.globals
@@ -169,7 +186,7 @@ def _join_code_use(use: CodeUse, inner: CodeUse) -> None:
 
 
 def _flat_constants(value: object) -> Iterator[object]:
-    """Yield the constants in nested tuples and frozen sets."""
+    """Yield the constants in nested tuples and frozen sets, or the value itself if it is neither."""
     if isinstance(value, (tuple, frozenset)):
         for each in value:
             yield from _flat_constants(each)
@@ -178,7 +195,9 @@ def _flat_constants(value: object) -> Iterator[object]:
 
 
 def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
-    """Return the name of the global, captured variable or attribute that instruction ``at`` loads, if it is one."""
+    """Return the name of the global, captured variable or attribute that instruction ``at`` loads, in a list. A local
+    variable is traced back to what it was assigned.
+    """
     if at < 0:
         return []
     each = listed[at]
@@ -193,7 +212,9 @@ def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
 
 
 def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
-    """Whether ``getattr`` and its like, loaded by instruction ``at``, are called with a constant as the name."""
+    """Whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a constant text as the
+    attribute's name.
+    """
     following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
     if listed[at].argval not in ("attrgetter", "methodcaller"):
         following = _instructions_after_value(following)
@@ -204,7 +225,9 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
 
 
 def _instructions_after_value(following: Instructions) -> Instructions:
-    """Return the instructions behind a name or constant with its attributes, empty behind other expressions."""
+    """Return the instructions behind a name or constant with its attributes. Empty if another expression stands at the
+    beginning.
+    """
     if not following or following[0].opname not in SIMPLE:
         return []
     attributes = 1
@@ -214,11 +237,13 @@ def _instructions_after_value(following: Instructions) -> Instructions:
 
 
 def _is_call_instruction(following: Instructions) -> bool:
+    """Whether the first instruction is a call."""
     return bool(following) and following[0].opname in ("CALL", "PRECALL")
 
 
 def expression_start(listed: Instructions, end: int) -> int | None:
-    """Return the position at which the expression begins whose value instruction ``end`` leaves on the stack.
+    """Return the position of the first instruction of the expression whose value instruction ``end`` leaves on the
+    stack.
 
     None across a jump.
     """
@@ -234,10 +259,13 @@ def expression_start(listed: Instructions, end: int) -> int | None:
 
 
 def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
-    """Return the instructions of the body of a class, without its docstring, its name and its line."""
+    """Return the instructions of a class body without those that store its docstring, its name and its line, which do
+    not change behaviour.
+    """
     kept: list[dis.Instruction] = []
     for each in listed:
         if each.opname == "STORE_NAME" and each.argval in PLACES:
+            # The instruction before it loads the value that is stored.
             kept.pop()
         else:
             kept.append(each)
@@ -245,8 +273,11 @@ def _without_class_places(listed: Instructions) -> list[dis.Instruction]:
 
 
 def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]:
-    """Return the instructions without those that compute annotations of inner functions (Python 3.11 and 3.12)."""
+    """Return the instructions without those that compute annotations of inner functions (Python 3.11 and 3.12), which
+    do not change behaviour.
+    """
     kept = list(listed)
+    # From the end, so that a deletion does not move the positions that are still to come.
     for at in range(len(kept) - 1, -1, -1):
         each = kept[at]
         if each.opname != "MAKE_FUNCTION" or not (each.arg or 0) & 4:
@@ -264,8 +295,8 @@ def _without_annotations(listed: list[dis.Instruction]) -> list[dis.Instruction]
 
 @cache
 def syntax_digest(source: str) -> str:
-    """Return the digest of the syntax of a function, annotations included and its docstring left out, as Triton reads
-    it.
+    """Return the digest of a function's syntax tree, with annotations and without docstrings, which is what Triton
+    reads of a kernel.
     """
     tree = ast.parse(textwrap.dedent(source))
     for node in ast.walk(tree):

@@ -52,7 +52,14 @@ from shiplap.declare.code_files import (
     version_covers_code,
     version_text,
 )
-from shiplap.declare.code_parts import AnyValue, HasCode
+from shiplap.declare.code_parts import (
+    AnyValue,
+    HasCode,
+    closure_cell_value,
+    defining_module,
+    has_instance_dict,
+    shortened_text,
+)
 from shiplap.declare.code_text import ENVIRONMENT, PLAIN, CodeUse, code_use, plain_text, syntax_digest
 from shiplap.torch_private.graph_keys import TORCHS_OWN
 
@@ -106,7 +113,8 @@ _CONTAINERS: tuple[AnyValue, ...] = (list, tuple, set, frozenset)
 
 
 def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
-    """Return all parts that ``roots`` use, in an order that is the same in every process that loaded the same code.
+    """Return all parts of code and data that ``roots`` use, directly or not, in an order that is the same in every
+    process that loaded the same code.
 
     Args:
         roots: functions, objects or containers of them.
@@ -120,27 +128,29 @@ def walk_code(*roots: AnyValue, most: int = 1 << 16) -> list[CodePart]:
 
 
 def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
-    """Return the plain constants in ``roots`` and in the code that they use, without docstrings, the nearest first."""
+    """Return the plain constants in ``roots`` and in the code that they use, the nearest first, without docstrings.
+    ``most`` limits the objects that are visited.
+    """
     scout = _CodeWalk(most, frozenset(), reads_data=False)
     scout.run(roots)
     return [part.value for part in scout.parts if part.kind == "constant"]
 
 
 def libraries_used(*roots: AnyValue) -> set[str]:
-    """Return the packages at the top of all modules whose code ``roots`` use, by name."""
+    """Return the names of the top-level packages of all modules whose code ``roots`` use."""
     scout = _CodeWalk(1 << 16, frozenset(), reads_data=False)
     scout.run(roots)
-    functions = {top_package(_defining_module(part.value)) for part in scout.parts if part.kind == "function"}
+    functions = {top_package(defining_module(part.value)) for part in scout.parts if part.kind == "function"}
     return functions | {part.value for part in scout.parts if part.kind == "library" and part.value}
 
 
 def is_followed(value: AnyValue) -> bool:
-    """Whether the walk looks into a function or class: it is not of Python, torch or a well-known library."""
-    return not version_covers_code(top_package(_defining_module(value)))
+    """Whether the walk reads the code of a function or class: it is not of Python, torch or a well-known library."""
+    return not version_covers_code(top_package(defining_module(value)))
 
 
 def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
-    """Yield captured variables, and globals that the code of ``fn`` names, in the modules of authors too."""
+    """Yield ``(name, value)`` of captured variables and of the globals and module attributes that ``fn`` names."""
     use = code_use(fn.__code__)
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
         try:
@@ -154,15 +164,6 @@ def values_used(fn: FunctionType) -> Iterator[tuple[str, AnyValue]]:
             yield from ((f"{name}.{n}", vars(value)[n]) for n in sorted(use.names & vars(value).keys()))
 
 
-def _defining_module(value: AnyValue) -> str:
-    """Return the module in which a function or class was written. A decorator may have renamed a function."""
-    if isinstance(value, FunctionType):
-        name = value.__globals__.get("__name__")
-    else:
-        name = getattr(value, "__module__", None)
-    return name if isinstance(name, str) else ""
-
-
 class _HomeModule(NamedTuple):
     """The module of the code that is being described, by name and by its globals."""
 
@@ -174,6 +175,7 @@ class _CodeWalk:
     """One walk. Objects get numbers in the order in which they are met, and are described in this order."""
 
     def __init__(self, most: int, state: frozenset[str], *, reads_data: bool) -> None:
+        """Start a walk over ``most`` objects at most. ``state``: names that code changes, whose values are not read."""
         self.parts: list[CodePart] = []
         self.most, self.names_of_state, self.reads_data = most, state, reads_data
         self.used: set[str] = set()  # names that code uses
@@ -186,9 +188,11 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Describe ``roots`` and all that they reach, up to the limit of objects."""
+        """Add the parts of ``roots`` and of all that they use. Beyond the limit of objects, files stand for
+        the rest.
+        """
         for root in roots:
-            if isinstance(root, (FunctionType, MethodType)) and top_package(_defining_module(root)) == "shiplap":
+            if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
             self.add("data", self.text(root))
         while self._left and len(self._held) <= self.most:
@@ -201,7 +205,7 @@ class _CodeWalk:
             self._left.clear()
 
     def state(self) -> frozenset[str]:
-        """Return the names of globals, captured variables and attributes that code in use changes."""
+        """Return the names of globals, captured variables and attributes that code in use assigns at run time."""
         state: set[str] = set()
         for fn, names in self.stores:
             name = fn.__name__
@@ -211,16 +215,17 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
+        """Append a part of the walked code, with its kind, its text for digests and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """Return a value as text without addresses. A value with parts is described later, under a number."""
+        """Return a value as text without addresses. One with parts of its own is queued, with a text such as ``#3``."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
-            return self._path(value) if kind is str and os.path.isabs(value) else _shortened_text(plain_text(value))
+            return self._path(value) if kind is str and os.path.isabs(value) else shortened_text(plain_text(value))
         if kind is tuple or kind is torch.Size:
             return f"({', '.join(map(self.text, value))})"
         if kind in (set, frozenset):
@@ -239,7 +244,7 @@ class _CodeWalk:
         return f"#{number}"
 
     def _set(self, members: set[AnyValue] | frozenset[AnyValue]) -> str:
-        """Return a set as text, in an order that no seed of hashes decides: each member is walked alone."""
+        """Return a set as text, sorted by digests of its members, so that no hash seed decides the order."""
         if all(type(m) in PLAIN for m in members):
             return f"{{{', '.join(sorted(map(self.text, members)))}}}"
         digests = []
@@ -255,23 +260,25 @@ class _CodeWalk:
         return f"{{{', '.join(sorted(d for d, _ in digests))}}}"
 
     def _path(self, path: str) -> str:
-        """Return a file as text by its name and content, since its folder differs between machines."""
+        """Return a path as text by its last part, as folders differ. The content of an existing file becomes a part."""
         if os.path.isfile(path):
             self._file(path)
             return f"path {os.path.basename(path)}"
         return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
 
     def _file(self, path: str) -> None:
+        """Add a file as a part, with its name and the digest of its content. A walk that reads no data adds no text."""
         self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
 
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
+        """Add a part for code that cannot be followed, with the reason ``why``, and its module's files in its place."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
     def _files_of(self, home: _HomeModule) -> None:
-        """Describe all that a module may use: its files, or its members where no file has the loaded code."""
+        """Add a part for each file of a module, once, or for its members where no file has the loaded code."""
         if home.module in self._filed or not home.module:
             return
         self._filed.add(home.module)
@@ -287,13 +294,14 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Describe a name to which the code itself assigns. Its first value is in the files."""
+        """Add a part that says that code changes ``name`` at run time. The files of its module have its first value."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, value: AnyValue) -> None:
+        """Add the parts of one queued value, by its type: function, method, class, container, or object."""
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -318,22 +326,24 @@ class _CodeWalk:
             self.add("code", code_use(value).text)
         elif isinstance(value, NATIVE_CALLABLES):
             self._native(value)
-        elif version_covers_code(top_package(_defining_module(type(value)))):
+        elif version_covers_code(top_package(defining_module(type(value)))):
             self._foreign_object(value)
         else:
             self._object(value)
 
     def _container(self, value: AnyValue) -> None:
+        """Add the members of a list, dict or deque, at most ``MOST_CONSTANTS`` of its constants as own parts."""
         pairs = isinstance(value, Mapping)
         before = len(self.parts)
         texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
         constants = [i for i in range(before, len(self.parts)) if self.parts[i].kind == "constant"]
         for i in reversed(constants[MOST_CONSTANTS:]):
             del self.parts[i]
-        self.add("data", f"{type(value).__name__} {_shortened_text(', '.join(texts))}")
+        self.add("data", f"{type(value).__name__} {shortened_text(', '.join(texts))}")
 
     def _function(self, fn: FunctionType) -> None:
-        module = _defining_module(fn)
+        """Add a function: its code, constants, defaults, captured variables, and the globals that it names."""
+        module = defining_module(fn)
         if version_covers_code(top_package(module)):
             self._foreign_function(fn)
             return
@@ -349,7 +359,7 @@ class _CodeWalk:
                 self._file(constant)
         self.add("data", f"defaults {self.text(fn.__defaults__)} {self.text(fn.__kwdefaults__)}")
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            self._named(name, _closure_cell_value(cell))
+            self._named(name, closure_cell_value(cell))
         for name in sorted(use.globals):
             if name in fn.__globals__:
                 self._global(name, fn.__globals__[name], use)
@@ -361,14 +371,14 @@ class _CodeWalk:
         self._hidden(fn, use)
 
     def _named(self, name: str, value: AnyValue) -> None:
-        """Add a named value, or as state where the name is assigned at run time."""
+        """Add ``name=value``, or only that it changes, if code assigns the name at run time."""
         if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
             self._state(name)
         else:
             self.add("data", f"{name}={self.text(value)}")
 
     def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Describe a global, and of an author's module the attributes that the code may read."""
+        """Add a global of a function. Of an author's module, add the attributes that the code may read."""
         if name in MODULE_NAMES:
             return
         if not isinstance(value, ModuleType):
@@ -385,7 +395,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Describe an attribute of a module, which may be a module again."""
+        """Add an attribute of a module, which may be a module itself. A module that is being visited is not entered."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -394,7 +404,7 @@ class _CodeWalk:
             del self._numbers[id(value)]
 
     def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
-        """Describe the objects that an author's function uses without naming them."""
+        """Add what a function uses without naming an object: operators, imports when it runs, environment variables."""
         if use.hiding:
             self._unfollowed(use.hiding)
         for base, operator in sorted(use.operators):
@@ -407,7 +417,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """Describe a module that is imported when the function runs by its files, since it may not be loaded yet."""
+        """Add a module imported when the function runs by its files' digests, since it may not be loaded yet."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -419,7 +429,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Describe an operator of ``torch.ops``: torch's own, a declared op, or one whose library is not known."""
+        """Add an operator of ``torch.ops``: the declared op, or that it cannot be followed. Torch's own add nothing."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -431,17 +441,18 @@ class _CodeWalk:
         self._unfollowed(f"torch.ops.{name}")
 
     def _foreign_function(self, fn: FunctionType) -> None:
-        """Describe a function of Python, torch or a well-known library, such as the wrapper of a decorator."""
-        top = top_package(_defining_module(fn))
-        self.add("library", f"{version_text(top)} {_defining_module(fn)}.{fn.__code__.co_qualname}", top)
-        inner = [_closure_cell_value(cell) for cell in fn.__closure__ or ()]
+        """Add a function of Python, torch or a library by version and name, and the functions that it wraps."""
+        top = top_package(defining_module(fn))
+        self.add("library", f"{version_text(top)} {defining_module(fn)}.{fn.__code__.co_qualname}", top)
+        inner = [closure_cell_value(cell) for cell in fn.__closure__ or ()]
         inner += [vars(fn)[name] for name in ("__wrapped__", "registry") if name in vars(fn)]
         for value in inner:
             if isinstance(value, (FunctionType, MethodType, partial, MappingProxyType, *PLAIN)):
                 self.add("data", self.text(value))
 
     def _class(self, cls: type) -> None:
-        module = _defining_module(cls)
+        """Add a class: version and name of one of a well-known library, else its bases and its members by name."""
+        module = defining_module(cls)
         if version_covers_code(top_package(module)):
             self.add("library", f"{version_text(top_package(module))} {module}.{cls.__qualname__}", top_package(module))
             return
@@ -456,11 +467,11 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Describe an instance of an author's class by its class and its attributes."""
+        """Add an instance of an author's class: its class, its value as a number or container, and its attributes."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
-            _defining_module(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+            defining_module(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         )
         for base in (bool, int, float, complex, str, bytes):
             if isinstance(value, base):
@@ -475,8 +486,9 @@ class _CodeWalk:
         self._attributes(value)
 
     def _attributes(self, value: AnyValue) -> None:
+        """Add the attributes and slots of an object, sorted by name. Cached properties are left out."""
         members = {n: m for c in reversed(type(value).__mro__) for n, m in vars(c).items()}
-        held = dict(vars(value)) if _has_instance_dict(value) else {}
+        held = dict(vars(value)) if has_instance_dict(value) else {}
         for name, member in members.items():
             if isinstance(member, MemberDescriptorType) and name not in DERIVED:
                 try:
@@ -488,13 +500,13 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """Describe a function that is not written in Python: one of an author's extension by its file."""
+        """Add a function not written in Python by name and version, or by the file of an author's extension."""
         owner = getattr(value, "__self__", None)
-        module = _defining_module(owner) if isinstance(owner, type) else _defining_module(value)
+        module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
         if owner is not None and not isinstance(owner, (ModuleType, type)):
             self.add("data", f"bound {name} {self.text(owner)}")
-        top = top_package(module or _defining_module(getattr(value, "__objclass__", type(value))))
+        top = top_package(module or defining_module(getattr(value, "__objclass__", type(value))))
         self.add("library", f"{version_text(top) if version_covers_code(top) else ''} {name}", top)
         if not version_covers_code(top):
             file = extension_file(module)
@@ -503,15 +515,16 @@ class _CodeWalk:
             self._unfollowed(f"{name}, which is not written in Python")
 
     def _tensor(self, value: Tensor) -> None:
+        """Add a tensor by its form and values, or that its values cannot be read."""
         text, read = tensor_text(value) if self.reads_data else ("", True)
         self.add("data", text)
         if not read:
             self._unfollowed("values of a tensor that cannot be read")
 
     def _foreign_object(self, value: AnyValue) -> None:
-        """Describe an object of a well-known library by its class, the function that it wraps, or its data."""
+        """Add an object of a well-known library by class and version, and by the function it wraps or its data."""
         cls = type(value)
-        module, top = _defining_module(cls), top_package(_defining_module(cls))
+        module, top = defining_module(cls), top_package(defining_module(cls))
         self.add("library", f"{version_text(top)} {module}.{cls.__qualname__}", top)
         if isinstance(value, Tensor):
             self._tensor(value)
@@ -527,14 +540,14 @@ class _CodeWalk:
             self._reduced(value)
 
     def _library(self, path: AnyValue) -> None:
-        """Describe a library that ``ctypes`` has opened."""
+        """Add a library that ``ctypes`` has opened by its file, or that it cannot be followed."""
         if isinstance(path, str) and os.path.isfile(path):
             self._file(path)
         else:
             self._unfollowed(f"the library {path}")
 
     def _wrapped(self, value: AnyValue) -> bool:
-        """Whether an object of a library holds a function that it calls, which is followed."""
+        """Add the functions that a callable object of a library wraps, and return whether there are any."""
         inner = [getattr(value, name, None) for name in WRAPPED_ATTRIBUTES] if callable(value) else []
         functions = [f for f in inner if isinstance(f, (FunctionType, MethodType, partial))]
         for function in functions:
@@ -542,6 +555,7 @@ class _CodeWalk:
         return bool(functions)
 
     def _of_torch(self, value: AnyValue) -> None:
+        """Add an object of torch: a module's attributes, a dtype or device by name, an operator, or what it wraps."""
         if isinstance(value, torch.nn.Module):
             self._attributes(value)
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
@@ -554,8 +568,8 @@ class _CodeWalk:
             self._wrapped(value)
 
     def _triton(self, value: AnyValue) -> None:
-        """Describe a Triton function by the code that Triton reads, annotations included, or another Triton object."""
-        held = vars(value) if _has_instance_dict(value) else {}
+        """Add a Triton function by the syntax that Triton reads and its settings, or another Triton object."""
+        held = vars(value) if has_instance_dict(value) else {}
         function = held.get("fn")
         if function is None:
             self._attributes(value)
@@ -569,7 +583,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(held[name])}")
 
     def _reduced(self, value: AnyValue) -> None:
-        """Describe an object by its data, by the protocol of ``copy`` and ``pickle``."""
+        """Add an object by the data that ``copy`` and ``pickle`` read, or that it cannot be followed."""
         try:
             reduced = value.__reduce_ex__(4)
         except Exception as e:  # any code may run here
@@ -583,18 +597,3 @@ class _CodeWalk:
 
 
 _C_FUNCTION = ctypes.CFUNCTYPE(None).__mro__[1]
-
-
-def _closure_cell_value(cell: AnyValue) -> AnyValue:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
-
-
-def _has_instance_dict(value: AnyValue) -> bool:
-    return hasattr(value, "__dict__")
-
-
-def _shortened_text(text: str) -> str:
-    return text if len(text) < 400 else hashlib.sha256(text.encode()).hexdigest()

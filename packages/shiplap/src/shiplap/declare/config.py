@@ -29,16 +29,21 @@ class Config:
 
     @classmethod
     def of(cls, values: Values) -> Config:
+        """Return the config with the values of a dict, sorted by name."""
         return cls(tuple(sorted(values.items())))
 
     def as_dict(self) -> dict[str, Scalar]:
+        """Return the values of the config as a dict by name."""
         return dict(self.items)
 
     def label(self, kernel: str) -> str:
-        """Return the name of a kernel with these values, such as ``tiled(BLOCK=64)``."""
+        """Return the name of ``kernel`` with the values of this config, such as ``tiled(BLOCK=64)``, or the name alone
+        for no values.
+        """
         return f"{kernel}({self})" if self.items else kernel
 
     def __str__(self) -> str:
+        """Return the values as text, such as ``BLOCK=64, STAGES=2``."""
         return ", ".join(f"{k}={v}" for k, v in self.items)
 
 
@@ -58,7 +63,9 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the listed configs with the default, and the functions that return or rank others."""
+        """Yield the parts that decide which configs run: the listed ones with the default as text, and the functions
+        that return, choose or rank configs.
+        """
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
             None,
@@ -67,18 +74,22 @@ class Space(HasCode):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sorted names of the parameters, which fix the order of a C kernel's config. Empty where sizes decide."""
+        """The sorted names of the compile-time parameters, which give the order of a C kernel's config. Empty where the
+        configs depend on sizes.
+        """
         return tuple(name for name, _ in self.fixed[0].items) if self.fixed else ()
 
     @property
     def static(self) -> Config | None:
-        """The default config, or None where it depends on sizes."""
+        """The config of a call without a tuned choice, or None where it depends on the sizes of the call."""
         if callable(self.chosen) or not self.fixed:
             return None
         return self.chosen or self.fixed[0]
 
     def configs(self, env: Env) -> tuple[Config, ...]:
-        """Return all configs for a call of these sizes, the default first. Raise SL116 if there is none."""
+        """Return all configs for a call with the sizes and scalars ``env``, the default first, without duplicates.
+        Raises SL116 if there is none.
+        """
         configs = self.fixed or tuple(
             _read_config(self.where, c, self.keywords) for c in (self.derived or _no_prior)(env)
         )
@@ -88,7 +99,7 @@ class Space(HasCode):
         return (default, *(c for c in dict.fromkeys(configs) if c != default))
 
     def declared(self, config: Config) -> Config | None:
-        """Return the declared config that equals ``config``, if no sizes are needed to list the configs.
+        """Return the listed config or constant default that equals ``config``, or None if there is none.
 
         Its values have the declared types, unlike those of a file (``true`` for 1).
         """
@@ -97,11 +108,13 @@ class Space(HasCode):
 
     @property
     def depends(self) -> bool:
-        """Whether the configs depend on sizes."""
+        """Whether the configs, or the default among them, depend on the sizes of a call."""
         return self.derived is not None or callable(self.chosen)
 
     def default(self, env: Env) -> Config:
-        """Return the config of a call without a tuned choice: ``default=``, else the first one."""
+        """Return the config of a call without a tuned choice, for the sizes ``env``: ``default=``, else the first
+        config.
+        """
         if isinstance(self.chosen, Config):
             return self.chosen
         if self.chosen is not None:
@@ -110,6 +123,7 @@ class Space(HasCode):
 
 
 def _no_prior(env: Env) -> Sequence[Values]:
+    """Return no configs, for a kernel that declares a function neither of configs nor of a default."""
     return ()
 
 
@@ -123,7 +137,8 @@ def read_space(
     keywords: frozenset[str] | None = None,
     native: bool = False,
 ) -> Space | None:
-    """Return ``configs=``, ``default=`` and ``prior=`` of a kernel as data. Raise SL116 for an invalid config.
+    """Return the declared ``configs=``, ``default=`` and ``prior=`` of the kernel ``name`` as a ``Space``, None without
+    configs. Raises SL116 for an invalid config.
 
     ``keywords`` are the names that a config may have, None for any; ``native`` says that C code reads its values.
     """
@@ -139,11 +154,14 @@ def read_space(
     chosen = default if default is None or callable(default) else _read_config(where, default, keywords)
     if native:
         _require_c_configs(where, fixed, chosen)
+    # Equal configs would be measured twice.
     return Space(tuple(dict.fromkeys(fixed)), derived, chosen, prior, where, keywords, native)
 
 
 def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | Callable[[Env], Values] | None) -> None:
-    """Raise SL116 unless all configs are integers with the same names, which C code reads by position."""
+    """Raise SL116 unless all configs of a C kernel are integers with the same names, as the C code reads them by
+    position.
+    """
     if not fixed:
         raise error("SL116", where=where, got="a function", expected="a list: a C kernel's header names its parameters")
     names = [n for n, _ in fixed[0].items]
@@ -153,7 +171,9 @@ def _require_c_configs(where: str, fixed: tuple[Config, ...], chosen: Config | C
 
 
 def _read_config(where: str, values: Values, keywords: frozenset[str] | None) -> Config:
-    """Return a config from a dict of names and values. Raises SL116."""
+    """Return a config from a dict of names and values. Raises SL116 for other types and for a name that is not in
+    ``keywords``.
+    """
     if not isinstance(values, Mapping) or not values or not all(isinstance(k, str) for k in values):
         raise error("SL116", where=where, got=repr(values), expected="a dict of names and values")
     for name, value in values.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from shiplap.declare.dim_expression import Expr
 
+# Functions in place of operators: they check for overflow, and round as Python does.
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "shiplap::add({}, {})",
     ast.Sub: "shiplap::sub({}, {})",
@@ -26,19 +27,22 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 
 
 def quote_cpp(text: str) -> str:
-    """Return ``text`` as a C++ string literal. Raise ValueError if it is not printable ASCII."""
+    """Return ``text`` as a C++ string literal with its quotes. Raises ValueError if it is not printable ASCII."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
     return json.dumps(text)
 
 
 def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
-    """Return ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or argument.
+    """Return the dim expression ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or
+    argument.
 
-    Numbers are int64_t, and what needs more bits on the way has no value. ``//`` and ``%`` floor as Python's do.
+    Numbers are int64_t, and an expression whose intermediate results need more bits has no value. ``//`` and ``%``
+    floor as Python's do.
     """
 
     def text(node: ast.expr) -> str:
+        """Return the C++ text of one node of the expression. Raises ValueError for a node without a C++ form."""
         match node:
             case ast.Constant(value=str() as value):
                 return f"std::string({quote_cpp(value)})"
@@ -47,6 +51,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
             case ast.Name(id=name):
                 return variable(name)
             case ast.UnaryOp(op=ast.USub(), operand=operand):
+                # sub() refuses results beyond 64 bits, where the minus of C++ would overflow.
                 return f"shiplap::sub(int64_t{{0}}, {text(operand)})"
             case ast.BinOp(left=left, op=operator, right=right):
                 return _ARITHMETIC[type(operator)].format(text(left), text(right))

@@ -24,26 +24,33 @@ _Sizes: TypeAlias = list[Size] | tuple[Size, ...]
 
 
 def _prod_of_sizes(*values: Size | _Sizes) -> Size:
+    """Return the product of sizes, given as arguments or as one list: ``prod`` of the language."""
     return math.prod(_size_items(values))
 
 
 def _min_of_sizes(*values: Size | _Sizes) -> Size:
+    """Return the least of sizes, given as arguments or as one list, real or symbolic: ``min`` of the language."""
     items = _size_items(values)
     return min(items) if _are_plain_ints(items) else reduce(torch.sym_min, items)
 
 
 def _max_of_sizes(*values: Size | _Sizes) -> Size:
+    """Return the greatest of sizes, given as arguments or as one list, real or symbolic: ``max`` of the language."""
     items = _size_items(values)
     return max(items) if _are_plain_ints(items) else reduce(torch.sym_max, items)
 
 
 def _are_plain_ints(items: Sequence[Size]) -> bool:
-    """Whether these are ints, as in every real call: torch's functions cost microseconds."""
+    """Whether all items are plain ints, as in every real call. The built-in functions then serve, which are faster than
+    torch's for symbolic sizes.
+    """
     return set(map(type, items)) <= {int}
 
 
 def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
-    """Return the sizes in the arguments of ``f(a, b)`` or ``f(list)``."""
+    """Return the sizes in the arguments of a function of the language, called as ``f(a, b)`` or ``f(list)``. Raises
+    TypeError for a list among sizes.
+    """
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         return values[0]
     sizes = [v for v in values if not isinstance(v, (list, tuple))]
@@ -53,15 +60,19 @@ def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
 
 
 def _broadcast_sizes(*values: Size | _Sizes) -> Size:
+    """Return the size to which sizes broadcast: the first that is not 1, or 1. It is ``broadcast`` of the language."""
     return next((v for v in _size_items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
 
 
 def _ceil_divide(a: Size, b: Size) -> Size:
+    """Return ``a / b`` rounded up, for positive sizes: ``cdiv`` of the language."""
     return (a + b - 1) // b
 
 
 def _next_power_of_2(a: Size) -> int:
-    """Return the next power of two at or above a size."""
+    """Return the least power of two that is at least ``a``. A symbolic size is compared with powers, which adds
+    guards.
+    """
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
     power = 1
@@ -71,13 +82,14 @@ def _next_power_of_2(a: Size) -> int:
 
 
 def _largest_power_of_2(a: int) -> int:
-    """Return two to the power ``a``. Raises ValueError beyond 64 bits."""
+    """Return two to the power ``a``. Raises ValueError unless the result is a positive number of 64 bits."""
     if not 0 <= a <= 62:
         raise ValueError(f"2^{a} is no positive number of 64 bits")
     return 1 << a
 
 
 def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
+    """Return ``yes`` if the condition holds, else ``no``: the conditional function of the language."""
     return yes if condition else no
 
 
@@ -94,6 +106,7 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "broadcast": _broadcast_sizes,
 }
 
+# Nodes beyond these are refused, so that an expression has the same value in Python and in C++.
 _GRAMMAR = (
     ast.Expression,
     ast.BinOp,
@@ -129,7 +142,9 @@ class Expr:
 
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
-        """Check ``source`` against the grammar. SL105 names the part that is outside it."""
+        """Return the expression of the text ``source`` after checking it against the grammar. Raises SL105, which names
+        the part that is outside of it.
+        """
         expr = cls(source.strip())
         try:
             tree = ast.parse(expr.source, mode="eval")
@@ -137,6 +152,7 @@ class Expr:
             got, expected = f"{source!r}: {e.msg}", "an expression, such as 2*n+1"
             raise error("SL105", where=where, got=got, expected=expected) from None
         for node in ast.walk(tree):
+            # The text is compiled later, so that nothing but sizes and these functions may be in it.
             outside = not isinstance(node, _GRAMMAR)
             literal = isinstance(node, ast.Constant) and not isinstance(node.value, (int, str))
             call = isinstance(node, ast.Call) and not (
@@ -150,14 +166,18 @@ class Expr:
 
     @cached_property
     def names(self) -> frozenset[str]:
+        """The names of dims and arguments in the expression, without those of functions."""
         tree = ast.parse(self.source, mode="eval")
         return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
     def __call__(self, env: Env) -> Size:
-        """Return the value under ``env``: an int for ints, a SymInt for SymInts, and booleans for a comparison."""
+        """Return the value of the expression for the values ``env`` of its names: an int, a SymInt for symbolic sizes,
+        or a bool for a comparison.
+        """
         return _compile_expression(self.source)(env)
 
     def __str__(self) -> str:
+        """Return the text of the expression."""
         return self.source
 
 
@@ -165,18 +185,23 @@ class _FromEnv(ast.NodeTransformer):
     """The replacement of names by entries of ``env``, so that an argument called min hides no function."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call with its arguments converted, so that the function's own name is not looked up in ``env``."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Subscript:
+        """Return ``env["name"]`` in place of a name."""
         return ast.Subscript(ast.Name("env", ast.Load()), ast.Constant(node.id), ast.Load())
 
 
 @cache
 def _compile_expression(source: str) -> Callable[[Env], Size]:
-    """Return a function of ``env``, compiled once."""
+    """Return a function that evaluates the expression ``source`` from the values ``env``. It is compiled once for each
+    text.
+    """
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    # Without built-ins, an expression can call nothing but the functions of the language.
     function: Callable[[Env], Size] = eval(
         compile(tree, f"<dim expression {source}>", "eval"), {**FUNCTIONS, "__builtins__": {}}
     )

@@ -11,17 +11,19 @@ from typing import Any
 
 
 def define_function(name: str, lines: Iterable[str], origin: str, scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return the function ``name`` that ``lines`` define. ``scope`` has the globals of the text."""
+    """Return the function ``name`` that the Python source ``lines`` define. ``scope`` has their globals, ``origin`` is
+    the file name in tracebacks.
+    """
     exec(compile("\n".join(lines), f"<{origin}>", "exec"), scope)
     made: Callable[..., Any] = scope[name]
     return made
 
 
 def tuple_source(parts: Iterable[str]) -> str:
-    """Return the text of a tuple of expressions, which may be empty."""
+    """Return the Python source of a tuple of the expressions ``parts``, which may be empty."""
     return f"({''.join(f'{part}, ' for part in parts)})"
 
 
 def either_source(conditions: Iterable[str]) -> str:
-    """Return the text of the condition that one of ``conditions`` holds."""
+    """Return the Python source of the condition that at least one of ``conditions`` holds, ``False`` for none."""
     return " or ".join(conditions) or "False"

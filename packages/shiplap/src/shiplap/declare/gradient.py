@@ -32,7 +32,8 @@ class _DeclaredOp(Protocol):
 
     spec: OpSpec
 
-    def __call__(self, *args: Value, **kwargs: Value) -> Returned: ...
+    def __call__(self, *args: Value, **kwargs: Value) -> Returned:
+        """Return the result of the op for these arguments."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class GradientOp:
 
     @classmethod
     def read(cls, spec: OpSpec, op: _DeclaredOp) -> GradientOp:
-        """Match the arguments and results of ``op`` by name with those of ``spec``. Raise SL110 where they differ."""
+        """Return ``op`` as a part of the gradient of ``spec``, its arguments and results matched by name. Raises SL110
+        for a name or kind that does not fit.
+        """
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
         grads, results = _gradient_argument_names(spec), set(spec.results)
@@ -62,6 +65,7 @@ class GradientOp:
         if own.mutated or own.returns or not own.outputs:
             raise error("SL110", where=where, got="results that are no fresh tensors", expected="fresh tensors")
         asked = [a.name for a in spec.tensors if a.name not in spec.detached]
+        # A single gradient can belong to one argument only, whatever its name is.
         if len(own.outputs) == 1 and len(asked) == 1:
             return cls(op, (asked[0],))
         names = {f"grad_{name}": name for name in asked}
@@ -72,7 +76,7 @@ class GradientOp:
         return cls(op, tuple(names[name] for name in own.results))
 
     def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
-        """Return the source of each argument in order.
+        """Return the source of each argument of this gradient op, in order, as ``(name, number)``.
 
         A value of the op ``spec`` is given as its name and -1, the gradient of an output with the output's number.
         """
@@ -81,15 +85,20 @@ class GradientOp:
 
 
 def _gradient_argument_names(spec: OpSpec) -> dict[str, int]:
-    """Return the argument names for gradients of outputs: ``grad_<output>``, and ``grad`` where there is one output."""
+    """Return the argument names that stand for gradients of outputs, each with the output's number: ``grad_<output>``,
+    and ``grad`` if there is one output.
+    """
     names = {f"grad_{name}": i for i, name in enumerate(spec.results)}
     return {**names, "grad": 0} if len(spec.results) == 1 else names
 
 
 def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
-    """Return a gradient function that calls each op of which at least one result is needed."""
+    """Return a gradient function ``(grad, saved, needs)`` that calls those of ``ops`` of which at least one result is
+    needed.
+    """
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
+        """Return the gradients by argument, from the ops of which a result is needed."""
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
         for part in ops:
@@ -133,7 +142,8 @@ class Backward(HasCode):
         surrogate: Surrogate | None = None,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient that ``ops`` compute. Each op is called where one of its results is needed.
+        """Return the gradient of ``spec`` that is computed by other declared ops, each called where one of its results
+        is needed.
 
         Raise SL110 where an op does not fit ``spec``, or where two ops give the same gradient.
         """
@@ -144,6 +154,7 @@ class Backward(HasCode):
             raise error("SL110", where=spec.name, got=got, expected="one op for each gradient")
         tensors = {a.name for a in spec.tensors} | set(spec.results)
         taken = [name for part in parts for name, at in part.takes(spec) if at < 0 and name in tensors]
+        # Ops make the tensors that they need contiguous themselves.
         made = cls.declare(spec, _call_gradient_ops(spec, parts), tuple(dict.fromkeys(taken)), surrogate, strided=True)
         return replace(made, ops=parts, once_differentiable=once_differentiable)
 
@@ -157,7 +168,8 @@ class Backward(HasCode):
         strided: bool = False,
         once_differentiable: bool | None = None,
     ) -> Backward:
-        """Return the gradient that a function declares.
+        """Return the gradient of ``spec`` that the function ``fn`` computes, after checking its parameters and the
+        names that it saves.
 
         ``saves`` names arguments and results; by default those that ``fn`` reads. ``strided``: whether ``fn`` takes
         tensors with any strides. SL110 for an unknown name, and for a surrogate that takes other arguments than the op;
@@ -171,6 +183,7 @@ class Backward(HasCode):
                 expected="a functional op",
                 fix="declare a functional op that returns the new value",
             )
+        # The author's own function is kept beside, since digests and audits read its code.
         called = read_gradient_function(spec, fn)
         names = _read_saves(spec, saves) if saves is not None else _find_saved_reads(spec, fn)
         if not strided:
@@ -188,7 +201,9 @@ class Backward(HasCode):
         return made
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function or the ops, the names of the saved values, and the surrogate."""
+        """Yield the parts that decide the gradient: the function or the ops, the names of the saved values, and the
+        surrogate.
+        """
         stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
         yield f"gradient {stated}", None
         yield "ops", tuple(part.op for part in self.ops) or self.function
@@ -197,7 +212,8 @@ class Backward(HasCode):
     def check(
         self, spec: OpSpec, shapes: Mapping[str, Shape], result: Gradients, needs: Mapping[str, bool]
     ) -> Gradients:
-        """Return ``result``, or raise SL110 or SL303 where it breaks the contract of a gradient.
+        """Return ``result``, the gradients by argument, if they fit the arguments' ``shapes``. Raises SL110 for a wrong
+        or missing entry, SL303 for a wrong shape.
 
         ``needs`` maps each argument to whether its gradient is used.
         """
@@ -212,6 +228,7 @@ class Backward(HasCode):
                     expected=f"a tensor argument: {', '.join(shapes)}",
                     fix=f"remove the entry {name!r}, or give it the name of a tensor argument",
                 )
+            # A missing argument has no shape, and None as a gradient stands for zero.
             got, expected = shape_of_value(value), shapes[name]
             if value is not None and expected is not None and got != expected:
                 raise error(
@@ -233,7 +250,7 @@ class Backward(HasCode):
 
 
 def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``saves=``. Raise SL110 for a name that the op does not have."""
+    """Return the names in ``saves=`` as a tuple. Raises SL110 for a name that is no argument or result of the op."""
     names, known = tuple(saves), _op_value_names(spec)
     for name in names:
         if name not in known:
@@ -245,7 +262,8 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
 
 
 def _find_saved_reads(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
-    """Return the tensors that ``fn`` reads from ``saved``, found in its code.
+    """Return the names of the tensor arguments and results that ``fn`` reads from its parameter ``saved``, found in its
+    code.
 
     Raise SL110 for a name that the op does not have, and SL134 where the reads cannot be found.
     """
@@ -271,14 +289,19 @@ def _op_value_names(spec: OpSpec) -> set[str]:
 
 
 def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[..., Any]:
-    """Make the class of ``saved`` or ``needs``: one attribute for each of ``fields``, which its constructor takes.
+    """Return a constructor of the object that a gradient function receives as ``saved`` or ``needs``, whose keyword
+    arguments are its attributes ``fields``.
 
     Compiled autograd traces the making of such an object, which it cannot do for ``SimpleNamespace``. A read of another
     value of the op is SL135, which also is an AttributeError.
     """
+    # Scalars are known as well, though they are kept without being saved.
     known = _op_value_names(spec)
 
     def missing(wanted: str) -> ShiplapError | AttributeError:
+        """Return the error for an attribute ``wanted`` that was not saved: SL135 for another value of the op, else an
+        AttributeError.
+        """
         if wanted in known:
             got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"
             return error("SL135", where=spec.name, got=got, expected=expected)
@@ -301,7 +324,7 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
 
 
 def shape_of_value(value: Value | Gradient) -> Shape:
-    """Return the shape of a tensor, a list of shapes for a list, or None for anything else."""
+    """Return the shape of a tensor, a list with the shapes of a list's members, or None for anything else."""
     if isinstance(value, Tensor):
         return value.shape
     if isinstance(value, (list, tuple)):
@@ -310,7 +333,7 @@ def shape_of_value(value: Value | Gradient) -> Shape:
 
 
 def _value_shape_text(shape: Shape) -> str:
-    """Return the shape of a value, or those of a list, as text."""
+    """Return a shape, or a list of shapes, as text for errors."""
     if isinstance(shape, list):
         return f"[{', '.join(map(_value_shape_text, shape))}]"
     return str(None if shape is None else tuple(shape))

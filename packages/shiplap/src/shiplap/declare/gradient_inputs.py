@@ -20,7 +20,8 @@ Gradients = TypeVar("Gradients")
 
 
 def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Return ``fn`` as a function of the gradient, ``saved`` and ``needs``, in whatever order its parameters stand.
+    """Return the author's gradient function ``fn`` as a function of ``(gradient, saved, needs)`` by position, whatever
+    the order of its parameters. Raises SL110 for other parameters.
 
     The gradient is the parameter that is neither of the others, which no argument and no result may be called like.
     SL110 for a function with other parameters.
@@ -29,6 +30,7 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
     expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
+        """Return SL110 for a function with other parameters. ``got`` describes them."""
         return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
 
     takes = read_parameters(fn, refuse)
@@ -43,11 +45,16 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
 
 
 def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -> Callable[..., Gradients]:
-    """Return ``fn(grad, saved, needs)`` for which the gradients and the tensors in ``saves`` are made contiguous."""
+    """Return ``fn(grad, saved, needs)`` as a function that first makes the gradients and the saved tensors named in
+    ``saves`` contiguous.
+    """
     names = tuple(dict.fromkeys(saves))
 
     @wraps(fn)  # digests and audits read the code of the author
     def gradients(grad: Any, saved: Any, needs: Any) -> Gradients:
+        """Return the result of the author's gradient function for contiguous gradients and saved tensors. The
+        attributes of ``saved`` are replaced by contiguous ones.
+        """
         values = saved.__dict__
         for name in names:
             value = values[name]
@@ -61,7 +68,7 @@ def with_contiguous_inputs(fn: Callable[..., Gradients], saves: Iterable[str]) -
 
 
 def _contiguous_input(value: Any) -> Any:
-    """Return ``value`` with contiguous tensors, in lists too."""
+    """Return a tensor, or each of a list of tensors, as a contiguous one. Other values are returned as they are."""
     if isinstance(value, (list, tuple)):
         return type(value)([_contiguous_input(v) for v in value])
     return value.contiguous() if isinstance(value, Tensor) else value

@@ -32,6 +32,7 @@ from shiplap.declare.template import Template
 from shiplap.declare.values import Args, Outputs, Result, Supports
 from shiplap.errors import error
 
+# Only suggested in errors: torch itself decides which device types exist.
 DEVICE_TYPES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla")
 Rerun: TypeAlias = Callable[[Args], Result]  # runs a call that differs from one before it in addresses alone
 Refill: TypeAlias = Callable[[Args, Outputs], None]  # the same into outputs that the caller owns
@@ -73,7 +74,7 @@ class Kernel(HasCode):
     """One implementation of ``spec`` for one device type.
 
     Attributes:
-        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`Terms`.
+        name, device, code, dtypes, supports, workspace, space: what was declared, see :class:`KernelTerms`.
         condition: ``supports`` as a function of all arguments in declared order.
         config: the values that this variant runs with.
         by_python: whether Python launches it at each call, so that a compiled package cannot hold it.
@@ -93,6 +94,9 @@ class Kernel(HasCode):
     function: Callable[..., object] | None = None
 
     def __init__(self, spec: OpSpec, terms: KernelTerms) -> None:
+        """Store the op and the terms under which the kernel was attached, such as its name, device type and
+        workspace.
+        """
         self.spec, self.name, self.device, self.code = spec, terms.name, terms.device, terms.code
         self.dtypes, self.supports, self.strided = terms.dtypes, terms.supports, terms.strided
         self.condition = None if terms.supports is None else _bind_supports(spec, terms.name, terms.supports)
@@ -102,24 +106,27 @@ class Kernel(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the kernel's code and of the keywords with which it was bound."""
+        """The digest of the kernel's code and of the keywords with which it was attached."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the kernel's code and the keywords with which it was bound."""
+        """Yield the parts that decide the kernel's behaviour: its code, and the keywords with which it was attached."""
         yield f"kernel {self.workspace} {self.dtypes} {sorted(self.strided)}", self.code
         yield "terms", (self.supports, self.space)
 
     @abstractmethod
     def run_call(self, call: Binding) -> Outputs:
-        """Run ``call`` into outputs of its own, in declared order."""
+        """Run the kernel on a bound call and return its newly allocated outputs, in declared order."""
 
     @property
     def stays_in_python(self) -> bool:
+        """Whether native code could take over the kernel's calls from Python, but never will in this process. False
+        unless a subclass overrides it.
+        """
         return False
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, which are contiguous and have the declared shapes.
+        """Run the kernel on a bound call into ``outs``, which are contiguous and have the declared shapes.
 
         ``scratch`` is the workspace; None lets the kernel allocate one.
         """
@@ -127,57 +134,74 @@ class Kernel(HasCode):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call`` and return its outputs, with a function for later calls that differ only in addresses.
+        """Run the kernel on a bound call. Return its outputs, and a function that repeats the call on tensors that
+        differ only in addresses.
 
         The function is None where the kernel has none.
         """
         return self.run_call(call), None
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Fill ``outs`` like :meth:`run_into`. Return a function for calls that differ only in addresses, or None."""
+        """Run the kernel on a bound call into ``outs``. Return a function that repeats this on tensors that differ only
+        in addresses, or None.
+        """
         self.run_into(call, outs, None)
         return None
 
     def compile(self, call: Binding) -> None:
-        """Compile the code that ``call`` would launch, and launch nothing. Several threads may call it in parallel."""
+        """Compile the code that ``call`` would launch, without launching anything. Several threads may call it at the
+        same time.
+        """
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the kernel does not support this call with this config. Empty if it does."""
+        """Return the reason why the kernel does not accept this call: its dtypes, or what ``supports`` returned. Empty
+        if it does.
+        """
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
                 return f"it takes {' and '.join(self.dtypes)}, not {dtype}"
         verdict = True if self.condition is None else self.condition(*call.args)
+        # True itself is required, since a reason in words is true as well.
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def why_not_packaged(self, call: Binding) -> str:
-        """Return the reason why a compiled package cannot hold the kernel for ``call``. Empty if it can."""
+        """Return the reason why a compiled package (a ``.pt2`` file) cannot contain the kernel for ``call``. Empty if
+        it can.
+        """
         return f"{self.name}, launched by Python on {self.device}"
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return the kernel with its default config for ``call``, or the reason why it does not support the call."""
+        """Return the kernel with its default config for ``call``, or the reason in words why it does not accept the
+        call.
+        """
         if reason := self.why_refused(call):
             return reason
         return self if self.space is None else self.with_config(self.space.default(call.env))
 
     def with_config(self, config: Config) -> Self:
-        """Return this kernel with the values of ``config``. The same object is returned each time."""
+        """Return a copy of this kernel with the values of ``config``. The same object is returned for equal configs."""
         variant = self._variants.get(config)
         if variant is None:
             made = copy.copy(self)
             made.config, made._variants = config, {}
             if config.items:
                 made.configure(config.as_dict())
+            # setdefault keeps one object if two threads come here at the same time.
             variant = self._variants.setdefault(config, made)
         return variant
 
     def configure(self, values: Values) -> None:
-        """Set the compile-time values. :meth:`with_config` calls this once, on a fresh copy of the kernel."""
+        """Set the compile-time values of this kernel. :meth:`with_config` calls this once, on a fresh copy of the
+        kernel.
+        """
         raise NotImplementedError(f"{type(self).__name__} {self.name} takes no configs")
 
 
 def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
-    """Return ``supports`` as a function of all arguments in order. Raise SL122 for an unknown parameter."""
+    """Return the author's ``supports`` as a function of all arguments in declared order. Raises SL122 for a parameter
+    with an unknown name.
+    """
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(takes_members(spec, supports), [a.name for a in spec.args], id="SL122", where=where)
 
@@ -196,18 +220,20 @@ class Implementation(HasCode):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The default name of the kernel."""
+        """The name of the kernel where its author gives none."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: KernelTerms) -> Kernel:
-        """Return the kernel of the op ``spec``. Slow work, such as opening a library, is left to the first call."""
+        """Return the implementation as a kernel of the op ``spec``. Slow work, such as opening a library, is left to
+        the first call.
+        """
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types for which ``Op.kernel(device, ...)`` binds a kernel."""
+        """Return the device types for which ``Op.kernel(device, ...)`` attaches a kernel."""
         return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names that a config may have, or None where any name is accepted."""
+        """Return the names that a config of this implementation may have, or None if it accepts any."""
         return None
 
 
@@ -225,7 +251,9 @@ def read_terms(
     prior: Prior | None = None,
     strided: bool | Iterable[str] = (),
 ) -> KernelTerms:
-    """Return the keywords of ``Op.kernel`` as data. Raise SL105, SL116 or SL122 for keywords that are not valid."""
+    """Return the keywords of ``Op.kernel`` as checked data. Raises SL105, SL116 or SL122 for keywords that are not
+    valid.
+    """
     scratch = read_workspace(spec, workspace) if workspace else None
     taken = (dtypes,) if isinstance(dtypes, str) else tuple(dtypes)
     label, keywords = name or implementation.name, implementation.keywords(spec)
@@ -239,7 +267,9 @@ def read_terms(
 
 
 def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> frozenset[str]:
-    """Return the names of the tensor arguments that may have any strides. Raise SL122 for other names."""
+    """Return the names of the tensor arguments that ``strided=`` allows to have any strides. Raises SL122 for other
+    names. ``role`` names the function in the error.
+    """
     tensors = [a.name for a in spec.tensors]
     if isinstance(strided, bool):
         return frozenset(tensors if strided else ())
@@ -252,7 +282,7 @@ def read_strided(spec: OpSpec, role: str, strided: bool | Iterable[str]) -> froz
 
 
 def require_device_type(spec: OpSpec, device: object) -> None:
-    """Raise SL122 unless ``device`` is a device type of torch.
+    """Raise SL122, with a fix, unless ``device`` is the name of a device type of torch.
 
     A kernel for a device that no tensor has would never run, and no call would report that. ``@op.kernel`` written
     without parentheses passes the decorated function as the device.
@@ -280,7 +310,9 @@ template_kernel_makers: dict[str, Callable[[OpSpec, KernelTerms, Template], Kern
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """Return a kernel that runs ``template`` with its name and configs. None for a language without eager kernels."""
+    """Return an eager kernel that runs ``template``, with its name and configs. None if templates of its language run
+    in compiled code only.
+    """
     make = template_kernel_makers.get(template.language)
     if make is None:
         return None

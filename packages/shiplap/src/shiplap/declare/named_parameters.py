@@ -32,12 +32,12 @@ class NamedParameters:
 
     @property
     def optional(self) -> frozenset[str]:
-        """The names of those that may be left out."""
+        """The names of the parameters that have a default."""
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return those of ``names`` that are passed by position, in the order of the function, and those passed by
-        keyword.
+        """Return ``(by position, by keyword)``: those of ``names`` that a call passes by position, in the order of the
+        function, and the others.
         """
         wanted = dict.fromkeys(names)
         positional: list[str] = []
@@ -49,7 +49,7 @@ class NamedParameters:
 
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
-    """Return the parameters of ``function``.
+    """Return the parameters of ``function`` by name, with its signature as text.
 
     Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
     """
@@ -71,13 +71,15 @@ def read_parameters(function: Callable[..., object], refuse: Callable[[str, str]
 def bind_names(
     function: Callable[..., Any], names: Sequence[str], *, id: str, where: str, required: Iterable[str] = ()
 ) -> Callable[..., Any]:
-    """Return ``function`` as a function of ``names`` in this order, each of which it may take by name.
+    """Return ``function`` as a function that takes values for ``names`` by position in this order. ``function`` itself
+    receives each value at the parameter of that name.
 
     It is ``function`` itself where that takes all of them in this order. The catalogue error ``id`` is raised for a
     parameter of another name, and for one of ``required`` that is missing.
     """
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
+        """Return the catalogue error ``id`` for a function with other parameters. ``got`` describes them."""
         return error(id, where=where, got=got, expected=f"parameters among {', '.join(names)}", fix=fix)
 
     takes = read_parameters(function, refuse)
@@ -89,12 +91,14 @@ def bind_names(
             raise refuse(f"{takes.shown}: no parameter {name!r}", f"add the parameter {name!r}")
     taken = [name for name in names if name in takes.named or takes.open]
     positional, keywords = takes.split(taken)
+    # The function itself is returned where it fits, so that a call takes no further frame.
     if positional == tuple(names):
         return function
     places, named = [names.index(n) for n in positional], [(n, names.index(n)) for n in keywords]
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*values: Any) -> Any:
+        """Return the result of the author's function, called with those of ``values`` whose names it takes."""
         return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
 
     return called

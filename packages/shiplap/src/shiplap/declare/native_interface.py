@@ -19,7 +19,9 @@ class NativeEntrance(ABC):
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the error behind ``cause`` if native code raised it, from the last refusal on this thread."""
+        """Return the catalogue error that native code meant by ``cause``, taken from the last refusal on this thread.
+        None if native code did not raise it.
+        """
 
 
 class NativeBinding(ABC):
@@ -39,15 +41,15 @@ class NativeBinding(ABC):
     @property
     @abstractmethod
     def devices(self) -> tuple[str, ...]:
-        """The device types of the attached code."""
+        """The device types for which native code is attached."""
 
     @abstractmethod
     def release(self) -> None:
-        """Lead calls to Python until native code is attached again."""
+        """Let torch call Python instead of the native code, until native code is attached again."""
 
     @abstractmethod
     def update_choices(self) -> None:
-        """Copy the choices in force into the native code, after they have changed."""
+        """Copy the tuned choices in force into the table of the native code, after they have changed."""
 
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
@@ -76,7 +78,7 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ of a generated function, or an empty text.
+        """Return the C++ source of a generated kernel function, or an empty text if a library has it.
 
         With ``packed`` it contains all that this process has compiled.
         """
@@ -84,29 +86,33 @@ class NativeForm:
 
     @property
     def wanted(self) -> bool:
-        """Whether it has a place in a binding that this machine builds for other ops."""
+        """Whether the function is included in a binding that this machine builds for other ops. True by default."""
         return True
 
     def missing(self) -> str:
-        """Return the parts that a library of this function lacks for a program without Python, or an empty text."""
+        """Return, in words, the parts that a library of this function lacks for a program without Python. Empty if
+        none.
+        """
         return ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Return whether a library of this function can run ``config`` in a program without Python."""
+        """Whether a library of this function can run the values ``config`` in a program without Python. True by
+        default.
+        """
         return True
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Connect to ``binding``, an opened library with the function."""
+        """Connect this form to ``binding``, an opened library that contains the function. The default does nothing."""
 
     @property
     def counting(self) -> bool:
-        """Whether calls are counted, since native code may take over."""
+        """Whether calls are still counted, so that native code is attached once they are many."""
         return self.calls >= 0
 
     def settle(self, why: str = "") -> None:
-        """Stop counting calls: native code is attached, or will not be, for the reason ``why``."""
+        """Stop counting calls, because native code is attached, or cannot be for the reason ``why``."""
         self.calls, self.why = -1, why
 
     def resume(self) -> None:
-        """Count calls from the start: the next calls may attach native code."""
+        """Start counting calls from 0, so that later calls may attach native code."""
         self.calls = 0

@@ -12,12 +12,15 @@ from shiplap.torch_private import graph_objects
 
 
 def opaque_schema_name(cls: type[Opaque], where: str) -> str:
-    """Return the name of ``cls`` in a schema. Raise SL103 where torch does not support such classes."""
+    """Return the name under which torch's schemas carry objects of ``cls``, after registering the class. Raises SL103
+    where torch does not support such a class.
+    """
     if graph_objects.REASON:
         fix = "pass a number by which your library finds the object, or use a newer torch"
         raise error(
             "SL103", where=where, got=f"{cls.__qualname__}: {graph_objects.REASON}", expected="torch 2.13", fix=fix
         )
+    # torch finds the class by its qualified name, which has "<locals>" in it inside of a function.
     if "<" in cls.__qualname__ or not f"{cls.__module__}.{cls.__qualname__}".isascii():
         raise error(
             "SL103",
@@ -33,15 +36,19 @@ class _TracedObject:
     """The view of an object in a trace: its fields can be read."""
 
     def __init__(self, op: str, value: Opaque) -> None:
+        """Wrap the object ``value`` as the reference of ``op`` receives it during a trace."""
         self._op, self._value = op, value
 
     def __getattr__(self, name: str) -> Any:
+        """Return a declared field of the object. Raises SL132 for any other attribute."""
         if name in self._value.fields:
             return graph_objects.read_attribute(self._value, name)
         self._refuse(name)
 
     def _refuse(self, name: str) -> NoReturn:
-        """Raise SL132 for an attribute that a trace cannot read."""
+        """Raise SL132 for an attribute that the class does not declare in ``fields=``, and that a trace thus cannot
+        read.
+        """
         kind = type(self._value).__name__
         raise error(
             "SL132",
@@ -53,9 +60,12 @@ class _TracedObject:
 
 
 def traced_arguments(spec: OpSpec, args: Args) -> Args:
-    """Return ``args`` as the reference sees them while a graph is traced."""
+    """Return ``args`` as the reference receives them during a trace: each ``sl.Opaque`` object wrapped such that only
+    its declared fields can be read.
+    """
 
     def seen(value: Value) -> Any:
+        """Return the value, or a wrapper of it if it is an ``sl.Opaque`` object."""
         plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 
@@ -63,12 +73,14 @@ def traced_arguments(spec: OpSpec, args: Args) -> Args:
 
 
 def guarded_fields(value: Opaque) -> list[Any]:
-    """Return the fields on which compiled code is guarded."""
+    """Return the values of the declared fields of an object. Compiled code is only reused while they are the same."""
     return [graph_objects.read_attribute(value, name) for name in value.fields]
 
 
 def make_sample_object(cls: type[Opaque], op: str, argument: str, rng: Any, sizes: Any) -> Opaque:
-    """Return an object for the audit. Raise SL502 where the class does not define how to make one."""
+    """Return an object of ``cls`` for a sample of ``op``, made by ``cls.sample(rng, sizes)``. Raises SL502 if the class
+    has no such method.
+    """
     make = inspect.getattr_static(cls, "sample", None)
     if make is None:
         raise error(

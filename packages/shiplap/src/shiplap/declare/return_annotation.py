@@ -17,7 +17,9 @@ from shiplap.errors import ShiplapError, error
 
 
 def is_schema_name(name: str) -> bool:
-    """Whether ``name`` may stand in a schema and in generated code."""
+    """Whether ``name`` can be used in a torch schema and in generated code: an ASCII identifier that is no keyword of
+    Python.
+    """
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
@@ -29,7 +31,8 @@ def read_results(
     aliases: str | Iterable[str | None],
     fake: str,
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
-    """Return ``(outputs, returns, traced)`` of an ``OpSpec``.
+    """Return ``(outputs, returns, traced)`` of an ``OpSpec`` from a return annotation. ``traced`` says that only a run
+    of the reference determines the results.
 
     Raise SL109 or SL130 for results that cannot be returned.
     """
@@ -40,6 +43,7 @@ def read_results(
     shared = _read_aliases(where, args, aliases, len(parts))
     returns = _read_returns(where, parts, shared, _result_names(where, args, names, shared))
     made = [r for r in returns if not r.alias]
+    # Without a required tensor, no argument decides the device of the outputs.
     placed = any(a.tensor is not None and not a.optional for a in args)
     special = any(r.tensor is None or r.many or r.optional for r in made)
     traced = fake == "reference" or special or not placed
@@ -48,13 +52,15 @@ def read_results(
 
 
 def is_single_tuple(annotation: object) -> bool:
-    """Whether a return annotation is a tuple of one."""
+    """Whether a return annotation is a tuple of one, such as ``tuple[A]``."""
     args = typing.get_args(annotation)
     return typing.get_origin(annotation) is tuple and len(args) == 1
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """Return the annotations of the results: those in ``tuple[A, B]``, none for None."""
+    """Return the annotation of each result: A and B of ``tuple[A, B]``, none for None. Raises SL109 for None if the op
+    writes to nothing (``writes``).
+    """
     if annotation is None or annotation is type(None):
         if not writes:
             raise error("SL109", where=where, got="None", expected="a result, or mutates=(...)")
@@ -65,7 +71,8 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is, or views; empty for a fresh one.
+    """Return for each result the name of the argument that it is or views, empty for a new tensor. Raises SL130 if
+    ``aliases=`` does not fit arguments and results.
 
     Raise SL130 unless they fit.
     """
@@ -84,7 +91,9 @@ def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | N
 
 
 def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
-    """Return a name for each result: that of the argument that it is, or the next name of ``outputs=``."""
+    """Return a name for each result: that of the argument that it is, else the next one of ``outputs=`` or a default.
+    Raises SL109 for a name that is taken.
+    """
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
     if len(names) != fresh:
@@ -104,7 +113,9 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
 
 
 def _read_result(name: str, annotation: object, where: str) -> Arg:
-    """Return a result as an argument of the same kind. Raise SL109 for a kind that no schema returns."""
+    """Return a result as an argument with the same annotation. Raises SL109 for an annotation that no schema can
+    return.
+    """
     try:
         return read_argument(name, annotation, where)
     except ShiplapError as e:
@@ -122,7 +133,9 @@ _EXPECTED = (
 def _read_returns(
     where: str, parts: Sequence[object], shared: Sequence[str], names: Sequence[str]
 ) -> tuple[Return, ...]:
-    """Return the declared results. Raises SL109 for kinds that cannot be returned."""
+    """Return the declared results in order. Raises SL109 for an annotation that cannot be returned, SL130 for an alias
+    that is no tensor.
+    """
     returns = []
     for name, part, alias in zip(names, parts, shared, strict=True):
         at = f"{where} {name!r}"

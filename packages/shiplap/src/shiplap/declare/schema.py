@@ -45,12 +45,15 @@ _TYPES = {
 
 
 def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
-    """Return the name of an op's overload below autograd, or of another ``part``. The op may be an overload itself."""
+    """Return the torch name of the op's overload below autograd, or of another internal ``part``. ``name`` may itself
+    have an overload name.
+    """
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
 
 def schema_text(spec: OpSpec, name: str = "") -> str:
-    """Return ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float eps=1e-05) -> (Tensor, Tensor)``.
+    """Return the torch schema that kernels implement, such as ``name(Tensor x, Tensor(a!) table, SymInt k=3, *, float
+    eps=1e-05) -> (Tensor, Tensor)``.
 
     An op that returns arguments has two schemas. This one is of the part that writes, which returns the other results.
     """
@@ -59,7 +62,9 @@ def schema_text(spec: OpSpec, name: str = "") -> str:
 
 
 def public_schema(spec: OpSpec, name: str = "") -> str:
-    """Return the schema with all results, such as ``name(Tensor(a!) x) -> Tensor(a!)``."""
+    """Return the torch schema with all results, those that are arguments included, such as ``name(Tensor(a!) x) ->
+    Tensor(a!)``.
+    """
     if not spec.returns:
         return schema_text(spec, name)
     letters = _alias_letters(spec, {*spec.mutated, *(r.alias for r in spec.returns)})
@@ -67,8 +72,8 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 
 def gradient_schema(spec: OpSpec, name: str) -> str:
-    """Return the schema of an op that computes the gradients of one call: of all its arguments and results, where they
-    were saved, the gradients of the results, whether each tensor needs one, and the rank and the sizes of each tensor.
+    """Return the torch schema of the helper op that computes the gradients of one recorded call. It takes saved
+    arguments and results, the results' gradients, flags of need and shapes.
     """
     optional = {True: "?", False: ""}
     args = [
@@ -81,8 +86,8 @@ def gradient_schema(spec: OpSpec, name: str) -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """Return the alias set of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *`` for one
-    of which a list of views is returned.
+    """Return the alias annotation of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *``
+    for one of which a list of views is returned.
     """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]
@@ -91,11 +96,14 @@ def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
 
 
 def _alias_letter(index: int) -> str:
+    """Return the name of the alias set number ``index``: ``a`` to ``z``, then ``a26`` and so on."""
     return chr(ord("a") + index) if index < 26 else f"a{index}"
 
 
 def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns: Sequence[str]) -> str:
-    """Return the schema of an op under a name, with alias letters."""
+    """Return the text of a schema from the op's arguments and the types ``returns``. ``letters`` has the alias
+    annotation of arguments.
+    """
     parts: list[str] = []
     for arg in spec.args:
         if arg.keyword_only and "*" not in parts:
@@ -106,7 +114,7 @@ def _format_schema(spec: OpSpec, name: str, letters: Mapping[str, str], returns:
 
 
 def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
-    """Return the schema of one result."""
+    """Return the schema type of one result, with the alias annotation of the argument that it is."""
     if result.alias:
         alias = letters[result.alias].partition(" ")[0]
         return f"Tensor({alias})" + "[]" * result.many
@@ -114,7 +122,9 @@ def _result_schema(result: Return, letters: Mapping[str, str]) -> str:
 
 
 def _schema_type(arg: Arg, tensor: str) -> str:
-    """Return the type of an argument or a result, without the mark of an optional one."""
+    """Return the schema type of an argument or a result, without the mark of an optional one. ``tensor`` is the text
+    for a tensor.
+    """
     size = str(arg.length or "")
     if arg.tensor is not None:
         return tensor + ("?" * arg.absent + f"[{size}]" if arg.many else "")
@@ -124,7 +134,7 @@ def _schema_type(arg: Arg, tensor: str) -> str:
 
 
 def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
-    """Return the schema of one argument with its default."""
+    """Return the schema text of one argument: type, name and default."""
     kind = _schema_type(arg, f"Tensor({letters[arg.name]})" if arg.name in letters else "Tensor")
     optional = "?" if arg.optional else ""
     default = f"={_default_literal(arg.default)}" if arg.has_default else ""
@@ -132,10 +142,11 @@ def _argument_schema(arg: Arg, letters: Mapping[str, str]) -> str:
 
 
 def _default_literal(value: Value | EllipsisType) -> str:
-    """Return a default as the schema language writes it."""
+    """Return a default value in the syntax of torch's schemas."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_default_literal(v) for v in value)}]"
     if isinstance(value, torch.dtype):
+        # The language of schemas writes a dtype as its number.
         return str(DTYPES[str(value).removeprefix("torch.")].number)
     if isinstance(value, (torch.layout, torch.memory_format)):
         return str(_NUMBERS[value])
@@ -144,14 +155,16 @@ def _default_literal(value: Value | EllipsisType) -> str:
 
 
 def has_default_literal(value: object) -> bool:
-    """Whether torch's schema parser has a literal for this default of one of torch's own types."""
+    """Whether torch's schema parser has a literal for this default, a dtype, device, layout or memory format."""
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.") in DTYPES
     return isinstance(value, torch.device) or value in _NUMBERS
 
 
 def dispatcher_tags(spec: OpSpec) -> tuple[torch.Tag, ...]:
-    """Return the tags of the op, which are torch's assumptions about it."""
+    """Return the torch tags that state the op's properties: strides that must be kept, data-dependent sizes, random
+    results.
+    """
     chosen = [torch.Tag.pt2_compliant_tag]
     if any(a.contiguous or a.mutated for a in spec.args):
         chosen.append(torch.Tag.needs_exact_strides)

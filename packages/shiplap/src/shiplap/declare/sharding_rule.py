@@ -37,18 +37,21 @@ class ShardingRule:
     empty: bool = True
 
     def __str__(self) -> str:
+        """Return the rule as text, such as ``declared: a cut along 1, b cut along 0 → sum``."""
         given = ", ".join(f"{name} {_sharded_part_text(part)}" for name, part in self.inputs)
         return f"{self.name}: {given} → {', '.join(map(_sharded_part_text, self.outputs))}"
 
 
 def _sharded_part_text(part: ShardedPart) -> str:
+    """Return how a tensor is sharded as text: ``cut along <axis>``, ``whole``, ``sum`` and the like."""
     return f"cut along {part}" if isinstance(part, int) else part
 
 
 def read_sharding(
     spec: OpSpec, inputs: Mapping[str, ShardedPart], outputs: ShardedPart | Sequence[ShardedPart]
 ) -> ShardingRule:
-    """Return the declared rule.
+    """Return the declared sharding rule. Raises SL218 for a name that is no tensor argument, for a missing axis, and
+    for an op that cannot be sharded.
 
     Raise SL218 for a name that is no tensor argument, and for an axis that does not exist.
     """
@@ -66,6 +69,7 @@ def read_sharding(
         got = "an op that writes to its arguments, or takes lists of tensors"
         raise error("SL218", where=where, got=got, expected="an op of tensors that returns new ones")
     types = {a.name: a.tensor for a in spec.tensors} | {f"output {i}": o.tensor for i, o in enumerate(spec.outputs)}
+    # An argument that a rule does not name is whole on each rank.
     parts = {name: inputs.get(name, "whole") for name in names}
     for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
         tensor = types[name]

@@ -37,6 +37,7 @@ ListOption = Literal[
     "unordered",
 ]
 AUTOCAST_RULES = ("widest", "autocast", "float32", None)
+# Keywords that take one name or several.
 LISTS: tuple[ListOption, ...] = get_args(ListOption)
 
 
@@ -60,18 +61,20 @@ class DeclarationKeywords(TypedDict, total=False):
     unordered: Iterable[str]
 
 
-def check_keywords(name: object, given: Iterable[str]) -> None:
-    """Raise SL140 for a keyword that no declaration has."""
-    known = list(DeclarationKeywords.__annotations__)
+def check_keywords(where: object, given: Iterable[str], keywords: type = DeclarationKeywords) -> None:
+    """Raise SL140 for a name in ``given`` that is none of ``keywords``, a typed dict: those of ``sl.op`` by default."""
+    known = list(keywords.__annotations__)
     for keyword in given:
         if keyword not in known:
             close = difflib.get_close_matches(keyword, known, n=1)
             fix = f"write {close[0]}=" if close else ""
-            raise error("SL140", where=str(name), got=f"{keyword}=", expected=", ".join(known), fix=fix)
+            raise error("SL140", where=str(where), got=f"{keyword}=", expected=", ".join(known), fix=fix)
 
 
 def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationKeywords]) -> OpSpec:
-    """Return the declaration of ``fn`` as data. Raises ``DeclarationError`` (SL1xx) for what cannot be declared."""
+    """Return the declaration of the annotated function ``fn`` under the op name ``name``. Raises a DeclarationError
+    (SL1xx) for a declaration that is not valid.
+    """
     check_op_name(name)
     check_keywords(name, given)
     if not inspect.isfunction(fn):
@@ -87,6 +90,7 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
     if autocast not in AUTOCAST_RULES:
         raise error("SL112", where=name, got=repr(autocast), expected=", ".join(map(repr, AUTOCAST_RULES)))
     named = {option: _as_name_tuple(given.get(option, ())) for option in LISTS}
+    # Evaluated once, as postponed annotations are texts until then.
     hints = _evaluate_annotations(fn)
     special = [set(named[option]) for option in ("mutates", "contiguous", "specialize")]
     args = tuple(_read_signature_arguments(name, fn, hints, *special))
@@ -119,7 +123,9 @@ def read_spec(name: str, fn: Callable[..., object], **given: Unpack[DeclarationK
 
 
 def _check_detached(spec: OpSpec) -> None:
-    """Raise SL119 unless ``nondifferentiable=`` names tensors that are not written to, of an op without views."""
+    """Raise SL119 unless ``nondifferentiable=`` names arguments that are not written to or results, of an op without
+    view results.
+    """
     where = f"{spec.name}, nondifferentiable="
     if spec.detached and spec.view:
         fix = "call detach() in the reference, through which torch sees"
@@ -132,7 +138,9 @@ def _check_detached(spec: OpSpec) -> None:
 
 
 def _check_random(spec: OpSpec) -> None:
-    """Raise SL120 unless ``random=`` names an int, a tensor of integers or a generator, or is ``"global"``."""
+    """Raise SL120 unless ``random=`` names an int, integer tensor or generator argument, or is ``"global"``, and no
+    result is a view.
+    """
     seeds = [a.name for a in spec.args if a.scalar in ("int", "Generator") or _is_integer_tensor(a)]
     if spec.random and (spec.random not in (*seeds, "global") or spec.view):
         got = "an op whose result may be a view" if spec.view else repr(spec.random)
@@ -141,12 +149,13 @@ def _check_random(spec: OpSpec) -> None:
 
 
 def _is_integer_tensor(arg: Arg) -> bool:
+    """Whether the argument is a single tensor of integers that the op does not write to."""
     kind = arg.tensor
     return kind is not None and not (arg.many or arg.mutated) and all("int" in n for n in kind.dtypes or ("float",))
 
 
 def _check_unordered(spec: OpSpec) -> None:
-    """Raise SL121 unless ``unordered=`` names result tensors that all have the same number of rows."""
+    """Raise SL121 unless ``unordered=`` names single result tensors that all have the same number of rows."""
     where, rows = f"{spec.name}, unordered=", set()
     kinds = {r.name: r.tensor for r in spec.made if not (r.many or r.optional)} if spec.traced else {}
     kinds |= {o.name: o.tensor for o in spec.outputs}
@@ -161,7 +170,9 @@ def _check_unordered(spec: OpSpec) -> None:
 
 
 def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, str] | None:
-    """Return the tolerance as declared. Raise SL118 unless it is a number between 0 and 1 and a reason."""
+    """Return the declared tolerance as ``(relative error, reason)``, or None. Raises SL118 unless it is a number
+    between 0 and 1 with a reason.
+    """
     if given is None:
         return None
     value, reason = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
@@ -171,7 +182,8 @@ def _read_tolerance(name: str, given: tuple[float, str] | None) -> tuple[float, 
 
 
 def check_op_name(name: object) -> None:
-    """Raise SL101 unless ``name`` is ``"namespace::name"``.
+    """Raise SL101 unless ``name`` is ``"namespace::name"``, with an optional ``.overload``, and torch can have such an
+    op.
 
     ``@sl.op`` written without parentheses passes the decorated function as the name.
     """
@@ -183,30 +195,39 @@ def check_op_name(name: object) -> None:
         if not well_formed or is_torch_attribute(namespace, opname, overload):
             raise error("SL101", where=f"@sl.op({name!r})", got=name, expected="namespace::name")
         return
+    # The decorator without parentheses passes the function as the name.
     shown = name.__name__ if inspect.isfunction(name) or inspect.isclass(name) else name
     raise error("SL101", where="@sl.op", got=f"{type(name).__name__} {shown}", expected="namespace::name")
 
 
 def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
-    """Return the annotated parameters of a function that is no op. Raise SL1xx as ``read_spec`` does."""
+    """Return the annotated parameters of a function that is no op as arguments. Raises SL1xx as :func:`read_spec`
+    does.
+    """
     return tuple(_read_signature_arguments(name, fn, _evaluate_annotations(fn), set(), set(), set()))
 
 
 def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
-    """Return the preconditions of lists of fixed length, since torch does not check the length."""
+    """Return the preconditions, such as ``len(stride) == 2``, of list arguments of fixed length, since torch does not
+    check their length.
+    """
     return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 
 
 def _as_name_tuple(value: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in ``value``. A text is one name: ``mutates="cache"`` is not five letters."""
+    """Return the names in ``value`` as a tuple. A text is one name, so that ``mutates="cache"`` does not name five
+    letters.
+    """
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _evaluate_annotations(fn: Callable[..., object]) -> dict[str, object]:
-    """Return the evaluated annotations of ``fn``.
+    """Return the annotations of ``fn`` by parameter, evaluated. Raises SL102 for a name that does not exist at run
+    time.
 
     Postponed annotations (``from __future__ import annotations``) and classes local to a function are resolved too.
     """
+    # A module that was run by path may not be in sys.modules.
     scope = dict(vars(sys.modules.get(fn.__module__, typing)))
     closure = inspect.getclosurevars(fn)
     try:
@@ -229,10 +250,16 @@ def _read_signature_arguments(
     contiguous: set[str],
     specialize: set[str],
 ) -> Iterable[Arg]:
-    """Yield the arguments of a reference from its parameters and annotations. Raises errors for what does not fit."""
+    """Yield the arguments of a reference, from its parameters, annotations and defaults. Raises SL102, SL103 or SL107
+    for those that no schema can carry.
+    """
     parameters = inspect.signature(fn).parameters
-    for unknown in (mutates | contiguous | specialize) - parameters.keys():
-        raise error("SL107", where=name, got=unknown, expected=f"one of {', '.join(parameters)}")
+    for option, given in (("mutates", mutates), ("contiguous", contiguous), ("specialize", specialize)):
+        for unknown in given - parameters.keys():
+            what, fix = f"{option}= names no argument", f"name an argument of the signature in {option}="
+            raise error(
+                "SL107", where=name, what=what, got=unknown, expected=f"one of {', '.join(parameters)}", fix=fix
+            )
     for p in parameters.values():
         where = f"{name}, argument {p.name!r}"
         # The parameter's name is checked first: all errors below quote it.
@@ -254,7 +281,9 @@ def _read_signature_arguments(
 
 
 def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
-    """Raise SL103 for a parameter that a schema, or generated code, cannot name."""
+    """Raise SL103 for ``*args``, ``**kwargs`` and for a parameter whose name cannot be used in a schema or in generated
+    code.
+    """
     if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
         raise error("SL103", where=where, got=str(p), expected="named arguments", fix="name each argument")
     if not is_schema_name(p.name) or p.name.startswith("_"):  # names with _ are those of generated code
@@ -268,7 +297,9 @@ def _check_parameter_name(where: str, p: inspect.Parameter) -> None:
 
 
 def _check_argument(where: str, arg: Arg) -> None:
-    """Raise SL103 or SL107 where a schema cannot express the argument."""
+    """Raise SL103 for a default or ``specialize=`` that a schema cannot carry, SL107 for ``mutates=`` with an argument
+    that is no tensor.
+    """
     if arg.has_default and (bad := _bad_default(arg)):
         raise error(
             "SL103",
@@ -287,7 +318,7 @@ def _check_argument(where: str, arg: Arg) -> None:
 
 
 def _default_fix(arg: Arg) -> str:
-    """Return the advice for a default that a schema cannot carry."""
+    """Return the fix for a default that a schema cannot carry."""
     if arg.default is None:
         kind = str(arg.tensor) if arg.tensor is not None else arg.kind
         return f"annotate {arg.name}: {f'list[{kind}]' if arg.many else kind} | None"
@@ -295,7 +326,10 @@ def _default_fix(arg: Arg) -> str:
 
 
 def _bad_default(arg: Arg) -> str:
-    """Return a default that a schema could carry instead. Empty if the schema carries the declared one."""
+    """Return in words the default that a schema could carry instead of the declared one. Empty if it can carry the
+    declared one.
+    """
+    # Infinities and NaN have no literal in a schema.
     numbers = arg.default if isinstance(arg.default, (list, tuple)) else [arg.default]
     if kind_mismatch(arg, arg.default):
         return f"a default of type {arg.scalar or 'None'}" + (" or None" if arg.optional and arg.scalar else "")
@@ -311,7 +345,9 @@ def _bad_default(arg: Arg) -> str:
 
 
 def _unparsed_default_kind(arg: Arg) -> str:
-    """Return the kind of an argument whose default torch's schema parser does not accept. Empty if it accepts it."""
+    """Return the kind of an argument, in words, for which torch's schema parser does not accept this default. Empty if
+    it accepts the default.
+    """
     kind = str(arg.scalar)
     if kind in ("dtype", "device", "layout", "memory_format"):
         return "" if has_default_literal(arg.default) else f"{kind} {arg.default}"
@@ -319,12 +355,15 @@ def _unparsed_default_kind(arg: Arg) -> str:
 
 
 def _check_sizes_and_dtypes(spec: OpSpec) -> None:
-    """Check the relations between arguments and outputs: the inputs determine each output dim and dtype."""
+    """Raise SL104, SL105 or SL106 unless the inputs determine each dim and dtype of the outputs, and each expression
+    uses known names.
+    """
     known = _check_dims(spec)
     _check_bounds(spec, known)
     scalars = {a.name for a in spec.scalars if not a.optional}
     for expr in spec.requires:
         _check_expression_names(f"{spec.name}, requires", expr, known | scalars)
+    # An absent tensor has no dtype that an output could take.
     classes = {a.tensor.dtype_class for a in spec.tensors if a.tensor and not a.optional}
     for out in spec.outputs:
         where = f"{spec.name}, output {out.name!r}"
@@ -335,12 +374,13 @@ def _check_sizes_and_dtypes(spec: OpSpec) -> None:
 
 
 def _check_dims(spec: OpSpec) -> set[str]:
-    """Check ``dims=`` and return the names that expressions may use.
+    """Raise SL105 for a wrong entry of ``dims=``, else return the names that expressions may use.
 
     An entry of ``dims=`` may use the names of the inputs and of the entries before it.
     """
     known = _known_names(spec)
     for dim, expr in spec.dims:
+        # A dim may use those before it, and not itself.
         _check_expression_names(f"{spec.name}, dims[{dim!r}]", expr, known - {dim})
         known.add(dim)
     kinds: dict[str, str] = {}
@@ -362,7 +402,10 @@ def _check_dims(spec: OpSpec) -> set[str]:
 
 
 def _check_bounds(spec: OpSpec, known: set[str]) -> None:
-    """Raise SL104 unless each dim in ``bounds=`` is a size of an output and of no input."""
+    """Raise SL104 unless each dim in ``bounds=`` is a size of an output and of no input. Raise SL105 for an expression
+    with other names than ``known``.
+    """
+    # Only a plain dim can be measured on the result.
     plain = {d.text for o in spec.outputs for d in o.tensor.dims if d.kind == "name"}
     for dim, expr in spec.bounds:
         where = f"{spec.name}, bounds[{dim!r}]"
@@ -379,7 +422,7 @@ def _check_bounds(spec: OpSpec, known: set[str]) -> None:
 
 
 def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> None:
-    """Raise SL104 for an output's dim that no argument defines."""
+    """Raise SL104 for a dim of an output that no argument defines, SL105 for an expression of unknown names."""
     if dim.kind == "expr" and dim.expr is not None:
         _check_expression_names(where, dim.expr, known | set(spec.dynamic))
     elif dim.kind == "any" or (dim.text not in known | set(spec.dynamic) and dim.kind in ("name", "variadic")):
@@ -387,7 +430,9 @@ def _check_output_dim(spec: OpSpec, where: str, dim: Dim, known: set[str]) -> No
 
 
 def _known_names(spec: OpSpec) -> set[str]:
-    """Return the dims of required tensor arguments and the names of required int arguments."""
+    """Return the names known in every call: the dims of required tensor arguments and the required int, bool and
+    list[int] arguments.
+    """
     named = {
         d.text
         for a in spec.tensors
@@ -399,7 +444,8 @@ def _known_names(spec: OpSpec) -> set[str]:
 
 
 def read_workspace(spec: OpSpec, source: str) -> Expr:
-    """Return the expression ``workspace=``, a number of bytes.
+    """Return the ``workspace=`` of a kernel, a number of bytes, as an expression. Raises SL105 for names that it may
+    not use.
 
     The expression may use dims without a bound, int arguments, ``threads`` and ``itemsize``.
     """
@@ -410,5 +456,6 @@ def read_workspace(spec: OpSpec, source: str) -> Expr:
 
 
 def _check_expression_names(where: str, expr: Expr, known: set[str]) -> None:
+    """Raise SL105 for a name in the expression that is not among ``known``."""
     for unknown in sorted(expr.names - known):
         raise error("SL105", where=where, got=f"{expr} uses {unknown!r}", expected=f"names among {sorted(known)}")

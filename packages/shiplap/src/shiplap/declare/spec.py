@@ -29,10 +29,13 @@ class Dim:
     of: str = field(default="", repr=False)
 
     def along(self, size: object) -> str:
-        """Return the name of the dim that has this ``size``: the broadcast one, unless the size is 1."""
+        """Return the name of the dim that has this ``size`` in a call. For a dim that broadcasts this is the common
+        one, unless the size is 1.
+        """
         return self.of if self.of and size != 1 else self.text
 
     def __str__(self) -> str:
+        """Return the dim as an annotation writes it, such as ``n``, ``*n`` or ``#n``."""
         if self.of:
             return f"#{self.of}"
         return f"*{self.text}" if self.kind == "variadic" and self.text != "..." else self.text
@@ -48,20 +51,23 @@ class TensorType:
 
     @cached_property
     def concrete(self) -> bool:
+        """Whether the type admits exactly one dtype."""
         return len(self.dtypes) == 1
 
     @cached_property
     def axes(self) -> list[tuple[int, Dim]]:
-        """The dims but the variadic one, each with its axis, which is negative behind the variadic dim."""
+        """All dims but the variadic one, each as ``(axis, dim)``. Axes behind the variadic dim are negative."""
         count = len(self.dims)
         spread = next((i for i, d in enumerate(self.dims) if d.kind == "variadic"), count)
         return [(i if i < spread else i - count, d) for i, d in enumerate(self.dims) if i != spread]
 
     @property
     def variadic(self) -> bool:
+        """Whether one of the dims stands for any number of dims."""
         return any(d.kind == "variadic" for d in self.dims)
 
     def __str__(self) -> str:
+        """Return the type as an annotation, such as ``Float[Tensor, "n c"]``."""
         return f'{self.dtype_class}[Tensor, "{" ".join(map(str, self.dims))}"]'
 
 
@@ -113,32 +119,38 @@ class Arg:
 
     @property
     def kind(self) -> str:
-        """The type of a scalar as errors print it: its schema type, its choices, or the class of an object."""
+        """The type of a scalar as errors print it: its choices, the class of an object, or its schema type."""
         if self.choices:
             return self.shown_choices
         return self.cls.__name__ if self.cls is not None else str(self.scalar)
 
     @property
     def shown_choices(self) -> str:
-        """The choices as a caller writes them, such as ``'sum' or 'mean'``. Empty where any value is taken."""
+        """The choices of the argument as a caller writes them, such as ``'sum' or 'mean'``. Empty if it takes any
+        value.
+        """
         names = [f"{self.members.__name__}.{m.name}" for m in self.members] if self.members else map(repr, self.choices)
         *rest, last = [*names] or [""]
         return f"{', '.join(rest)} or {last}" if rest else last
 
     @property
     def has_default(self) -> bool:
+        """Whether a call may leave the argument out."""
         return self.default is not ...
 
     @property
     def broadcasts(self) -> dict[str, str]:
-        """The dims that broadcast, each with the name of the size to which it broadcasts."""
+        """The dims of the argument that broadcast, each with the name of the size to which it broadcasts."""
         return {d.text: d.of for d in self.tensor.dims if d.of} if self.tensor is not None else {}
 
     @property
     def form(self) -> str:
-        """The part of the declaration's digest beside ``repr``. Empty for an argument without a special form."""
+        """The argument's contribution to the declaration's digest beyond its ``repr``: length, class and choices. Empty
+        for a plain argument.
+        """
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
         chosen = f"/{self.choices}/{self.members.__qualname__ if self.members else ''}" if self.choices else ""
+        # A plain argument adds nothing, so that digests from before such forms existed stay valid.
         plain = not (self.length or self.absent or self.specialized or self.cls or self.choices)
         return "" if plain else f"{self.name}/{self.length}/{self.absent}/{self.specialized}{named}{chosen}"
 
@@ -169,7 +181,7 @@ class Return:
 
     @property
     def arg(self) -> Arg:
-        """The argument of the same kind."""
+        """The result as an argument of the same kind, for code that reads either."""
         return Arg(self.name, self.tensor, self.scalar, self.many, self.optional, specialized=self.specialized)
 
 
@@ -203,86 +215,98 @@ class OpSpec:
 
     @property
     def namespace(self) -> str:
+        """The part of the op's name before ``::``."""
         return self.name.split("::")[0]
 
     @property
     def opname(self) -> str:
-        """The op's name without namespace: ``name``, or ``name.overload`` for a named overload."""
+        """The op's name without its namespace: ``name``, or ``name.overload`` for a named overload."""
         return self.name.split("::")[1]
 
     @property
     def stem(self) -> str:
-        """The prefix of the names of helper ops, such as ``<stem>__out``. It has no dot, also for an overload."""
+        """The prefix of the names of helper ops, such as ``<stem>__out``: the op's name with ``_`` in place of the dot
+        of an overload.
+        """
         return self.opname.replace(".", "_")
 
     @cached_property
     def tensors(self) -> tuple[Arg, ...]:
+        """The arguments that are tensors or lists of tensors, in order."""
         return tuple(a for a in self.args if a.tensor is not None)
 
     @cached_property
     def dtype_classes(self) -> dict[str, TensorType]:
-        """The dtype classes of tensor arguments with a type of each, in order. A concrete dtype is no class."""
+        """The dtype classes (such as ``Float``) of the tensor arguments, each with a type that has it, in order. A
+        single fixed dtype is no class.
+        """
         kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
         return {kind.dtype_class: kind for kind in kinds}
 
     @cached_property
     def scalars(self) -> tuple[Arg, ...]:
+        """The arguments that are no tensors, in order."""
         return tuple(a for a in self.args if a.scalar is not None)
 
     @cached_property
     def enumerated(self) -> dict[str, Arg]:
-        """The arguments that are members of an ``Enum``, by name."""
+        """The arguments that are declared as members of an ``Enum``, by name."""
         return {a.name: a for a in self.args if a.members is not None}
 
     @property
     def converts(self) -> bool:
-        """Whether calls in Python differ from those of the schema: in members of an ``Enum``, or a tuple of one."""
+        """Whether calls in Python differ from those of the schema: by members of an ``Enum``, or by a result that is a
+        tuple of one.
+        """
         return bool(self.enumerated) or self.single_tuple
 
     @cached_property
     def broadcasts(self) -> dict[str, str]:
-        """``x_n`` → ``n`` for each ``#n`` of an argument ``x``."""
+        """For each broadcast dim ``#n`` of an argument ``x``, its own name ``x_n`` with the common size ``n``."""
         return {own: of for a in self.args for own, of in a.broadcasts.items()}
 
     @cached_property
     def mutated(self) -> tuple[str, ...]:
+        """The names of the arguments to which the op writes, in order."""
         return tuple(a.name for a in self.args if a.mutated)
 
     @cached_property
     def returned(self) -> tuple[str, ...]:
-        """The arguments that the op writes to and returns."""
+        """The names of the arguments that the op writes to and returns, in the order of the results."""
         return tuple(r.alias for r in self.returns if r.alias and self.arg(r.alias).mutated)
 
     @cached_property
     def view(self) -> bool:
-        """Whether a result may be a view of an argument. Such an op is its reference, through which torch traces."""
+        """Whether a result may be a view of an argument. Torch traces such an op through its reference."""
         return any(r.alias and not self.arg(r.alias).mutated for r in self.returns)
 
     @cached_property
     def made(self) -> tuple[Return, ...]:
-        """The results of a ``traced`` op that are not arguments."""
+        """The declared results that are no arguments, for an op whose results only its reference determines."""
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
     def draws(self) -> bool:
-        """Whether each call draws new random numbers and so advances the state of a generator."""
+        """Whether each call draws new random numbers and thereby advances a generator."""
         return self.random == "global" or (bool(self.random) and self.arg(self.random).scalar == "Generator")
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """The names of the results that a kernel returns, in order."""
+        """The names of the results that a kernel returns, in order, without those that are arguments."""
         return tuple(r.name for r in self.made) if self.traced else tuple(o.name for o in self.outputs)
 
     @cached_property
     def dynamic(self) -> dict[str, Expr]:
-        """The data-dependent dims, each with its bound."""
+        """The output dims whose sizes depend on data, each with the expression that bounds it."""
         return dict(self.bounds)
 
     def arg(self, name: str) -> Arg:
+        """Return the argument called ``name``, which must exist."""
         return next(a for a in self.args if a.name == name)
 
     def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
-        """Return all arguments in declared order. Arguments beyond ``args`` come from ``named`` or are defaults.
+        """Return all arguments of a call in declared order. Those beyond the positional ``args`` are taken from
+        ``named``, or are defaults.
 
         No required argument may be missing. Torch's dispatcher or the signature of the reference has checked that.
         """
@@ -294,13 +318,15 @@ class OpSpec:
         return tuple(values)
 
     def split(self, args: Sequence[Value]) -> tuple[Args, dict[str, Value]]:
-        """Return ``(positional, by name)`` of all arguments in declared order: keyword-only ones go by name."""
+        """Return ``(positional, keywords)`` of a call from all arguments in declared order. The keyword-only ones
+        become keywords.
+        """
         at = sum(not a.keyword_only for a in self.args)
         return tuple(args[:at]), {a.name: v for a, v in zip(self.args[at:], args[at:], strict=True)}
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the declaration, without the body of the reference."""
+        """The digest of the declaration, 16 hex digits, without the body of the reference."""
         # Fields with repr=False are added only where they are set. Otherwise each new field of the class would change
         # the digest of every op, and with it every stored choice and every compiled library.
         stated = f"/{self.tolerance}" if self.tolerance else ""
@@ -316,5 +342,5 @@ class OpSpec:
 
     @property
     def tolerated(self) -> float:
-        """The relative error that a kernel may have beyond rounding."""
+        """The relative error beyond rounding that a kernel may have, 0.0 unless declared."""
         return self.tolerance[0] if self.tolerance else 0.0

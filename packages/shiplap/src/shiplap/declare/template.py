@@ -26,9 +26,11 @@ from shiplap.errors import error
 from shiplap_headers import include_dir
 
 LANGUAGES = {".triton.jinja": "triton", ".cpp.jinja": "cpp"}
+# Includes are resolved by ourselves, so that the digest of a template covers the included text.
 INCLUDE = re.compile(r"""\{%-? include "([\w./]+)" -?%\}""")
 # Inductor knows sizes by how their names begin, and would take such an index for one.
 INDICES = re.compile(r"""(?:load_input\(\s*"\w+",\s*"\w+",|store_output\()\s*\(([^()]*)\)""")
+# Inductor names its symbols so, and would take such an index for one.
 SIZE = re.compile(r'"((?:s|u|ps|zuf)\w*)"', re.IGNORECASE)
 # Variables of the code that Inductor writes into a kernel for its neighbours, which would overwrite the template's.
 INDUCTORS = re.compile(r"(?<!\.)\b(tmp\d+|xindex|xmask|ks\d+|in_ptr\d+|out_ptr\d+)\b")
@@ -86,17 +88,19 @@ class Template(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of the source, the configs and the code of every function of the template."""
+        """The digest of the template's source, its configs and the code of all its functions."""
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the source with the files that it includes, the configs, and the functions."""
+        """Yield the parts that decide the template's code: the source with included files, the configs, and the
+        functions.
+        """
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
         yield "functions", (self.grid, self.supports, self.split_k, self.fuses, self.function, self.tables)
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
-        """Return the configs to consider for these sizes and scalars, the default first."""
+        """Return the configs to consider for these sizes and scalars, as dicts, the default first."""
         return tuple(self.configs(env)) if callable(self.configs) else self.configs
 
 
@@ -116,10 +120,12 @@ def read_template(
     fuses: Callable[..., bool] | None = None,
     default: bool = True,
 ) -> Template:
-    """Read the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or take a function of PyTorch.
+    """Return the template in a file beside ``home`` (``*.triton.jinja``, ``*.cpp.jinja``), or made of a function of
+    PyTorch. Raises SL114 if it cannot be used.
 
     SL114 if it cannot be used.
     """
+    # Inductor compiles a function of PyTorch itself, so that it has no source file.
     if callable(source):
         called, language, text, function = source.__name__, "torch", "", gives_result(spec, source)
         where = f"{spec.name}, template {called!r}"
@@ -148,7 +154,9 @@ def read_template(
 
 
 def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, str]:
-    """Return name, language and text of the template in a file."""
+    """Return ``(name, language, text)`` of the template file ``source`` beside ``home``. Raises SL114 for another
+    suffix or a missing file.
+    """
     language = next((kind for suffix, kind in LANGUAGES.items() if source.endswith(suffix)), "")
     path = home.parent / source
     if not language:
@@ -159,8 +167,8 @@ def _read_template_file(home: Path, source: str, where: str) -> tuple[str, str, 
 
 
 def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str) -> None:
-    """Raise SL114 for a function whose parameters differ from the reference's, and for keywords that configure a
-    kernel.
+    """Raise SL114 for a PyTorch function whose parameters differ from the reference's, and for template keywords that
+    configure a kernel.
     """
     wanted, taken = [a.name for a in spec.args], list(signature(function).parameters)
     if taken != wanted:
@@ -180,7 +188,8 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
-    """Raise SL114 if the op cannot have a template, or if this template cannot be lowered."""
+    """Raise SL114 if the op cannot have a template, or if Inductor cannot lower this template."""
+    # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
             "SL114",
@@ -212,7 +221,7 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """Raise SL114 for a text or a number, which ``sl.triton`` accepts, where a template needs a function of sizes."""
+    """Raise SL114 where a keyword of the template is a text or a number in place of a function of sizes."""
     given: dict[str, tuple[object, str]] = {
         "grid=": (template.grid, "sizes, config, cdiv"),
         "supports=": (template.supports, "sizes, dtypes, config"),
@@ -227,13 +236,14 @@ def _check_functions(template: Template, where: str) -> None:
 
 
 def _resolve_includes(path: Path, where: str) -> str:
-    """Return the text of ``path`` with each ``{% include "file" %}`` replaced by that file, so that digests cover the
-    file.
+    """Return the text of ``path`` with each ``{% include "file" %}`` replaced by the content of that file, so that
+    digests cover it.
 
     An included file is looked for beside ``path`` first, then among the headers that shiplap ships.
     """
 
     def read(match: re.Match[str]) -> str:
+        """Return the content of the included file. Raises SL114 if there is no such file."""
         for folder in (path.parent, include_dir()):
             if (folder / match[1]).is_file():
                 return (folder / match[1]).read_text(encoding="utf-8")

@@ -13,7 +13,9 @@ from shiplap.declare.spec import Arg
 
 
 def is_int_value(value: object) -> bool:
-    """Whether ``value`` is an index of 64 bits, such as a NumPy integer or a real tensor without dims."""
+    """Whether ``value`` can be passed as an int argument: it converts to an integer of 64 bits without loss, as a NumPy
+    integer or a real tensor without dims does.
+    """
     if isinstance(value, torch.SymInt):
         return True
     if not hasattr(value, "__index__") or (isinstance(value, Tensor) and (value.dim() or value.is_complex())):
@@ -22,7 +24,7 @@ def is_int_value(value: object) -> bool:
 
 
 def is_float_value(value: object) -> bool:
-    """Whether ``value`` is a number, such as a NumPy number or a real tensor of one element."""
+    """Whether ``value`` can be passed as a float argument, as a number of NumPy or a real tensor of one element can."""
     if isinstance(value, (float, torch.SymFloat, torch.SymInt)):
         return True
     if isinstance(value, (str, bytes)) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
@@ -31,7 +33,9 @@ def is_float_value(value: object) -> bool:
 
 
 def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
-    """Whether ``number(value)`` succeeds. Arrays and tensors have the method, whatever their elements are."""
+    """Whether ``number(value)`` succeeds and fits 64 bits. Arrays and tensors have the conversion methods, whatever
+    their elements are.
+    """
     try:
         return not exceeds_int64(number(value))
     except (ArithmeticError, RuntimeError, TypeError, ValueError):
@@ -39,7 +43,7 @@ def _converts_to_number(value: object, number: Callable[[Any], float]) -> bool:
 
 
 def is_text_value(value: object) -> bool:
-    """Whether ``value`` is a text that UTF-8 can encode, the form in which torch passes it."""
+    """Whether ``value`` is a str that UTF-8 can encode, the form in which torch passes it."""
     if not isinstance(value, str):
         return False
     try:
@@ -50,15 +54,19 @@ def is_text_value(value: object) -> bool:
 
 
 def is_bool_value(value: object) -> bool:
+    """Whether ``value`` is a bool, real or symbolic."""
     return isinstance(value, (bool, torch.SymBool))
 
 
 def exceeds_int64(value: object) -> bool:
+    """Whether ``value`` is an int that does not fit 64 bits."""
     return type(value) is int and not -(2**63) <= value < 2**63
 
 
 def value_kind_name(value: object) -> str:
-    """Return the name of the value's kind for errors."""
+    """Return the kind of a value in words, for errors: its type, ``None``, or a remark such as ``int beyond 64
+    bits``.
+    """
     if value is None:
         return "None"
     if exceeds_int64(value):
@@ -86,7 +94,7 @@ _ELEMENTS: dict[str, tuple[type | None, Callable[[object], bool]]] = {
 
 
 def kind_mismatch(arg: Arg, value: object) -> str:
-    """Return the kind of ``value`` if it is not the one that ``arg`` declares, else an empty text."""
+    """Return the kind of ``value``, in words, if it is not of the kind that ``arg`` declares, else an empty text."""
     if value is None:
         return "" if arg.optional else "None"
     scalar = arg.scalar or "tensor"
@@ -105,6 +113,7 @@ def kind_mismatch(arg: Arg, value: object) -> str:
     for element in elements:
         if element is None and arg.absent:
             continue
+        # The usual types are recognised without a call of the value's own methods.
         usual = type(element) is plain and (not isinstance(element, int) or -(2**63) <= element < 2**63)
         if not usual and not fits(element):
             return value_kind_name(element) + (f" in a {type(value).__name__}" if listed else "")

@@ -26,6 +26,9 @@ class Opaque(graph_objects.BASE):  # type: ignore[misc] # a class of torch, or o
     fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, fields: Sequence[str] | str = (), **keywords: Any) -> None:
+        """Add the attribute names ``fields`` of a class definition to those inherited. Compiled code is guarded on
+        these attributes.
+        """
         super().__init_subclass__(**keywords)
         named = (fields,) if isinstance(fields, str) else tuple(fields)
         cls.fields = (*cls.fields, *(f for f in named if f not in cls.fields))

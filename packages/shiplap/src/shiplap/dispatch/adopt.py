@@ -22,7 +22,9 @@ class AdoptedOp(Op[P, R]):
     """An op of another library, with a declaration of its behaviour. It can be audited, but not extended."""
 
     def _register(self) -> None:
-        """Find what is registered; change nothing."""
+        """Find the overload that another library has registered under the op's name, and use it. Nothing is registered
+        or changed. Raises SL501 if there is none.
+        """
         registered = find_overload(self.spec.namespace, self.spec.opname)
         if registered is None:
             raise error(
@@ -36,6 +38,9 @@ class AdoptedOp(Op[P, R]):
         self.can_skip_dispatcher, self.call_kernel = False, dispatcher_calls.builtin_of(registered)
 
     def _extend(self, what: str) -> NoReturn:
+        """Raise TypeError: kernels and gradients cannot be attached to an op that another library has registered.
+        ``what`` begins that sentence, such as ``"kernels are"``.
+        """
         raise TypeError(f"{self.spec.name} is adopted: its {what} registered elsewhere; declare it with sl.op instead")
 
 
@@ -43,8 +48,12 @@ class ConvertingAdoptedOp(AdoptedOp[P, R], ConvertingOp[P, R]):
     """An adopted op with choices, which its own library does not check, or with a tuple of one as result."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the registered op with arguments converted to its schema. Raises the catalogue error of an argument that
+        is none of its declared choices.
+        """
         values, named = convert_call(self.spec, args, kwargs)
         given = {**{a.name: v for a, v in zip(self.spec.args, values, strict=False)}, **named}
+        # The registered op does not know the choices, so they are checked here.
         for arg in self.spec.args:
             if arg.choices and arg.name in given:
                 is_choice(self.spec.name, arg).check_call({f"a_{arg.name}": given[arg.name]})
@@ -78,7 +87,7 @@ def adopt(
     the checks and everything else follow from the declaration. ``op.adoption`` says what was taken and what was left.
 
     Args:
-        source: ``"namespace::name"`` of an op that torch knows. With ``into`` also a class derived from
+        source: ``"namespace::name"`` of an op registered in torch. With ``into`` also a class derived from
             ``torch.autograd.Function``, or a function, such as one of pybind11, that takes the arguments by position.
         into: the name of the new op, ``"namespace::name"``.
         devices: the device types on which the new op calls the source, by default those for which torch has a kernel,
@@ -109,10 +118,14 @@ class TakeoverDecorator:
     def __init__(
         self, source: Source, into: str, devices: tuple[str, ...], **declaration: Unpack[DeclarationKeywords]
     ) -> None:
+        """Store the source and the device types, and prepare the declaration of the new op ``into``."""
         self.source, self.devices, self.declare = source, devices, op(into, **declaration)
         self.spec_of = partial(read_spec, into, **declaration)
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
+        """Return the new op declared by the reference ``fn``, with the kernels and the gradient of the source. Raises
+        SL142 before anything is declared if the source does not fit.
+        """
         parts = read_source(self.spec_of(fn), self.source, self.devices)  # first: a source that does not fit is no op
         made = self.declare(fn)
         made.adoption = take_over(made, parts)
@@ -123,11 +136,13 @@ class AdoptDecorator:
     """The type of ``@sl.adopt(...)``: a decorator that keeps the types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
+        """Check the op's name and the keywords of the declaration, and store them."""
         check_op_name(name)
         check_keywords(name, declaration)
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> AdoptedOp[P, R]:
+        """Return the adopted op whose reference is ``fn``, with argument conversion where the declaration needs it."""
         spec = read_spec(self.name, fn, **self.declaration)
         converts = spec.converts or any(a.choices for a in spec.args)
         return (ConvertingAdoptedOp if converts else AdoptedOp)(spec, fn)

@@ -10,20 +10,23 @@ import torch
 from torch import Tensor
 
 from shiplap.declare.spec import OpSpec
-from shiplap.declare.values import Args, Value
+from shiplap.declare.values import Args, Result, Value
 from shiplap.errors import ShiplapError, error
 from shiplap.torch_private import dispatcher_calls
 
+# Part of an explained error, by which it is recognised and not explained twice.
 AUTOCAST = "in a torch.autocast region"
 Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the arguments of a call
 
 
 def make_cast(spec: OpSpec) -> Cast:
-    """Return ``cast(device_type, args)``, which converts all arguments of a dtype class to one floating dtype.
+    """Return ``cast(device_type, args)``, which implements the op's autocast rule: it converts the floating-point
+    arguments of each dtype class to one dtype.
 
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
     concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
     """
+    # The positions are found once, since the function that is returned runs in each call under autocast.
     groups: dict[str, list[int]] = {}  # of a dtype class, the numbers of its arguments
     written: dict[str, list[int]] = {}  # of these, those that are written to
     for number, arg in enumerate(spec.args):
@@ -34,16 +37,20 @@ def make_cast(spec: OpSpec) -> Cast:
     parts = [(numbers, written.get(name, [])) for name, numbers in groups.items()]
 
     def target(device_type: str, values: list[Tensor]) -> torch.dtype:
+        """Return the dtype to which the floating-point tensors ``values`` of one dtype class are converted."""
         dtypes = {value.dtype for value in values}
         if spec.autocast == "widest" or torch.float64 in dtypes:
             return functools.reduce(torch.promote_types, dtypes)
         return torch.float32 if spec.autocast == "float32" else torch.get_autocast_dtype(device_type)
 
     def cast(device_type: str, args: Args) -> Args:
+        """Return ``args`` with the floating-point tensors of each dtype class in one dtype: that of an argument which
+        is written to, else the one of the rule.
+        """
         converted = list(args)
         for numbers, mutated in parts:
             given = [number for number in numbers if number < len(args)]
-            values = [value for number in given for value in _is_castable_tensor(args[number])]
+            values = [value for number in given for value in _castable_tensors(args[number])]
             if not values:
                 continue
             kept = [value.dtype for n in mutated if n < len(args) and isinstance(value := args[n], Tensor)]
@@ -55,8 +62,8 @@ def make_cast(spec: OpSpec) -> Cast:
     return cast
 
 
-def _is_castable_tensor(value: Value) -> list[Tensor]:
-    """Return the floating-point tensors of a value."""
+def _castable_tensors(value: Value) -> list[Tensor]:
+    """Return the floating-point tensors of an argument, a tensor or a list of tensors. Empty for other values."""
     if isinstance(value, Tensor):
         return [value] if value.dtype.is_floating_point else []
     values = value if isinstance(value, (list, tuple)) else []
@@ -64,7 +71,9 @@ def _is_castable_tensor(value: Value) -> list[Tensor]:
 
 
 def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
-    """Return an argument, a tensor or a list of tensors, in ``dtype``. Other values are returned as they are."""
+    """Return an argument, a tensor or a list of tensors, with its floating-point tensors in ``dtype``. Other values are
+    returned as they are.
+    """
     if isinstance(value, Tensor):
         return _cast_tensor(value, dtype)
     if isinstance(value, (list, tuple)):
@@ -73,15 +82,27 @@ def _cast_argument(value: Value, dtype: torch.dtype) -> Value:
 
 
 def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a floating-point tensor in ``dtype``, and another tensor as it is."""
     return tensor.to(dtype) if tensor.dtype.is_floating_point and tensor.dtype is not dtype else tensor
 
 
+def call_outside_region(call: Callable[..., Result], args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+    """Return ``call(*args, **kwargs)``, called outside of the autocast region, which an error of its dtypes names."""
+    try:
+        with dispatcher_calls.outside_autocast():
+            return call(*args, **kwargs)
+    except ShiplapError as e:
+        raise (explain_autocast(args, kwargs, e) or e) from None
+
+
 def explain_autocast(args: Sequence[Value], kwargs: Mapping[str, Value], cause: ShiplapError) -> ShiplapError | None:
-    """Return ``cause`` with what to do about it in an autocast region, or None where autocast has no part in it.
+    """Return an error like ``cause`` whose text names autocast and the fix, for a dtype error of a call in an autocast
+    region. None for other errors or outside such a region.
 
     Autocast gives the results of matrix products a narrow dtype, which an argument with a concrete dtype refuses, and
     an op without a rule (``autocast=None``) takes its arguments as they are.
     """
+    # Only errors of dtypes can come from autocast, and an error that names it already is left alone.
     if cause.id not in ("SL204", "SL205") or AUTOCAST in cause.got:
         return None
     tensors = [value for given in (args, kwargs.values()) for value in given if isinstance(value, Tensor)]

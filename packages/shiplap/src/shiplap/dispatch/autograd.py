@@ -47,13 +47,17 @@ class BackwardContext(Protocol):
     needs_input_grad: tuple[bool, ...]
 
     @property
-    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that ``save_for_backward`` has kept, in its order."""
 
-    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        """Keep tensors for the backward, so that torch notices a later write to them."""
 
-    def mark_dirty(self, *tensors: Tensor) -> None: ...
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """State that the forward has written to these arguments."""
 
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """State that these results carry no gradient."""
 
     shiplap_kept: _BackwardRecord
     shiplap_nest: ListLengths
@@ -63,9 +67,10 @@ class BackwardContext(Protocol):
 class _RunBackward(Protocol):
     """The backward of a recorded call: a gradient for each argument that the dispatcher left in place."""
 
-    def __call__(
-        self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor
-    ) -> tuple[Gradient, ...]: ...
+    def __call__(self, ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        """Return the gradient of each argument for ``grads``, the gradients of the results. ``needed`` says which
+        arguments need one.
+        """
 
 
 # One argument, for each costs time: the call, its keywords, and how its arguments and results nest.
@@ -74,7 +79,9 @@ _SetUp: TypeAlias = Callable[[BackwardContext, Args, Result], None]  # keeps wha
 
 
 def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_RunBackward, _SetUp]:
-    """Return ``(run, set_up)`` for an ``autograd.Function`` of the op. ``needed`` is its ``needs_input_grad``."""
+    """Return ``(run, set_up)`` for the ``autograd.Function`` of the op: ``set_up`` saves what the declared backward
+    reads, ``run`` calls that backward and checks its gradients.
+    """
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
     kept = [(n, places[n]) for n in backward.saves if places[n] < 0 or spec.args[places[n]].tensor is not None]
@@ -87,10 +94,12 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
     second = SecondDerivative(spec, backward, formula)
 
     def set_up(ctx: BackwardContext, inputs: Args, output: Result) -> None:
+        """Save the tensors, scalars and tensor shapes of a call that the declared backward reads, in ``ctx``."""
         outs = output if isinstance(output, tuple) else (output,)
         flat: list[Tensor] = []
         layout = [(n, _store_tensors(flat, inputs[i] if i >= 0 else outs[-1 - i])) for n, i in kept]
         ctx.save_for_backward(*flat)
+        # save_for_backward takes tensors only, so scalars and shapes are kept beside it.
         ctx.shiplap_kept = _BackwardRecord(
             layout,
             {n: inputs[i] for n, i in scalars},
@@ -99,6 +108,9 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
         )
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        """Return the gradient for each argument of the recorded call, from the declared backward. ``needed`` says which
+        arguments need one, None is returned for the others.
+        """
         flat, of = ctx.saved_tensors, ctx.shiplap_kept
         saved = make_saved(**of.scalars, **{n: _load_tensors(flat, slot) for n, slot in of.layout})
         wanted = unused.copy()
@@ -108,6 +120,7 @@ def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[
                 asked = need if isinstance(need, bool) else any(need)
                 wanted[name] = asked and of.shapes[name] is not None
         needs = make_needs(**wanted)
+        # Gradients are only enabled in a backward that is itself differentiated.
         if torch.is_grad_enabled():
             gradients = second(grads, saved, needs, of.shapes, of.level)
         else:
@@ -133,12 +146,17 @@ class _UnpackedCall:
 
 
 def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
-    """Return the gradient of a call that C++ has recorded, as a function of what ``gradient_schema`` lists."""
+    """Return ``gradients(*values)``, the backward of a call that C++ has recorded. Its values are the op's arguments,
+    then results, their gradients, flags of need and shapes.
+    """
     run, _ = _make_backward(spec, backward, formula)
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
     tensors = [i for i, a in enumerate(spec.args) if a.tensor is not None]
 
     def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
+        """Return the gradients of the tensor arguments, computed by the declared backward: a tuple, or one gradient
+        alone. ``values`` are those of the op's gradient schema.
+        """
         args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
         flat, shapes, rest = list[Tensor](), dict[str, Shape](), iter(sizes)
         for i in tensors:
@@ -159,16 +177,19 @@ def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Ca
 
 
 def _missing_backward(spec: OpSpec) -> tuple[_RunBackward, _SetUp]:
-    """Return a backward that raises SL304, for an op without a declared gradient."""
+    """Return ``(run, set_up)`` for an op without a declared gradient: ``run`` raises SL304, ``set_up`` does nothing."""
 
     def run(ctx: BackwardContext, needed: Sequence[NeedsGradient], *grads: Tensor) -> tuple[Gradient, ...]:
+        """Raise SL304, since the op has no declared gradient."""
         raise _no_gradient_error(spec, "a gradient was requested")
 
     return run, lambda ctx, inputs, output: None
 
 
 def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
-    """Return the error SL304. An op that writes to its arguments cannot have a backward, so the advice differs."""
+    """Return the error SL304 for an op without a gradient. For an op that writes to its arguments, which cannot have
+    one, the fix is no_grad or detach().
+    """
     fix = "call the op under torch.no_grad(), or pass .detach()" if spec.mutated else ""
     return error("SL304", where=spec.name, got=got, expected="no gradient", fix=fix)
 
@@ -176,7 +197,8 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return the functions that record a call: the ordinary one, and one for a level of torch.func.
+    """Return the two autograd functions that record a call of the op: the ordinary one, and the one for calls inside of
+    a transform of torch.func.
 
     ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
     gradient raises the error of a missing backward.
@@ -186,6 +208,9 @@ def _make_recorders(
     special = bool(without or traced or changes)
 
     def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
+        """Call the op on the arguments ``flat``, whose lists were flattened, save what the backward reads, and return
+        its results, then the arguments that were written to.
+        """
         call, kwargs, nest, made = how
         ctx.shiplap_nest, args = nest, cast("Args", _nest_lists(flat, nest))
         output = call(*args, **kwargs)
@@ -204,6 +229,9 @@ def _make_recorders(
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
+        """Return the gradients of the flattened arguments, preceded by None for ``how``. Autocast is left first, so
+        that gradients are the same inside of a region and after it.
+        """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
         nest = ctx.shiplap_nest
@@ -211,6 +239,7 @@ def _make_recorders(
         answers = run(ctx, _nest_lists(ctx.needs_input_grad[1:], nest), *cast("tuple[Tensor, ...]", of_results))
         return (None, *(answers if nest is None else _flatten_lists(answers)))
 
+    # torch shows the class name as the grad_fn of a result.
     name, members = f"{spec.opname}_backward", {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
     return dispatcher_transforms.make_autograd_function(name, members), dispatcher_transforms.level_function(
         name, members
@@ -225,12 +254,13 @@ def make_autograd(
     formula: Formula,
     backward: Backward | None,
 ) -> tuple[RecordCall, dispatcher_transforms.AutogradFunction | None]:
-    """Return the implementation of the Autograd key, and a recorder of plain calls or None.
+    """Return ``(implementation, recorder)`` of the op under torch's Autograd dispatch key. ``recorder`` is a cheaper
+    one for plain positional calls, or None.
 
     The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
     recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
-    transforms of torch.func see. Forward mode differentiates ``reference``; ``formula`` is the function whose
-    derivative the gradient is.
+    transforms of torch.func are applied to. Forward mode differentiates ``reference``; ``formula`` is the function
+    whose derivative the gradient is.
     """
     (ops_without_backward.discard if backward is not None else ops_without_backward.add)(overload.name())
     changes = [i for i, a in enumerate(spec.args) if a.mutated]
@@ -243,6 +273,9 @@ def make_autograd(
     numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> RecordCall:
+        """Return the function that calls the op below autograd at one level of torch.func, whose dispatch keys are
+        ``keys``. It takes all arguments by position.
+        """
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _call_by_keyword(spec, call) if keyed else call
 
@@ -250,6 +283,9 @@ def make_autograd(
     plain = compile_recorder(spec, backward, formula)
 
     def autograd(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        """Return the result of the op: recorded for autograd if an argument requires a gradient, from the reference if
+        one carries a forward-mode tangent, else from the op below autograd.
+        """
         if numbers is not None:
             numbers(args, kwargs)
         transformed = dispatcher_transforms.is_transform_active()
@@ -285,12 +321,18 @@ def make_autograd(
 
 
 def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
-    """Return ``record`` with the arguments detached through which no gradient flows: all, if no result has one."""
+    """Return ``record`` as a function that first detaches the arguments without a gradient by declaration, or all
+    tensors if no result carries a gradient.
+    """
+    # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
     cut = {a.name for a in spec.tensors if alone or a.name in spec.detached}
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
+        """Return the result of ``record``, called with the chosen arguments detached, whether they are given by
+        position or by keyword.
+        """
         values = list(args)
         for i, name in places:
             if i < len(values):
@@ -303,25 +345,27 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
 
 
 def _detach_value(value: Value) -> Value:
-    """Return a detached tensor, or a list of detached tensors. Other values are returned as they are."""
+    """Return a tensor, or the tensors of a list, detached from the autograd graph. Other values are returned as they
+    are.
+    """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detach_value(v) for v in value])
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _detached_positions(spec: OpSpec) -> list[int]:
-    """Return the positions of the results that carry no gradient."""
+    """Return the positions of the op's results that are declared to carry no gradient."""
     return [i for i, name in enumerate(spec.results) if name in spec.detached]
 
 
 def _results_at(result: Result, places: Sequence[int]) -> list[Value]:
-    """Return the results at ``places``."""
+    """Return the results at the positions ``places`` of a single result or a tuple of results."""
     values = (result,) if not isinstance(result, tuple) else result
     return [values[i] for i in places]
 
 
 def detach_results(spec: OpSpec, result: Result) -> Result:
-    """Return ``result`` with the results detached that carry no gradient."""
+    """Return ``result`` with those results detached from the autograd graph that are declared to carry no gradient."""
     places = _detached_positions(spec)
     if not places or result is None:
         return result
@@ -332,14 +376,18 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results one by one, and the length of each list among them."""
+    """Return the results with all lists flattened into one tuple, and for each result the length of its list, or None
+    if it is no list.
+    """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
     return cast("Result", _flatten_lists(cast("Sequence[Any]", values))), nest
 
 
 def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
-    """Return the results of a recorded call in their declared form, the inverse of :func:`_flat_results`."""
+    """Return the flat results of a recorded call in their declared form, with lists again. ``made`` has the list
+    lengths at most once, and is empty if nothing was flattened.
+    """
     if not made:
         return result
     values = _nest_lists(cast("tuple[Any, ...]", result), made[0])
@@ -347,14 +395,20 @@ def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
 
 
 def _tensors_in_lists(values: Iterable[Value]) -> Iterator[Tensor]:
+    """Yield the tensors among ``values`` and in the lists among them, in order."""
     for value in values:
         yield from (v for v in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(v, Tensor))
 
 
 def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
-    """Return ``call`` as a function of all arguments in declared order."""
+    """Return ``called(*args)``, which takes all arguments by position in declared order and passes the keyword-only
+    ones to ``call`` by keyword.
+    """
 
     def called(*args: Value) -> Result:
+        """Return the result of the op for the arguments ``args`` in declared order, the keyword-only ones passed by
+        keyword.
+        """
         positional, named = spec.split(args)
         return call(*positional, **named)
 
@@ -362,12 +416,14 @@ def _call_by_keyword(spec: OpSpec, call: RecordCall) -> RecordCall:
 
 
 def _dtype_carries_gradient(tensor: Tensor) -> bool:
-    """Whether the tensor's dtype can have a gradient."""
+    """Whether the dtype of the tensor can carry a gradient, as floating-point and complex ones can."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _first_outputs(result: Result, count: int) -> Result:
-    """Return the first ``count`` results. The tensors that were written to are behind them."""
+    """Return the first ``count`` results: None for 0, the result itself for 1, else a tuple. Behind them stand the
+    tensors that were written to.
+    """
     outs = result if isinstance(result, tuple) else (result,)
     return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])
 
@@ -376,11 +432,12 @@ T = TypeVar("T")
 
 
 def _flatten_lists(values: Iterable[T | Sequence[T]]) -> tuple[T, ...]:
+    """Return the values in one tuple, with the members of each list in its place."""
     return tuple(v for value in values for v in (value if isinstance(value, (list, tuple)) else (value,)))
 
 
 def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], ...]:
-    """Return ``values`` as lists again, the inverse of :func:`_flat`.
+    """Return the flat ``values`` with their lists restored, the inverse of :func:`_flatten_lists`.
 
     ``nest`` has the length of each list, and None for other values.
     """
@@ -391,7 +448,9 @@ def _nest_lists(values: tuple[T, ...], nest: ListLengths) -> tuple[T | list[T], 
 
 
 def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
-    """Return the gradient of a list argument as one gradient a member."""
+    """Return the gradient of a list argument as a list with one gradient or None for each member, as ``need`` says. The
+    gradient of a single tensor is returned as it is.
+    """
     if isinstance(need, bool):
         return gradient
     if gradient is None or isinstance(gradient, Tensor):
@@ -400,7 +459,9 @@ def _gradient_per_member(gradient: Gradient, need: NeedsGradient) -> Gradient:
 
 
 def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
-    """Append ``value``, a tensor or a list of them, to the saved tensors and return its positions there."""
+    """Append a tensor, or the tensors of a list, to ``flat``, the tensors saved for the backward. Return their
+    positions there: a number, a list, or None for other values.
+    """
     if isinstance(value, Tensor):
         flat.append(value)
         return len(flat) - 1
@@ -411,21 +472,26 @@ def _store_tensors(flat: list[Tensor], value: Value) -> SavedSlot:
 
 
 def _load_tensors(flat: tuple[Tensor, ...], slot: SavedSlot) -> Value:
-    """Return the saved tensors of one argument."""
+    """Return the saved tensor at the position ``slot`` of ``flat``, or a list of those at its positions. None for a
+    slot of None.
+    """
     if slot is None:
         return None
     return flat[slot] if isinstance(slot, int) else [flat[i] for i in slot]
 
 
 def carries_gradients(spec: OpSpec) -> bool:
-    """Whether a gradient could flow from an argument to an output or to an argument that is written to."""
+    """Whether a gradient can flow from an argument to an output or to an argument that is written to, judging by the
+    declared dtypes.
+    """
     written = [a.tensor.dtypes for a in spec.args if a.mutated and a.tensor is not None]
     given = any(dtypes.differentiable(a.tensor.dtypes) for a in spec.tensors if a.tensor is not None)
     return given and (floating_outputs(spec) or any(map(dtypes.differentiable, written)))
 
 
 def floating_outputs(spec: OpSpec, detached: bool = False) -> bool:
-    """Whether any output could carry a gradient, as one without a declared dtype could.
+    """Whether an output of the op has a declared dtype, or may have any, that can carry a gradient: floating-point or
+    complex.
 
     ``detached`` also counts outputs that are declared to carry none.
     """

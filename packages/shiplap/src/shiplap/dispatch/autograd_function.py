@@ -27,23 +27,27 @@ from shiplap.torch_private import dispatcher_calls, dispatcher_transforms
 def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
-    """Return ``apply(call, *args)``, which records ``call(*args)``. None for an op that needs the general recorder.
+    """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
+    autograd. None for an op that needs the general recorder.
 
     ``args`` are positional; trailing ones that have a default may be left out.
     """
     if backward is None or spec.mutated or spec.traced or spec.returns or not spec.outputs:
         return None
+    # The generated code has one variable for each positional tensor, and no form for lists or keywords.
     if any(a.many or a.keyword_only for a in spec.args):
         return None
 
     def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise the error of a wrong result of the declared function."""
+        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` and ``wanted``
+        belong to the tensor arguments.
+        """
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
     second = SecondDerivative(spec, backward, formula)
 
     def followed(grads: tuple[Tensor, ...], saved: Any, needs: Any, *shapes: Shape) -> Gradients:
-        """Call the declared function in a backward that autograd records, for a gradient of the gradient."""
+        """Return the gradients of a call in a backward that autograd itself records, for a gradient of the gradient."""
         return second(grads, saved, needs, dict(zip([a.name for a in spec.tensors], shapes, strict=True)))
 
     names: dict[str, Any] = {
@@ -70,17 +74,19 @@ def compile_recorder(
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the gradient of a result that the loss does not read."""
+    """Return zeros, the gradient of a result that the loss does not read."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the gradient of a result that has none: one zero, expanded."""
+    """Return one zero expanded to ``shape`` without further memory, the gradient of a result that carries none."""
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, a call by position that torch leads to the native recorder, with the check of its numbers."""
+    """Return ``plain``, a positional call that torch passes to the native recorder, with a check before it that refuses
+    numbers which carry a gradient.
+    """
     positional = [a for a in spec.args if not a.keyword_only]
     lines = _number_check_source(positional)
     if not lines:
@@ -100,12 +106,15 @@ def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[.
 
 
 def recorder_lines(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the lines of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the outputs>)``."""
+    """Return the Python source lines of ``forward(ctx, call, <arguments>)`` and ``backward(ctx, <gradients of the
+    outputs>)`` of the op's autograd function.
+    """
     return [*_forward_source(spec, backward), *_backward_source(spec, backward)]
 
 
 def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the lines of ``forward``: they call the op and save tensors, scalars and shapes for the backward.
+    """Return the Python source lines of ``forward``: they call the op and save tensors, scalars and shapes for the
+    backward.
 
     Tensors go through ``save_for_backward``, so that torch notices a change in place and frees them after use.
     """
@@ -129,7 +138,9 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _number_check_source(args: Sequence[Arg]) -> list[str]:
-    """Return the lines that refuse a number which is a tensor with a gradient, since that gradient would be lost."""
+    """Return the Python source line, in a list, that refuses a scalar argument given as a tensor with a gradient, since
+    that gradient would be lost. Empty without scalars.
+    """
     scalars = [a for a in args if a.tensor is None]
     single = [f"isinstance({argument_variable(a)}, Tensor)" for a in scalars if not str(a.scalar).startswith("list")]
     several = [argument_variable(a) for a in scalars if str(a.scalar).startswith("list")]
@@ -139,7 +150,8 @@ def _number_check_source(args: Sequence[Arg]) -> list[str]:
 
 
 def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the lines of ``backward``: they call the declared gradient, check its result and order it by argument.
+    """Return the Python source lines of ``backward``: they call the declared gradient, check its result and order the
+    gradients by argument.
 
     Autocast is off in them: a backward inside of a region gives the gradients that it gives after the region.
     """
@@ -160,6 +172,7 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
     values = f"Saved({kept_values}), Needs({', '.join(f'w_{name}' for name in tensors)})"
     grad = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
     followed = f"followed(({', '.join(grads)},), {values}, {', '.join(f's_{n}' for n in tensors)})"
+    # Gradient ops are called directly in the generated code, without a dict in between.
     known = [name for each in backward.ops for name in each.gives]
     if backward.ops:
         lines += ["    if is_grad_enabled():", f"        result = {followed}"]
@@ -183,7 +196,9 @@ def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
 
 
 def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> list[str]:
-    """Return the line that calls one op of the gradient if one of its results is needed."""
+    """Return the Python source line, in a list, that calls the gradient op number ``number`` if one of its results is
+    needed.
+    """
     part, scalars = backward.ops[number], {a.name for a in spec.scalars}
     takes = [(f"g{at}" if at >= 0 else f"k_{n}" if n in scalars else f"v_{n}") for n, at in part.takes(spec)]
     named = [a.name if a.keyword_only else "" for a in part.op.spec.args]
@@ -198,7 +213,9 @@ def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> l
 
 
 def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
-    """Return the condition under which the gradients fit the contract. ``Backward.check`` explains a failure."""
+    """Return the Python source of the condition that all gradients have the shapes of their arguments and that every
+    needed one is there.
+    """
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
     if not backward.ops:
@@ -214,18 +231,21 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
 
 
 def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str) -> str:
-    """Return the source of the call that refuses a second derivative."""
+    """Return the Python source of the call that raises the error for wrong gradients of the declared backward."""
     known = {name for each in backward.ops for name in each.gives}
     result = f"{{{', '.join(f'{n!r}: d_{n}' for n in tensors if n in known)}}}" if backward.ops else "result"
     return f"refuse({result}, {', '.join(f's_{n}' for n in tensors)}, {wanted})"
 
 
 def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the names of the saved tensors. Scalars are kept in any case."""
+    """Return the names of the arguments and results that are saved as tensors for the backward. Scalars are stored
+    apart, whether it reads them or not.
+    """
     scalars = {a.name for a in spec.scalars}
     return [name for name in dict.fromkeys(backward.saves) if name not in scalars]
 
 
 def _tensor_shape_source(arg: Arg) -> str:
+    """Return the Python source of the shape of a tensor argument, which is None for an absent optional one."""
     name = argument_variable(arg)
     return f"None if {name} is None else {name}.shape" if arg.optional else f"{name}.shape"

@@ -29,12 +29,15 @@ T = TypeVar("T")
 # Tensors that are written to, each with the name of its argument, its address, shape and strides.
 Places: TypeAlias = list[tuple[str, Tensor, int, torch.Size, tuple[int, ...]]]
 CHECKED_CALLS = 64  # that are looked at
+# A context variable, so that an audit in one thread does not switch the check off in others.
 _writes_audited: ContextVar[bool] = ContextVar("shiplap_audited", default=False)
 
 
 @contextmanager
 def writes_are_audited() -> Iterator[None]:
-    """Enter a context in which nothing is compared here, since an audit compares the values of all arguments itself."""
+    """Enter a context in which :class:`UnchangedArguments` compares nothing, since an audit compares the values of all
+    arguments itself.
+    """
     token = _writes_audited.set(True)
     try:
         yield
@@ -50,12 +53,16 @@ class UnchangedArguments:
     """
 
     def __init__(self, spec: OpSpec, function: str) -> None:
+        """Prepare to check the first calls of ``function``, a name for errors such as ``"reference"``, on arguments of
+        the op.
+        """
         self.spec, self.where, self.left = spec, f"{spec.name}, {function}", CHECKED_CALLS
         self._tensors = [(i, a) for i, a in enumerate(spec.args) if a.tensor is not None and not a.mutated]
         self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
-        """Return the result of ``call()``, which writes to ``outs``.
+        """Return the result of ``call()``, which writes to ``outs``. Raises SL316 if it has also written to an argument
+        that the declaration does not list in ``mutates=``.
 
         Raise SL316 if it wrote to an argument that it must not change.
 
@@ -63,9 +70,11 @@ class UnchangedArguments:
         """
         if _writes_audited.get():
             return call()
+        # Only the first calls are checked, since the comparison takes time in each call.
         self.left -= 1
         written = [args[i] for i in self._written]
-        shared = {_memory_facts(t) for t in tensors_in_arguments([*written, *outs])}
+        # A write to an output also counts as one to each view of its memory.
+        shared = {_storage_address(t) for t in tensors_in_arguments([*written, *outs])}
         before = [_versions(args[i], shared) for i, _ in self._tensors]
         with counting_writes():
             result = call()
@@ -75,7 +84,7 @@ class UnchangedArguments:
         return result
 
     def _changed(self, arg: Arg) -> Exception:
-        """Return SL316 for a write to an argument that the declaration does not list."""
+        """Return SL316 for a write to ``arg``, which the declaration does not list in ``mutates=``."""
         if not self.spec.mutated:
             fix = f"write to a copy, {arg.name}.clone(), or declare the write: mutates=({arg.name!r},)"
         else:
@@ -86,31 +95,38 @@ class UnchangedArguments:
 
 
 def _versions(value: object, shared: Collection[int]) -> object:
-    """Return the counts of the writes to the tensors in ``value``, 0 for those whose memory is in ``shared``."""
+    """Return the write counts that torch keeps of the tensors in ``value``, in nested lists. 0 for a tensor whose
+    storage address is in ``shared``, None for other values.
+    """
     if isinstance(value, (list, tuple)):
         return [_versions(v, shared) for v in value]
     if not isinstance(value, Tensor):
         return None
-    return 0 if _memory_facts(value) in shared else version_of(value)
+    return 0 if _storage_address(value) in shared else version_of(value)
 
 
-def _memory_facts(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
+    """Return the address of the tensor's storage, which identifies the memory that views have in common."""
     return tensor.untyped_storage().data_ptr()
 
 
 def places_of(spec: OpSpec, args: Args) -> Places:
-    """Return where the arguments that the op writes to lie in memory."""
+    """Return name, tensor, address, shape and strides of each argument that the op writes to, so that
+    :func:`require_places` can compare them after a call.
+    """
     return places_of_tensors((a.name, v) for a, v in zip(spec.args, args, strict=True) if a.mutated)
 
 
 def places_of_tensors(values: Iterable[tuple[str, Value]]) -> Places:
-    """Return where named tensors, and those of named lists, lie in memory."""
+    """Return name, tensor, address, shape and strides of each of the named tensors, those in lists included."""
     written = [(name, t) for name, value in values for t in tensors_in_arguments((value,))]
     return [(name, t, t.data_ptr(), t.shape, t.stride()) for name, t in written]
 
 
 def require_places(where: str, places: Places, what: str = "a mutated argument") -> None:
-    """Raise SL316 where a tensor lies elsewhere now: the caller's memory has not been written to, but left."""
+    """Raise SL316 if a tensor of ``places`` has another address, shape or strides than noted there: its memory was
+    replaced instead of written to. ``what`` names it in the error.
+    """
     for name, t, address, shape, strides in places:
         if t.data_ptr() != address or t.shape != shape or t.stride() != strides:
             now = f"shape {tuple(t.shape)}, strides {tuple(t.stride())}" + ", elsewhere" * (t.data_ptr() != address)

@@ -22,35 +22,45 @@ from shiplap.torch_private.graph_keys import GraphOperators
 PartOfKey: TypeAlias = Callable[[OpState], str]
 
 _trace_listeners: list[Callable[[], None]] = []
+# Compiled code has the chosen configs in it, so that choices are always part of the key.
 _key_parts: list[PartOfKey] = [lambda op: tuned_choices.choices_digest(op.spec.name)]
 _op_sources: dict[str, tuple[OpState, Callable[[], Iterable[str]]]] = {}  # by name of an op: its operators in torch
 
 
 def add_op_to_key(op: OpState, operators: Callable[[], Iterable[str]]) -> None:
-    """Add an op that is declared, or declared anew. ``operators()`` returns the names under which graphs call it."""
+    """Include a newly declared op in the keys of torch's compile caches. ``operators()`` returns the torch names under
+    which graphs call it.
+    """
     _op_sources[op.spec.name] = op, operators
     tuned_choices.note_declared_op()
     tuned_choices.forget_derived_choices()
 
 
 def remove_op_from_key(name: str) -> None:
-    """Remove the op ``name``, which is no longer declared."""
+    """Remove the op ``name``, which is no longer declared, from the keys of torch's compile caches."""
     del _op_sources[name]
     tuned_choices.forget_derived_choices()
 
 
 def add_trace_listener(listener: Callable[[], None]) -> None:
-    """Call ``listener`` at each trace of any op: before compile caches are asked, and before anything is lowered."""
+    """Call ``listener()`` at each trace of any op from now on: before torch reads its compile caches, and before
+    anything is lowered.
+    """
     _trace_listeners.append(listener)
 
 
 def add_key_part(part: PartOfKey) -> None:
-    """Make ``part(op)`` part of the key of graphs with ``op``: what else compiled code of it is specialised on."""
+    """Add the text ``part(op)`` to the cache key of each graph that calls ``op``. It states what else compiled code of
+    the op is specialised on.
+    """
     _key_parts.append(part)
 
 
 def ensure_cache_keys() -> None:
-    """Install the part of Shiplap in torch's cache keys. It is called at each trace, before a cache is read."""
+    """Install Shiplap's part of torch's compile cache keys, after calling the trace listeners and loading tuned
+    choices. Called at each trace, before a cache is read.
+    """
+    # Listeners come first: they may register lowerings, which the key has to cover.
     for listener in _trace_listeners:
         listener()
     tuned_choices.ensure_choices_loaded()
@@ -58,7 +68,9 @@ def ensure_cache_keys() -> None:
 
 
 def graph_cache_key(operators: GraphOperators) -> str:
-    """Return the part of a graph's key that its ops decide. Empty for a graph without ops."""
+    """Return the digest of all ops that a graph calls, which becomes part of its compile cache key. Empty for a graph
+    without ops.
+    """
     named = {name: {*names(), *(n.partition(".")[0] for n in names())} for name, (_, names) in _op_sources.items()}
     ops = [name for name, known in sorted(named.items()) if known & operators.names]
     known = {n for name in ops for n in named[name]}
@@ -68,11 +80,12 @@ def graph_cache_key(operators: GraphOperators) -> str:
 
 
 def op_cache_key(*roots: AnyValue) -> str:
-    """Return the digest of ops, or of functions that call ops, with everything on which compiled code of these is
-    specialised.
+    """Return a digest of ops, or of functions that call ops, including their code and everything on which compiled code
+    of these ops is specialised.
     """
     parts = walk_code(*roots)
     ops = {part.value.spec.name: part.value for part in parts if isinstance(part.value, OpState)}
+    # Sorted by name, so that the key does not depend on the order in which ops were found.
     lines = [digest_of_parts(parts)]
     lines += [f"{name}: {'; '.join(part(op) for part in _key_parts)}" for name, op in sorted(ops.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -11,6 +11,7 @@ from shiplap.declare.binding import Binding
 from shiplap.declare.kernel import Kernel
 from shiplap.declare.values import Args, Result, Returned, Value
 from shiplap.dispatch import tuned_choices
+from shiplap.dispatch.autocast import call_outside_region
 from shiplap.dispatch.autograd import RecordCall, detach_results
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.launch import refuse_capture
@@ -43,14 +44,14 @@ class Executor(OpState):
     fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Check and bind the arguments, pick a kernel and run it. This is the implementation that torch calls.
+        """Return the result of a call of the op below autograd, outside of autocast: the arguments are checked and
+        bound, and a kernel is picked and run. Torch calls this implementation.
 
         Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
         other devices than those of the arguments.
         """
         if dispatcher_calls.any_autocast():
-            with dispatcher_calls.outside_autocast():
-                return self.execute(*args, **kwargs)
+            return call_outside_region(self.execute, args, kwargs)
         if (
             self.fast_execute is None
             or kwargs
@@ -60,28 +61,33 @@ class Executor(OpState):
         return self.fast_execute(*args)
 
     def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
-        """Execute a call without the fast path of calls that were seen before."""
+        """Return the result of a call of the op, with the full checks and without the fast path that repeats calls seen
+        before.
+        """
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.run_bound_call(call, self.pick_kernel(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error behind an exception of native code. Its Python class is lost in C++.
+        """Return the catalogue error that native code of this op meant by ``cause``, whose Python class was lost in
+        C++. None for an exception that it did not raise.
 
         None for an exception that the native code of this op did not raise.
         """
         return self.entrance.refusal(cause) if self.entrance is not None else None
 
     def refuse_vmap(self, *args: Value, **kwargs: Value) -> NoReturn:
-        """Raise SL317 for a mapped call of ``op.out``."""
+        """Raise SL317, since ``op.out`` was called under ``torch.vmap``."""
         got = "a call of op.out under torch.vmap"
         raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
     def pick_kernel(self, call: Binding) -> Kernel | None:
-        """Return the kernel for this bound call, or None if the reference has to run.
+        """Return the kernel that runs a bound call: the tuned choice, else the first one that accepts the call. None if
+        the reference has to run, which is reported once.
 
         The reason for None is reported once.
         """
+        # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:
             refuse_capture(self.spec, call.device)
         if tuned_choices.active and not isinstance(
@@ -100,7 +106,9 @@ class Executor(OpState):
         return None
 
     def run_bound_call(self, call: Binding, kernel: Kernel | None) -> Result:
-        """Run a bound call with the picked kernel, or with the reference."""
+        """Run a bound call with ``kernel``, or with the reference if it is None, and return the checked result.
+        Autograd records the call if an argument requires a gradient.
+        """
         if torch.is_grad_enabled():
             # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
             if self.needs_autograd and dispatcher_calls.any_requires_grad(
@@ -120,22 +128,30 @@ class Executor(OpState):
         return outs[0] if len(outs) == 1 else outs or None
 
     def _run_checked_reference(self, args: Args) -> Returned:
-        """Run the reference. During its first calls, compare its arguments before and after the call."""
+        """Return the result of the reference. During its first calls, raise SL316 if it writes to an argument that it
+        must not change.
+        """
         if self.unchanged.left:
             return self.unchanged.during(args, lambda: self.run_reference(args))
         return self.run_reference(args)
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
-        """Run the reference of a call under forward-mode differentiation, which no kernel supports."""
+        """Return the result of a call under forward-mode differentiation, computed by the reference, since no kernel
+        supports tangents.
+        """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
+        # An op returns fresh memory, while a reference may return views of its arguments.
         result = with_own_memory(self.run_reference(call.args))
+        # The values are the reference's, the tangents those of the function that the gradient belongs to.
         if self.surrogate is not self.reference:
             result = dispatcher_transforms.with_tangents(result, self.run_surrogate(call.args))
         return detach_results(self.spec, result)
 
     def _report_reference_runs(self, device: str, why: str, key: str) -> None:
-        """Report once that the reference runs, or raise SL306 under ``SHIPLAP_STRICT=1``."""
+        """Issue a notice that the reference runs, once for each ``key`` of a device, or raise SL306 in strict mode.
+        ``why`` is the reason in words.
+        """
         name = self.spec.name
         if is_strict():
             raise error("SL306", where=name, got=why, expected=f"a kernel for {device}")

@@ -24,7 +24,8 @@ from shiplap.torch_private import dynamo, symbolic_sizes
 
 
 def make_fake(op: OpState) -> Callable[..., Result]:
-    """Return the function for ``torch.library.register_fake``.
+    """Return the fake implementation of the op for ``torch.library.register_fake``: it checks the arguments like a real
+    call and returns outputs without data.
 
     Its outputs are contiguous tensors of the declared sizes.
 
@@ -34,6 +35,9 @@ def make_fake(op: OpState) -> Callable[..., Result]:
     unwritable = _why_not_functionalizable(spec)
 
     def fake(*args: Value, **kwargs: Value) -> Result:
+        """Return outputs without data for a call that is traced or run on fake tensors. Raises the same catalogue
+        errors as a real call.
+        """
         compile_cache_key.ensure_cache_keys()
         if unwritable and symbolic_sizes.in_trace():
             wrong = error("SL137", where=spec.name, got=unwritable, expected="tensors, and other names")
@@ -54,6 +58,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
             )
             return cast("Result", symbolic_sizes.in_graph(result)) if type(result) is int else cast("Result", result)
         for dim, bound in spec.bounds:
+            # The size is unknown while tracing, so that its bound becomes an assertion in the graph.
             size = symbolic_sizes.new_size()
             call.env[dim] = size
             limit = bound(call.env)
@@ -68,7 +73,7 @@ def make_fake(op: OpState) -> Callable[..., Result]:
 def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
     """Raise SL210 where a tensor that is written to shares memory with another one, as for real tensors.
 
-    A graph may copy what is written to before each call, and the real call would not see what is wrong.
+    A graph may copy the tensors that are written to before each call, so that the real call would not find the overlap.
     """
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
@@ -82,7 +87,8 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
 
 
 def _why_not_functionalizable(spec: OpSpec) -> str:
-    """Return the reason why torch cannot replace the op in a graph by one that does not write.
+    """Return the reason why torch cannot functionalize the op, that is replace it in a graph by one that does not
+    write. Empty if it can.
 
     Empty if there is none.
     """
@@ -95,11 +101,13 @@ def _why_not_functionalizable(spec: OpSpec) -> str:
 
 
 def _reference_on_fakes(op: OpState, args: Args) -> Returned:
-    """Return the result of the reference for fakes.
+    """Return the result of the reference on the fake arguments ``args`` of an op whose result sizes only the reference
+    determines.
 
     For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
     """
     spec, got = op.spec, "a branch on data"
+    # An int can stay symbolic in a graph, a float or a bool cannot.
     kinds = [r.scalar for r in spec.made if r.scalar not in (None, "int")]
     try:
         result = op.run_reference(args)
@@ -116,7 +124,9 @@ def _reference_on_fakes(op: OpState, args: Args) -> Returned:
 
 
 def refuse_python_in_package(op: OpState, call: Binding) -> None:
-    """Raise SL307 where a package would have to call Python: a package holds native code only."""
+    """Raise SL307 if this call, compiled into a package (a ``.pt2`` file), would have to run Python there: a package
+    holds native code only.
+    """
     device = call.device.type
     kernels, native = op.native_kernels(device), op.native_choices(device)
     got = "" if kernels else f"the reference, run by Python on {device}"

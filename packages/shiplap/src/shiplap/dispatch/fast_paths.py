@@ -36,7 +36,9 @@ from shiplap.torch_private.dispatcher_library import with_write_counts
 FastPath: TypeAlias = Callable[..., Result]
 OutFastPath: TypeAlias = Callable[..., bool]  # of all arguments, then the outputs: whether the call has been served
 MOST_READY_CALLS = 4096  # calls remembered: each may have sizes of its own
+# Larger ints are left to the checks of the longer path, which name the argument.
 INT64_MAX = 2**63 - 1
+# An observer has to see each call, also one that could be repeated.
 OBSERVED = "choices.observer is not None"
 _TYPES = {
     "int": "int",
@@ -52,14 +54,17 @@ _TYPES = {
 class CheckOutCall(Protocol):
     """The checks of the registered out-variant before a kernel runs. They return the outputs and the kernel."""
 
-    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]: ...
+    def __call__(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
+        """Return the caller's checked outputs and the kernel for the call, None for the reference."""
 
 
 # --- which calls have a fast path -------------------------------------------------------------------------------------
 
 
 def make_fast_path(op: Executor) -> FastPath:
-    """Return the function that a plain call of ``op`` runs: the shortest path to the kernels that are bound now."""
+    """Return the function that a plain call of ``op`` runs: a generated function for kernels in Python, else torch's
+    overload below autograd, called directly.
+    """
     by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
     plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
     places = [i for i, a in enumerate(op.spec.args) if a.mutated]
@@ -67,17 +72,22 @@ def make_fast_path(op: Executor) -> FastPath:
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
-    """Whether ``op`` will have no native binding on the device, and one of its kernels can repeat calls."""
+    """Whether ``op`` has no native binding, and one of its kernels on the device runs in Python and can
+    repeat calls.
+    """
     return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a function that remembers calls, which ``op.execute`` runs for calls without gradients, or None."""
+    """Return a generated function that remembers prepared calls, for ``op.execute`` without gradients, or None where no
+    kernel on the CPU stays in Python.
+    """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
 
 def has_simple_arguments(spec: OpSpec) -> bool:
-    """Whether all arguments are single tensors of real dtypes, or required scalars, and none is written to.
+    """Whether all arguments are single tensors of real dtypes or required scalars and none is written to, so that a
+    generated fast path can check them.
 
     Complex tensors may carry the lazy mark of a conjugate, which only the dispatcher resolves.
     """
@@ -89,7 +99,9 @@ def has_simple_arguments(spec: OpSpec) -> bool:
 
 
 def _common_scope(ready: str) -> dict[str, Any]:
-    """Return the names that the text of every fast path uses. ``ready`` names the table of remembered calls."""
+    """Return the global names that the generated source of every fast path uses. ``ready`` is the key of its table of
+    remembered calls.
+    """
     return {
         "untouched": dispatcher_calls.untouched,
         "any_autocast": dispatcher_calls.any_autocast,
@@ -103,7 +115,8 @@ def _common_scope(ready: str) -> dict[str, Any]:
 
 
 def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
-    """Return ``route(*args)``, which runs ``op`` below autograd. None where every call needs the dispatcher.
+    """Return a generated function ``route(*args)``, which runs plain calls of ``op`` below autograd without torch's
+    dispatcher. None where every call needs the dispatcher.
 
     ``otherwise`` runs the calls that the function does not support, for a caller that the dispatcher has called.
     """
@@ -121,12 +134,15 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
-        """Compile the checks at the first call that takes this path."""
+        """Return the bound first call on this path. The checks of arguments are compiled here, and serve all later
+        calls.
+        """
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)
 
     scope = _common_scope(op.spec.name)
     scope["dispatcher"] = otherwise or dispatcher_calls.builtin_of(op.below_autograd)
+    # Defaults that no literal can express are passed to the generated code by position.
     scope["defaults"] = [a.default for a in op.spec.args]
     scope |= {"bind": first, "start": _make_fast_path_start(op)}
     modes = "not untouched()" if otherwise is None else "False"
@@ -137,7 +153,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return ``route(*args, *outs)``, which fills ``outs`` and returns True, or changes nothing and returns False.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``, which fills ``outs`` and returns True, or
+    changes nothing and returns False.
 
     None where native code may run the out-variant, or where each call needs the dispatcher. ``dispatched`` says that
     the caller is called by the dispatcher.
@@ -159,10 +176,15 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
 
 
 def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
-    """Return a function that runs a call and remembers how to repeat it, if its kernel can."""
+    """Return ``start(call, key)``, which runs a bound call and stores under ``key`` how to repeat it, if its kernel can
+    repeat calls.
+    """
     ready = tuned_choices.ready_calls(op.spec.name)
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
+        """Run a bound call and return its result. Store a function that repeats it under ``key``, unless the call may
+        not be remembered.
+        """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
             return op.run_bound_call(call, kernel)
@@ -176,10 +198,15 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
 
 def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Outputs, Hashable], bool]:
-    """Return a function that runs an ``op.out`` and remembers how to repeat it, if its kernel can."""
+    """Return ``start(args, outs, key)``, which runs an ``op.out`` and stores under ``key`` how to repeat it, if its
+    kernel can.
+    """
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
     def start(args: Args, given: Outputs, key: Hashable) -> bool:
+        """Fill ``given`` with the outputs of the call, store how to repeat it under ``key`` and return True. Return
+        False where no kernel accepts the call.
+        """
         call = op.plan.quick(*args)
         outs, kernel = check(call, given, None)
         if kernel is None:
@@ -190,6 +217,7 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
             return True
         if not supports_answers(op, kernel, call):
             tensors = [*(v for v, a in zip(args, op.spec.args, strict=True) if a.tensor is not None), *outs]
+            # Spans depend on the layout alone, which is in the key, so that later calls need not compute them.
             spans = [bytes_spanned(t) if isinstance(t, Tensor) and t.numel() else 0 for t in tensors]
             _remember_call(ready, key, (refill, *spans))
         return True
@@ -198,14 +226,14 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
-    """Keep a prepared call, and forget all where there are too many."""
+    """Store a prepared call under ``key``. The table is cleared first when it is full."""
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value
 
 
 def is_unlisted_call(op: Executor, call: Binding) -> bool:
-    """Whether the table of choices in force lacks the call.
+    """Whether a table of choices is in force which has no entry for the call.
 
     Such a call is not remembered: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
     """
@@ -213,7 +241,9 @@ def is_unlisted_call(op: Executor, call: Binding) -> bool:
 
 
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """Return the ``supports`` of each kernel up to the picked one, with its answer for this call."""
+    """Return the ``supports`` function of each kernel tried up to the picked one, with whether it returned True for
+    this call.
+    """
     conditions = []
     for kernel in op.eager_kernels(picked.device):
         if kernel.condition is not None:
@@ -224,9 +254,14 @@ def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[
 
 
 def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: FastPath) -> Rerun:
-    """Return ``rerun`` for calls with unchanged answers of ``supports``, which may depend on the values of tensors."""
+    """Return ``rerun``, preceded by a check that the ``supports`` functions still return what ``asked`` holds. ``anew``
+    runs the call if not, as tensor values may matter.
+    """
 
     def checked(args: Args) -> Result:
+        """Repeat the call if each ``supports`` function returns what it returned before, else run it anew with kernel
+        selection.
+        """
         for supports, answer in asked:
             if (supports(*args) is True) is not answer:
                 return anew(*args)
@@ -239,7 +274,9 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the lines of ``route(*args)``. Calls for which ``modes`` is true go to the dispatcher."""
+    """Return the Python source lines of ``route(*args)``, the fast path of a call. Calls for which the source condition
+    ``modes`` is true go to the dispatcher.
+    """
     variables = list(map(argument_variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
     leave = f"return dispatcher({', '.join(map(argument_variable, positional))})"
@@ -254,12 +291,15 @@ def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "no
 
 
 def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
-    """Return the lines of ``route(*args, *outs)``, which compares addresses in each call."""
+    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. It also checks in each
+    call that no output overlaps another tensor.
+    """
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
     every = ", ".join(map(argument_variable, tensors))
     gradients = f"is_grad_enabled() and any_requires_grad({every})"
     given, filled = (tuple_source(map(argument_variable, args)) for args in (spec.args, outs))
+    # Addresses differ from call to call, so overlaps are checked in each one.
     overlaps = [_overlap_source(out, other) for i, out in enumerate(outs) for other in (*inputs, *outs[:i])]
     return [
         f"def route({', '.join(map(argument_variable, [*spec.args, *outs]))}):",
@@ -279,9 +319,12 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 
 
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
-    """Return the lines that ``leave`` where a call is not one of plain values, or where a condition holds."""
+    """Return the Python source lines that execute the statement ``leave`` if an argument is not a plain value, or if
+    one of the source ``conditions`` holds.
+    """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
+    # Types are compared, since isinstance would let a bool pass as an int.
     integers = [a for a in spec.scalars if a.scalar in ("int", "list[int]")]
     numbers = [argument_variable(a) if a.scalar == "int" else f"*{argument_variable(a)}" for a in integers]
     lines = [f"    if {either_source([*strange, *kinds, *conditions])}: {leave}"]
@@ -292,14 +335,16 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
 
 
 def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
-    """Return the lines that make the key of a call, after the statements ``before``."""
+    """Return the Python source lines that compute the key of a call from ``parts``, after the statements ``before``.
+    They execute ``leave`` if a tensor has no address.
+    """
     # A tensor without an address or strides raises, and the checks of the longer path name it.
     body = [*before, f"key = {tuple_source(parts)}"]
     return ["    try:", *(f"        {line}" for line in body), f"    except RuntimeError: {leave}"]
 
 
 def not_plain_tensor(arg: Arg, device: str) -> str:
-    """Return the condition that an argument is not a plain tensor of this device type.
+    """Return the Python source of the condition that an argument is not a plain tensor on this device type.
 
     Lazily negated views and zero tensors without memory are not plain: the dispatcher resolves them.
     """
@@ -311,15 +356,18 @@ def not_plain_tensor(arg: Arg, device: str) -> str:
 
 
 def type_test(arg: Arg) -> str:
-    """Return the condition that a scalar has another type than the declared one."""
+    """Return the Python source of the condition that a scalar argument has another type than the declared one."""
     return f"type({argument_variable(arg)}) is not {_TYPES[arg.scalar or '']}"
 
 
 def cache_key_part(arg: Arg, address: str = "") -> str:
-    """Return the part of the key for an argument. Floats are text in it, since -0.0 equals 0.0."""
+    """Return the Python source of an argument's part of a call's key: layout and alignment of a tensor, value of a
+    scalar. Floats enter as text, since -0.0 equals 0.0.
+    """
     v = argument_variable(arg)
     if arg.tensor is not None:
         address = address or f"{v}.data_ptr()"
+        # Triton specialises kernels on addresses that are multiples of 16 bytes.
         part = f"{v}.shape, {v}.stride(), {v}.dtype, {v}.get_device(), {address} & 15"
         return f"{v} if {v} is None else ({part})" if arg.optional else part
     if arg.scalar in ("float", "list[float]"):
@@ -328,10 +376,11 @@ def cache_key_part(arg: Arg, address: str = "") -> str:
 
 
 def _address_source(arg: Arg) -> str:
+    """Return the Python source of a tensor's address, which is 0 for an absent optional one."""
     address = f"{argument_variable(arg)}.data_ptr()"
     return f"0 if {argument_variable(arg)} is None else {address}" if arg.optional else address
 
 
 def _overlap_source(a: Arg, b: Arg) -> str:
-    """Return the condition that the address ranges of two tensors may meet."""
+    """Return the Python source of the condition that the address ranges of two tensors overlap."""
     return f"(p_{a.name} < p_{b.name} + r_{b.name} and p_{b.name} < p_{a.name} + r_{a.name})"

@@ -18,28 +18,32 @@ from shiplap.errors import error
 
 
 def is_current_device(device: torch.device) -> bool:
-    """Whether a launcher that takes the current device, as Triton does, launches on ``device``; True for CPUs."""
+    """Whether ``device`` is the current CUDA device, on which launchers such as Triton's launch. True for the CPU."""
     return device.type != "cuda" or device.index == torch.cuda.current_device()
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether calls on ``device`` are recorded in a CUDA graph now."""
+    """Whether the current CUDA stream is being captured into a CUDA graph. False for the CPU."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def refuse_capture(spec: OpSpec, device: torch.device) -> None:
-    """Raise SL318 in a capture for an op whose result sizes depend on data: a copy to the host would break it."""
+    """Raise SL318 during a CUDA graph capture for an op whose result sizes depend on data: its copy to the host would
+    break the capture.
+    """
     if is_capturing(device):
         got = f"a CUDA graph capture, and {', '.join(spec.dynamic)} that depends on data"
         raise error("SL318", where=spec.name, got=got, expected="a call outside of a capture")
 
 
+# None leaves workspaces uninitialised, as outside of an audit.
 _workspace_fill: ContextVar[int | None] = ContextVar("shiplap_workspace_fill", default=None)
 _poison_listeners: list[Callable[[int | None], None]] = []
 
 
 def add_poison_listener(listener: Callable[[int | None], None]) -> None:
-    """Call ``listener`` with the byte in force, now and at each change.
+    """Call ``listener`` with the byte that fills workspaces (None: they stay uninitialised), now and whenever it
+    changes.
 
     Bindings that allocate workspaces themselves need it.
     """
@@ -48,13 +52,16 @@ def add_poison_listener(listener: Callable[[int | None], None]) -> None:
 
 
 def _notify_poison_listeners() -> None:
+    """Call all listeners with the byte that fills workspaces now."""
     for listener in _poison_listeners:
         listener(_workspace_fill.get())
 
 
 @contextmanager
 def poisoned_workspace(byte: int) -> Iterator[None]:
-    """Enter a context in which every workspace is filled with ``byte``, on which no result of a kernel may depend."""
+    """Enter a context in which every workspace is filled with ``byte``, so that a kernel whose result depends on
+    uninitialised scratch memory is found.
+    """
     token = _workspace_fill.set(byte)
     _notify_poison_listeners()
     try:
@@ -65,23 +72,25 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Return scratch memory of the declared size in bytes, from PyTorch's allocator on the call's device, so that a
-    graph pool owns it.
+    """Return scratch memory for a call, a uint8 tensor of the size of ``expr`` in bytes. PyTorch's allocator provides
+    it, so that a CUDA graph pool owns it.
     """
     return allocate_bytes(workspace_size(expr, call), call.device)
 
 
 def allocate_bytes(size: int, device: torch.device) -> Tensor:
-    """Return ``size`` bytes of uninitialised memory."""
+    """Return a uint8 tensor of ``size`` bytes, uninitialised or filled with the byte of :func:`poisoned_workspace`."""
     made = torch.empty(size, dtype=torch.uint8, device=device)
+    # Uninitialised by default: filling takes time, and only audits need it.
     byte = _workspace_fill.get()
     return made if byte is None else made.fill_(byte)
 
 
 def workspace_size(expr: Expr | None, call: Binding) -> int:
-    """Return the bytes that the workspace expression ``expr`` demands in this call."""
+    """Return the bytes of scratch memory that the workspace expression ``expr`` demands for this call, 0 for None."""
     if expr is None:
         return 0
+    # The environment of the call is not changed, since later steps read it as well.
     env: dict[str, EnvValue] = call.env
     if "threads" in expr.names:
         env = {**env, "threads": torch.get_num_threads()}
@@ -91,8 +100,8 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
 
 
 def _widest_itemsize(call: Binding) -> int:
-    """Return the bytes of an element of the widest dtype class of the call (its ``Float``, usually), else of its widest
-    tensor.
+    """Return the bytes of an element of the widest dtype class of the call (its ``Float``, usually). Without classes
+    return that of its widest tensor, or 1.
     """
     return max(
         (d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_in_arguments(call.args))), default=1

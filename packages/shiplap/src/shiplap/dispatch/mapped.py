@@ -15,26 +15,33 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 def needs_vmap_rule(spec: OpSpec) -> bool:
-    """Whether torch's fallback, which stacks single tensors and knows no random numbers, cannot map the op."""
+    """Whether ``torch.vmap`` needs a rule of ours for the op: torch's fallback supports neither lists, writes,
+    data-dependent sizes nor random numbers.
+    """
     return spec.traced or spec.draws or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
 
 
 def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[..., Any]:
-    """Return the function for ``torch.vmap``, which calls ``overload()`` for each sample and stacks the results.
+    """Return the rule of the op for ``torch.vmap``, which calls ``overload()`` for each sample and stacks the results.
 
     Raise SL138 where the results of different samples cannot be one tensor, samples would write to the same memory, or
     random numbers are not to differ.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Raise SL138 if an argument that is written to is the same memory for all samples."""
         given = spec.complete(args, kwargs)
         for arg, value in zip(spec.args, given, strict=True):
             if arg.mutated and value is not None and not dispatcher_transforms.is_mapped(value):
                 raise _vmap_error(spec, f"{arg.name!r}, which all samples would write to")
 
     def run(sample: dispatcher_transforms.Sample, count: int) -> Any:
+        """Return the stacked results of the op for ``count`` samples. ``sample(index)`` returns the
+        arguments of one.
+        """
         if spec.dynamic:
             raise _vmap_error(spec, "results whose sizes depend on data")
+        # Without a sample there is no result to take the shape from.
         if not count:
             raise _vmap_error(spec, "no sample")
         op, results = overload(), []
@@ -46,6 +53,9 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     mapped = dispatcher_transforms.map_samples(run)
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the results of the op for all samples of a call under ``torch.vmap``, after the checks for random
+        numbers and for shared memory that is written to.
+        """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(
                 spec, f"random numbers, and randomness={asked!r}", 'torch.vmap(f, randomness="different")'
@@ -58,9 +68,12 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
 
 
 def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
-    """Return the results of all samples as one result, with the samples along the first dim of each tensor."""
+    """Return the results of all samples as one result, with the samples along a new first dim of each tensor. Raises
+    SL138 where shapes, lengths or numbers differ.
+    """
     first = results[0]
     if isinstance(first, Tensor):
+        # A stack needs one shape, while a reference may make shapes depend on values.
         if any(not isinstance(r, Tensor) or r.shape != first.shape for r in results):
             raise _vmap_error(spec, "results of different shapes")
         return torch.stack(list(results))
@@ -74,5 +87,6 @@ def _stack_sample_results(spec: OpSpec, results: Sequence[Any]) -> Any:
 
 
 def _vmap_error(spec: OpSpec, got: str, fix: str = "") -> ShiplapError:
+    """Return SL138 for a call of the op under ``torch.vmap`` that has no single result. ``got`` names the obstacle."""
     where, expected = f"torch.vmap of {spec.name}", "one result for all samples"
     return error("SL138", where=where, got=got, expected=expected, fix=fix)

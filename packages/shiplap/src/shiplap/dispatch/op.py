@@ -5,7 +5,7 @@ The steps of a call, and the file of each::
     op(x, y)                 torch_private/dispatcher_calls.py  does anything but a kernel have to see this call?
     |- no: op.call_kernel    dispatch/fast_paths.py             a generated function checks, looks up and launches
     |                                                           or torch's dispatcher, below autograd, calls native code
-    `- yes: op.call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
+    `- yes: op._call_dispatcher dispatch/op.py                   a trace, a transform, autocast, autograd, or keywords
        |- op.record_call     dispatch/autograd.py               autograd alone: recorded, then as `call_kernel`
        `- op.overload        torch                              the dispatcher calls its layers, and `execute` last
     op.execute               dispatch/execute.py                below autograd and autocast:
@@ -13,7 +13,7 @@ The steps of a call, and the file of each::
        op.pick_kernel        dispatch/tuned_choices.py          the choice in force, or the first kernel that fits
        op.run_bound_call     dispatch/execute.py                Kernel.run_call, or the reference
 
-:meth:`Op.explain_failure` turns the error of a failed call into one of the catalogue.
+:meth:`Op._explain_failure` turns the error of a failed call into one of the catalogue.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ Samples = TypeVar("Samples", bound=Sampler)
 compile_cache_key.add_key_part(lambda op: BELOW_AUTOGRAD)  # compiled code names it
 builders: list[Callable[[Op], object]] = []  # the package `shiplap` adds the one of `shiplap.kernels`
 declared_ops: dict[str, Op] = {}  # by name; `dispatch/registry.py` shows them
+# Set here, since declare must not import dispatch.
 code_walk.find_op = declared_ops.get
 
 
@@ -105,10 +106,12 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     internal attributes. ``overload`` and ``below_autograd`` are the torch ops that shiplap registers for it.
     """
 
+    _public_names = PUBLIC_NAMES
     reference: Callable[P, R]
     adoption: object = None  # what it has taken from an implementation that existed, see dispatch/takeover.py
 
     def __init__(self, spec: OpSpec, reference: Callable[P, R]) -> None:
+        """Register the op ``spec`` with torch, and take over name, docstring, module and signature of its reference."""
         super().__init__(spec, reference)
         self._former: list[Op] = []
         self._register()
@@ -117,10 +120,13 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
-    def call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op where autograd, a trace or a mode may have to see the call, or where it has keywords."""
+    def _call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """Return the result of the op, called through torch's dispatcher, or directly through the autograd or autocast
+        step if the call needs only that one.
+        """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
+        # Dynamo has to see the op itself, so a traced call goes through the dispatcher.
         own = self.can_skip_dispatcher and not dispatcher_calls.is_dynamo_compiling()
         if own and not kwargs and dispatcher_calls.is_recorded_call(args):
             return self.record_call(None, *args)
@@ -130,15 +136,19 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         result: Result = (dispatcher_calls.builtin_of(self.below_autograd) if plain else self.overload)(*args, **kwargs)
         return result
 
-    def call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Call the op where Dynamo traces it."""
+    def _call_traced(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
+        """Return the result of the op's overload while Dynamo traces it, after the check that refuses scalars given as
+        tensors with a gradient.
+        """
         if (check := self.plan.numbers) is not None:
             check(args, kwargs)
         result: Result = self.overload(*args, **kwargs)
         return result
 
-    def explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
-        """Raise the catalogue error of a call that failed with ``cause``, or return whether to try the call again."""
+    def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
+        """Raise the catalogue error that explains ``cause``, the exception of a failed call. Otherwise return whether a
+        failure hook asks for the call to be repeated.
+        """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
         if isinstance(cause, ShiplapError):
@@ -154,8 +164,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
         ``workspace`` is a uint8 tensor of at least ``workspace_bytes(...)`` bytes, aligned to 64 bytes. Without
         ``workspace=``, shiplap allocates the scratch memory of the kernel. An argument that the kernel needs contiguous
-        is copied if it is not. No gradient is recorded, and autograd is told that ``out`` has changed. Native code runs
-        a call with lists of tensors only where gradients are off, under ``torch.no_grad()`` for example.
+        is copied if it is not. No gradient is recorded, and the version of ``out`` is counted up, so that autograd
+        notices the change. Native code runs a call with lists of tensors only where gradients are off, under
+        ``torch.no_grad()`` for example.
 
         Raises:
             ArgumentError: SL210, SL212 or SL213 for tensors that overlap, do not fit or are too small.
@@ -167,7 +178,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return self.variant(args, kwargs, out, workspace)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
-        """Return the bytes of workspace that the kernel which would run these arguments needs. 0 if it needs none."""
+        """Return the bytes of scratch memory that the kernel for these arguments needs, 0 if it needs none or the
+        reference would run.
+        """
         kernel = self.pick_kernel(call := self.bind(self.spec.complete(args, kwargs)))
         return workspace_size(kernel.workspace, call) if kernel is not None else 0
 
@@ -207,30 +220,36 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             prior: a function of sizes and a config that estimates a time in any unit. Tuning of many configs starts
                 with the lowest estimates.
         """
+        check_keywords(f"{self.spec.name}, kernel", keywords, KernelKeywords)
         self._extend("kernels are")
         require_device_type(self.spec, device)
         if implementation is None:
 
             def decorate(function: Function) -> Function:
+                """Bind ``function`` as the kernel of the enclosing ``kernel`` call, and return it."""
                 return self.kernel(device, function, **keywords)
 
             return decorate
         self._name_foreign_author(f"a kernel for {device}")
         code = implementation if isinstance(implementation, Implementation) else PythonFunction(implementation)
+        # All terms are read before the first kernel is attached, so that an error leaves the op as it was.
         for terms in [read_terms(self.spec, code, each, **keywords) for each in code.devices(device)]:
             self._attach(code.bind(self.spec, terms))
         return implementation
 
     def template(self, device: str, source: str | Traced, **keywords: Unpack[TemplateKeywords]) -> Template:
-        """Bind a templated kernel: ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja`` file beside the declaration.
+        """Bind a templated kernel for ``device`` and return it. ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja``
+        file beside the declaration.
 
         Inductor fuses neighbouring operations into it. A Triton template also serves eager calls, as a kernel of the
         same name. A second template of that name replaces the first. :class:`TemplateKeywords` documents the keywords.
         A function of PyTorch with the reference's parameters may be the ``source``: Inductor tunes and fuses its code.
         """
+        check_keywords(f"{self.spec.name}, template", keywords, TemplateKeywords)
         require_device_type(self.spec, device)
         self._name_foreign_author(f"a template for {device}")
         template = read_template(self.spec, self.file, device, source, **keywords)
+        # A template declared again, as when a cell runs twice, replaces the first.
         others = [t for t in self.templates.get(template.device, []) if t.name != template.name]
         self.templates[template.device] = [*others, template]
         if (kernel := template_kernel(self.spec, template)) is not None:
@@ -257,8 +276,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         Gradients and saved tensors are contiguous, so that the function may launch kernels on their memory.
         ``strided=True`` gives them as they come, for a function that calls only operations which take any strides.
 
-        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is looked into
-        where one is asked for: if autograd does not record all of it, the reference gives the gradients there, or they
+        ``once_differentiable=True`` refuses a gradient of the gradient (SL313). By default the backward is examined
+        when one is requested: if autograd does not record all of it, the reference gives the gradients there, or they
         are refused. ``False`` says that the backward may be differentiated as it is, whatever it seems to do.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient is then the
@@ -273,6 +292,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             DeclarationError: SL110 where saved names, a surrogate or ops do not fit the declaration, SL134 where
                 ``saves`` has to be given.
         """
+        check_keywords(f"{self.spec.name}, backward", keywords, BackwardKeywords)
         self._extend("gradient is")
         if fn is None:
             return lambda f: self.backward(f, **keywords)
@@ -283,7 +303,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return fn
 
     def samples(self, fn: Samples) -> Samples:
-        """Declare a builder for arguments whose values have a meaning, such as row numbers, offsets or sorted keys.
+        """Declare a function that builds the sample arguments of the op, for arguments whose values have a meaning,
+        such as row numbers, offsets or sorted keys.
 
         ``fn(rng, sizes, dtype, device)`` returns all arguments in order, and may leave out a parameter that it does not
         use. ``rng`` is a seeded generator on the CPU.
@@ -295,7 +316,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         return fn
 
     def buckets(self, default: str = "pow2", **kinds: str) -> None:
-        """Declare which calls share a choice: ``"pow2"`` rounds a dim up, ``"exact"`` keeps it, ``"none"`` ignores it.
+        """Declare which calls share a tuned choice: ``"pow2"`` rounds a dim up to a power of two, ``"exact"`` keeps it,
+        ``"none"`` ignores it.
 
         ``default`` applies to the dims that ``kinds`` does not name. Integer scalars are kept, float scalars are
         ignored.
@@ -305,7 +327,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         tuned_choices.forget_derived_choices()
 
     def batches(self, *dims: str) -> None:
-        """Declare that calls which differ only in arguments with ``dim`` are one call of those, concatenated.
+        """Declare that calls which differ only in the arguments with one of ``dims`` can be merged into one call, with
+        these arguments concatenated along it.
 
         Example: ``mm.batches("n")`` says that products with the same left matrix are columns of one product.
         ``sl.rewrites`` merges such calls where that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).
@@ -325,28 +348,34 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             build(self)
 
     def drop_native(self) -> None:
-        """Remove the native binding. ``execute`` serves the op until the next binding is built."""
+        """Remove the native binding of the op, if it has one. Calls run in Python until the next binding is built."""
         native, self.native = self.native, None
         if native is not None:
             native.release()
             self.install_fast_path()
 
     def _extend(self, what: str) -> None:
-        """Raise TypeError where ``what`` cannot be attached, since the op belongs to another library; SL131 where the
-        reference is the op."""
+        """Raise SL131 for an op with view results, to which nothing can be attached, since its reference is the op.
+        ``what`` begins the sentence of subclasses that refuse.
+        """
         if self.spec.view:
             got = f"a result that may be a view of {self.spec.returns[0].alias or 'an argument'}"
             raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
 
     def _attach(self, kernel: Kernel) -> None:
-        """Add a kernel, and drop what was derived from the kernels before."""
+        """Add a kernel to the op. The native binding, the fast paths and the resolved choices made from its former
+        kernels are dropped or renewed.
+        """
         self.drop_native()
         self.attach_kernel(kernel)
         self.install_fast_path()
         tuned_choices.forget_derived_choices()
 
     def _name_foreign_author(self, what: str) -> None:
-        """Give a notice if another package than the op's own attaches something. A program's own script may do so."""
+        """Issue a notice if another package than the one that declares the op attaches ``what``, such as ``"a kernel
+        for cpu"``. A program's own script may do so.
+        """
+        # Frame 1 is a method of this class, and frame 2 its caller.
         frame = sys._getframe(2)
         while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("shiplap."):
             frame = frame.f_back
@@ -358,9 +387,12 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     # --- what torch has of it -----------------------------------------------------------------------------------------
 
     def _register(self) -> None:
-        """Define the schema and the implementations of an op, and replace an earlier declaration of the same name."""
+        """Define the op's schema and implementations in torch, replacing an earlier declaration of the same function.
+        Raises SL108 if another function declared the name.
+        """
         previous = declared_ops.get(self.spec.name)
         if previous is not None:
+            # Another function under the same name would replace the first without a trace.
             if not _is_same_home(previous.reference, self.reference):
                 raise error(
                     "SL108",
@@ -377,7 +409,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         compile_cache_key.add_op_to_key(self, self.operator_names)
 
     def _take_over(self, previous: Op) -> None:
-        """Serve the torch registration of ``previous``: its functions call this op, as do its holders."""
+        """Take over the torch registration of ``previous``, an earlier declaration with the same schema. Objects that
+        hold it then call this op.
+        """
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.can_skip_dispatcher, self._former = previous.can_skip_dispatcher, [*previous._former, previous]
         self.mutating_overload, self.cast = previous.mutating_overload, previous.cast
@@ -389,13 +423,17 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
                 native.release()  # attached since
 
     def __reduce__(self) -> str:
-        """Copied and pickled by name, as functions are: a model that holds an op can be deep-copied."""
+        """Return the qualified name of the reference, by which ``copy`` and ``pickle`` find the op again, as they find
+        functions. A model that holds an op can thus be deep-copied.
+        """
         return self.reference.__qualname__
 
     def __dir__(self) -> list[str]:
+        """Return the public attributes of an op, for completion, and those that begin with an underscore."""
         return sorted({name for name in super().__dir__() if name.startswith("_")} | PUBLIC_NAMES)
 
     def __repr__(self) -> str:
+        """Return the schema of the op and the names of its kernels by device type."""
         devices = ", ".join(f"{d}: {'/'.join(k.name for k in ks)}" for d, ks in self.kernels.items())
         return f"<shiplap op {self.spec.namespace}::{public_schema(self.spec)}; kernels {devices or 'none'}>"
 
@@ -404,6 +442,9 @@ class ConvertingOp(Op[P, R]):
     """An op whose calls in Python take members of an ``Enum``, or return a tuple of one."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the op with arguments converted to its schema, such as members of an enum, and return its result in the
+        declared form.
+        """
         values, named = convert_call(self.spec, args, kwargs)
         call: Callable[..., Any] = super().__call__  # of what the schema takes
         result = call(*values, **named)
@@ -413,21 +454,27 @@ class ConvertingOp(Op[P, R]):
     def out(
         self, *args: Value, out: Tensor | Sequence[Tensor], workspace: Tensor | None = None, **kwargs: Value
     ) -> Tensor | Sequence[Tensor]:
-        """Convert the arguments, and write the results into ``out``."""
+        """Run the op into ``out`` and return ``out``, after converting the arguments to the schema. See
+        :meth:`Op.out`.
+        """
         values, named = convert_call(self.spec, args, kwargs)
         return super().out(*values, out=out, workspace=workspace, **named)
 
     def workspace_bytes(self, *args: Value, **kwargs: Value) -> int:
+        """Return the bytes of scratch memory that a call needs, after converting its arguments to the schema."""
         values, named = convert_call(self.spec, args, kwargs)
         return super().workspace_bytes(*values, **named)
 
 
 def _function_home(fn: Callable[..., Returned]) -> str:
+    """Return the module and qualified name of a function, such as ``pkg.mod.f``."""
     return f"{fn.__module__}.{fn.__qualname__}"
 
 
 def _is_same_home(a: Callable[..., Returned], b: Callable[..., Returned]) -> bool:
-    """Whether ``b`` is ``a`` again: a cell run twice, or a file that is both imported and run as ``__main__``."""
+    """Whether ``a`` and ``b`` are the same function of the source: a cell that was run twice, or a file both imported
+    and run as ``__main__``.
+    """
     files = [fn.__code__.co_filename if isinstance(fn, FunctionType) else None for fn in map(unwrap, (a, b))]
     return _function_home(a) == _function_home(b) or (
         files[0] == files[1] is not None and a.__qualname__ == b.__qualname__
@@ -442,7 +489,9 @@ def _read_backward(
     strided: bool = False,
     once_differentiable: bool | None = None,
 ) -> Backward:
-    """Return the declared gradient, given as one function or as ops."""
+    """Return the declared gradient of an op, given in ``parts`` as one function or as several ops. Raises SL110 for a
+    mixture, or for ``saves`` with ops.
+    """
     ops = [part for part in parts if isinstance(part, Op)]
     if not ops and len(parts) == 1:
         return Backward.declare(spec, parts[0], saves, surrogate, strided, once_differentiable)
@@ -494,6 +543,9 @@ class OpDecorator:
     """The type of ``sl.op(...)``, a decorator that keeps the parameter types of the function."""
 
     def __init__(self, name: str, **declaration: Unpack[DeclarationKeywords]) -> None:
+        """Check the op's name and the keywords of its declaration, and store them. Raises SL101 for a namespace of
+        torch itself.
+        """
         check_op_name(name)
         check_keywords(name, declaration)
         if name.partition("::")[0] in TORCHS_OWN:
@@ -501,5 +553,6 @@ class OpDecorator:
         self.name, self.declaration = name, declaration
 
     def __call__(self, fn: Callable[P, R]) -> Op[P, R]:
+        """Return the registered op that the annotated function ``fn`` declares and whose reference it is."""
         spec = read_spec(self.name, fn, **self.declaration)
         return (ConvertingOp if spec.converts else Op)(spec, fn)

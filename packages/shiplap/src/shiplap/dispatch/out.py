@@ -18,6 +18,7 @@ from shiplap.declare.schema import schema_text
 from shiplap.declare.spec import OpSpec
 from shiplap.declare.values import Args, Outputs, Value
 from shiplap.dispatch import compile_cache_key
+from shiplap.dispatch.autocast import call_outside_region
 from shiplap.dispatch.check_unchanged import places_of, require_places
 from shiplap.dispatch.execute import Executor
 from shiplap.dispatch.fast_paths import OutFastPath, compile_out_fast_path
@@ -32,17 +33,21 @@ __all__ = ["OutVariant", "has_out_variant", "out_variant_name", "out_variant_sch
 
 
 def has_out_variant(spec: OpSpec) -> bool:
-    """Whether all outputs have sizes that the arguments determine, so that a caller can own them."""
+    """Whether the op has an out-variant: it has outputs, and the arguments determine their sizes, so that a caller can
+    allocate them.
+    """
     return bool(spec.outputs) and not spec.dynamic
 
 
 def out_variant_name(spec: OpSpec) -> str:
-    """Return the name of the out-variant without namespace."""
+    """Return the torch name of the op's out-variant without its namespace, such as ``scale__out``."""
     return f"{spec.stem}__out"
 
 
 def out_variant_schema(spec: OpSpec, name: str = "") -> str:
-    """Return ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None) -> ()``."""
+    """Return the schema of the out-variant: ``name(<arguments>, *, Tensor(out0!) out, Tensor(scratch!)? workspace=None)
+    -> ()``. ``name`` defaults to the variant's own.
+    """
     given = schema_text(spec, name or out_variant_name(spec)).rpartition(") -> ")[0]
     keywords = [] if any(a.keyword_only for a in spec.args) else ["*"]
     keywords += [f"Tensor(out{i}!) {o.name}" for i, o in enumerate(spec.outputs)]
@@ -54,6 +59,7 @@ class OutVariant:
     """The registered out-variant of a declared op."""
 
     def __init__(self, op: Executor, registrations: Registrations) -> None:
+        """Define the out-variant of ``op`` in torch: its schema, implementation, fake and vmap rule."""
         self.op, self.spec, self.plan = op, op.spec, op.plan.outputs
         self.lists = any(a.many for a in self.spec.args)
         self.scratch, self.names = scratch_name(self.spec), tuple(o.name for o in self.spec.outputs)
@@ -71,7 +77,9 @@ class OutVariant:
         self.install_fast_paths()
 
     def install_fast_paths(self) -> None:
-        """Set the ways past and below the dispatcher, where Python calls the kernels."""
+        """Build the generated functions that run ``op.out`` without torch's dispatcher, or below it. None where Python
+        does not run the kernels.
+        """
         past = available("calls below autograd")
         self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
         self.dispatched_fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=True) if past else None
@@ -79,7 +87,9 @@ class OutVariant:
     def __call__(
         self, args: Args, keywords: dict[str, Value], out: Tensor | Sequence[Tensor], workspace: Tensor | None
     ) -> Tensor | Sequence[Tensor]:
-        """Run the op into ``out`` and return it. ``keywords`` is changed, so the caller must not use it again."""
+        """Run the op into the caller's tensors ``out`` and return ``out``. Raises the catalogue error for wrong
+        arguments or tensors. ``keywords`` is changed, so the caller must not use it again.
+        """
         if self.op.plan.numbers is not None and torch.is_grad_enabled():
             self.op.plan.numbers(args, keywords)
         if dispatcher_calls.is_compiling():
@@ -115,7 +125,9 @@ class OutVariant:
         return out
 
     def _run_fast_path(self, direct: OutFastPath | None, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Run the call by ``direct`` and return whether ``direct`` supports it. Only `execute` leaves autocast."""
+        """Run a call by the generated function ``direct`` and return True, or return False if there is none or it does
+        not support the call.
+        """
         if direct is None or dispatcher_calls.any_autocast():
             return False
         outs = out if isinstance(out, (tuple, list)) else (out,)
@@ -128,17 +140,20 @@ class OutVariant:
         return direct(*args, *outs)
 
     def _refuse_transform(self, values: Args) -> None:
-        """Raise SL304 for a tangent or a gradient of torch.func, which memory of the caller cannot have."""
+        """Raise SL304 if ``values`` carry a forward-mode tangent or a gradient of torch.func, which memory of the
+        caller cannot have.
+        """
         graded = torch.is_grad_enabled() and dispatcher_calls.any_requires_grad(*values)
         if graded or dispatcher_transforms.carries_tangent(values):
             raise self._no_gradient_error()
 
     def _no_gradient_error(self) -> ShiplapError:
+        """Return SL304, for a gradient or tangent that was requested of an out-variant."""
         got = "a gradient or a tangent was requested of an out-variant"
         return error("SL304", where=self.spec.name, got=got, expected="no gradient", fix="call the op without out=")
 
     def _as_outputs(self, out: Tensor | Sequence[Tensor]) -> Outputs:
-        """Return ``out`` as a tuple. Raises SL212 for another number of tensors."""
+        """Return ``out`` as a tuple with a tensor for each output. Raises SL212 for another number of tensors."""
         many = isinstance(out, (list, tuple))
         outs = tuple(out) if many else (out,)
         if len(outs) != len(self.names) or not (many or isinstance(out, Tensor)):
@@ -154,7 +169,10 @@ class OutVariant:
     def _explain(
         self, args: Args, kwargs: dict[str, Value], given: Args, workspace: Tensor | None, cause: Exception
     ) -> None:
-        """Raise the error that the checks in Python find in a call that native code or the dispatcher refused."""
+        """Raise the catalogue error that Python's checks find in a call of the out-variant which failed with ``cause``.
+        Return None if they find none.
+        """
+        # A catalogue error needs no explanation, and the caller raises it again.
         if isinstance(cause, ShiplapError):
             return
         op = self.op
@@ -163,16 +181,19 @@ class OutVariant:
         self._check_call(op.plan.quick(*self.spec.complete(args, kwargs)), given, workspace)
 
     def _take_outputs(self, kwargs: dict[str, Value]) -> tuple[Args, Tensor | None]:
-        """Remove the outputs and the workspace from the keywords of a call, and return them."""
+        """Remove the outputs and the workspace from ``kwargs`` by name, and return them as ``(outputs, workspace or
+        None)``.
+        """
         given = tuple([kwargs.pop(name) for name in self.names])
         scratch = kwargs.pop(self.scratch, None)
         return given, scratch if isinstance(scratch, Tensor) else None
 
     def execute(self, *args: Value, **kwargs: Value) -> None:
-        """Execute the out-variant with real tensors where no native code does, outside of autocast."""
+        """Run the out-variant on real tensors in Python, outside of autocast: check the call, pick a kernel and fill
+        the caller's outputs.
+        """
         if dispatcher_calls.any_autocast():
-            with dispatcher_calls.outside_autocast():
-                self.execute(*args, **kwargs)
+            call_outside_region(self.execute, args, kwargs)
             return
         op = self.op
         graded = torch.is_grad_enabled()
@@ -203,7 +224,7 @@ class OutVariant:
                 out.copy_(value)
 
     def _fake(self, *args: Value, **kwargs: Value) -> None:
-        """Check a call of the out variant under fake tensors."""
+        """Check a call of the out-variant whose tensors are fake. Nothing is returned, as nothing can be filled."""
         compile_cache_key.ensure_cache_keys()
         written, scratch = self._take_outputs(kwargs)
         call = self.op.bind(self.spec.complete(args, kwargs))
@@ -212,7 +233,9 @@ class OutVariant:
             self.plan.check_scratch(call, scratch)
 
     def _check_call(self, call: Binding, given: Args, scratch: Tensor | None) -> tuple[Outputs, Kernel | None]:
-        """Check the caller's outputs and workspace, and return the outputs with the picked kernel."""
+        """Check the caller's outputs and workspace, and return the outputs with the kernel picked for the call, None
+        for the reference.
+        """
         self.plan.check(call, given)
         if scratch is not None:
             self.plan.check_scratch(call, scratch)

@@ -29,7 +29,10 @@ from shiplap.torch_private import symbolic_sizes
 
 
 def result_values(result: Returned, count: int) -> list[Value]:
-    """Return the values in the result of a function with ``count`` results. A single result may be a list."""
+    """Return the values in the result of a function that has ``count`` results, as a list. A single result may itself
+    be a list.
+    """
+    # A single result may be a list itself, which must not be split.
     if count == 1 and not (isinstance(result, tuple) and len(result) == 1):
         return [cast("Value", result)]
     return (
@@ -42,7 +45,7 @@ def result_values(result: Returned, count: int) -> list[Value]:
 
 
 def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Returned:
-    """Return the results that are neither arguments nor views of them.
+    """Return from ``result`` the results that are new tensors, without those that are arguments or views of them.
 
     Raise SL301 where another tensor stands in place of an argument that is written to.
     """
@@ -50,10 +53,11 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
         return result
     values = result_values(result, len(spec.returns))
     made = len(spec.made)
-    if len(values) != len(spec.returns) or values == [None] or _is_only_list(spec, values):
+    if len(values) != len(spec.returns) or values == [None] or _are_list_members(spec, values):
         return result if made else None
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     for declared, value in zip(spec.returns, values, strict=True):
+        # torch relies on the alias of the schema: another tensor would lose the writes.
         if declared.alias and not spec.view and not _is_same_argument(value, given[declared.alias]):
             expected = f"argument {declared.alias!r} itself, written to in place"
             raise error("SL301", where=f"{spec.name}, return", got="another tensor", expected=expected)
@@ -61,21 +65,25 @@ def fresh_results(spec: OpSpec, args: Sequence[Value], result: Returned) -> Retu
     return None if not rest else cast("Returned", rest[0] if made == 1 else tuple(rest))
 
 
-def _is_only_list(spec: OpSpec, values: Sequence[Value]) -> bool:
-    """Whether ``values`` are the members of the one list that the op makes, which has as many as the op has results."""
+def _are_list_members(spec: OpSpec, values: Sequence[Value]) -> bool:
+    """Whether ``values`` are the members of the only list that the op returns, rather than one value for
+    each result.
+    """
     places = [i for i, r in enumerate(spec.returns) if not r.alias and r.many]
     return len(places) == len(spec.made) == 1 and isinstance(values[places[0]], Tensor)
 
 
 def _is_same_argument(value: Value, argument: Value) -> bool:
-    """Whether a result is an argument itself, member by member for lists."""
+    """Whether a result is the argument object itself, or a list of the same members."""
     if isinstance(value, (list, tuple)) and isinstance(argument, (list, tuple)):
         return len(value) == len(argument) and all(v is a for v, a in zip(value, argument, strict=True))
     return value is argument
 
 
 def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
-    """Return all results of an op that returns arguments, in order. ``made`` has the results that are not arguments."""
+    """Return all results in declared order, the arguments among them included. ``made`` has only the results that are
+    not arguments.
+    """
     rest = iter(result_values(cast("Returned", made), len(spec.made)) if spec.made else ())
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     values = tuple([given[r.alias] if r.alias else next(rest) for r in spec.returns])
@@ -83,7 +91,8 @@ def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
 
 
 def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Return the results of a reference or kernel as the declaration promises them: contiguous, in their own memory.
+    """Return the results of a reference or kernel as a tuple of contiguous tensors in memory of their own, as the
+    declaration promises.
 
     Raise SL301 for results of another kind, dtype or shape.
     """
@@ -93,13 +102,18 @@ def check_results(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def check_view_results(spec: OpSpec, call: Binding, result: Returned) -> Result:
-    """Return the results of an op with views unchanged. Raise SL301 for results of another kind, dtype or shape."""
+    """Return the results of an op with view results unchanged. Raises SL301 for results of another kind, dtype or shape
+    than declared.
+    """
     values = _check_values(spec, call, spec.returns, result)
     return cast("Result", values[0] if len(values) == 1 else tuple(values))
 
 
 def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result: Returned) -> list[Value]:
-    """Return the values in ``result``. Raise SL301 unless they are as many as ``wanted``, of its kinds and sizes."""
+    """Return the values in ``result`` as a list. Raises SL301 unless there are as many as ``wanted``, of the declared
+    kinds, dtypes and sizes.
+    """
+    # A copy: sizes that only the results have are bound in it.
     values, env = result_values(result, len(wanted)), dict(call.env)
     if len(values) != len(wanted):
         raise error("SL301", where=spec.name, got=f"{len(values)} results", expected=f"{len(wanted)} results")
@@ -115,7 +129,9 @@ def _check_values(spec: OpSpec, call: Binding, wanted: Sequence[Return], result:
 
 
 def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
-    """Return all results as a flat tuple of tensors, for comparison. A number becomes a tensor without dims."""
+    """Return all results as a flat tuple of tensors, so that they can be compared. A number becomes a tensor without
+    dims.
+    """
     values = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
     flat: list[Tensor] = []
     for value in cast("Sequence[Value]", values):
@@ -127,12 +143,15 @@ def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
             flat.append(torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None))
         elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             dtypes = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
+            # A symbolic number has a dtype, but no value to compare.
             flat.append(torch.empty((), dtype=dtypes[type(value)]))
     return tuple(flat)
 
 
 def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
-    """Raise SL301 unless the tensor has the declared dtype, number of dims and sizes, as far as ``env`` has these."""
+    """Raise SL301 unless the tensor has the declared dtype, rank and sizes. Dims that ``env`` lacks are bound there to
+    the tensor's sizes.
+    """
     kind = declared.tensor
     assert kind is not None
     if kind.dtypes and str(tensor.dtype).removeprefix("torch.") not in kind.dtypes:
@@ -147,7 +166,9 @@ def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict
 
 
 def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
-    """Raise ``refused`` unless ``size`` is the declared one. A name that no argument has is bound in ``env``."""
+    """Raise ``refused`` unless ``size`` equals the declared size of ``dim``. A dim name that ``env`` lacks is bound
+    there to ``size``.
+    """
     if dim.kind == "name":
         wanted: EnvValue = env.setdefault(dim.text, size)
     elif dim.kind == "fixed":
@@ -156,6 +177,7 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
         wanted = dim.expr(env)
     else:
         return
+    # A symbolic comparison becomes an assertion of the graph, where bool() would fix the size.
     holds = cast("bool | SymBool", wanted == size)
     if isinstance(holds, SymBool):
         symbolic_sizes.check_condition(holds, lambda: str(refused))
@@ -164,13 +186,16 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
 
 
 def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
-    """Return ``value`` with contiguous tensors that share no memory with ``owned``, and add them to ``owned``."""
+    """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares, and append the new
+    tensors to ``owned``.
+    """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_with_own_memory(v, owned) for v in value])
     if not isinstance(value, Tensor):
         return value
     value = value.resolve_conj().resolve_neg()
     shared = any(torch_private.same_storage(value, t) for t in owned)
+    # contiguous() returns a contiguous tensor itself, which would still share its memory.
     fresh = value.clone(memory_format=torch.contiguous_format) if shared else value.contiguous()
     owned.append(fresh)
     return fresh
@@ -180,7 +205,7 @@ def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
 
 
 def result_of_outputs(outs: Outputs) -> Tensor | Outputs | None:
-    """Return the result of an op with these outputs: the only one, a tuple of several, or None."""
+    """Return what an op with these outputs returns: the only one itself, several as a tuple, or None for none."""
     return outs[0] if len(outs) == 1 else outs or None
 
 
@@ -188,7 +213,10 @@ _output_plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
 
 
 def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
-    """Allocate the outputs in declared order. ``call.env`` must have all their sizes."""
+    """Return new uninitialised tensors for the outputs of a call, in declared order. ``call.env`` must have all their
+    sizes.
+    """
+    # Plans are cached by digest, as specs with equal digests allocate the same outputs.
     plan = _output_plans.get(spec.digest)
     if plan is None:
         plan = _output_plans.setdefault(spec.digest, OutputPlan(spec, VariableNames(spec)))
@@ -196,7 +224,9 @@ def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
 
 
 def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
-    """Return the outputs in ``result``, contiguous and fresh. Raise SL301 for a wrong shape, dtype or device."""
+    """Return the outputs in ``result`` as a tuple of contiguous tensors in memory of their own. Raises SL301 for a
+    wrong number, shape, dtype or device.
+    """
     if spec.traced:
         return check_results(spec, call, result)
     result = fresh_results(spec, call.args, result)
@@ -221,6 +251,7 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
             raise error(
                 "SL301", where=where, got=f"shape {tuple(value.shape)}", expected=f"{out.tensor} = {tuple(shape)}"
             )
+        # A kernel that reads the memory does not notice the lazy mark of a conjugate.
         value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage().data_ptr()
         fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
@@ -230,14 +261,18 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
 
 
 def with_own_memory(result: Any) -> Any:
-    """Return clones of the results of a reference. ``clone`` keeps gradients and tangents."""
+    """Return ``result`` with its tensors cloned into contiguous memory of their own. Gradients and tangents stay
+    attached.
+    """
     if isinstance(result, Tensor):
         return result.clone(memory_format=torch.contiguous_format)
     return type(result)(with_own_memory(value) for value in result) if isinstance(result, (list, tuple)) else result
 
 
 def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
-    """Bind the data-dependent sizes that ``value`` is the first output to have, and check their bounds."""
+    """Bind in ``env`` the data-dependent sizes for which ``value`` is the first output, and raise SL302 if one exceeds
+    its bound.
+    """
     if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return
     for axis, dim in kind.axes:
@@ -247,7 +282,7 @@ def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], ki
 
 
 def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str, EnvValue]) -> None:
-    """Raise SL302 unless the data-dependent ``size`` of ``dim`` respects the declared bound."""
+    """Raise SL302 unless ``size``, the data-dependent size of ``dim``, is at most its declared bound."""
     bound = spec.dynamic[dim]
     most = bound(env)
     # The same condition as the rule's. Plain ints are compared here, since the rule evaluates an expression.
@@ -257,7 +292,7 @@ def check_bound(spec: OpSpec, where: str, dim: str, size: int, env: Mapping[str,
 
 
 def tensors_in_arguments(args: Sequence[Value]) -> Iterator[Tensor]:
-    """Yield all tensors among the arguments, also those in lists."""
+    """Yield all tensors among the arguments, in order, including those in lists."""
     for value in args:
         if isinstance(value, Tensor):
             yield value
@@ -286,9 +321,10 @@ class _ExpectedOutput:
 
 
 def can_refit_outputs(spec: OpSpec) -> bool:
-    """Whether equal calls of a function with these results can be held to one list.
+    """Whether the results of repeated equal calls can be checked against one stored description instead of the full
+    declaration.
 
-    Not with floating-point arguments, for which gradients would have to be asked about in each call.
+    False for ops with floating-point arguments, since each call of these would have to be checked for gradients.
     """
     if spec.traced or spec.returned or not spec.outputs or any(a.many for a in spec.args):
         return False
@@ -299,7 +335,8 @@ def can_refit_outputs(spec: OpSpec) -> bool:
 
 
 def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
-    """Return a function that makes outputs of the results of calls like ``call``, whose outputs were ``outs``.
+    """Return ``fit(args, result)``, which returns the result of a repeated call after comparing it with the outputs
+    ``outs`` of the first ``call``.
 
     It keeps no tensor.
     """
@@ -311,9 +348,13 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
             for dim, size in zip(out.tensor.dims, value.shape, strict=True)
         ]
         expected.append(_ExpectedOutput(value.dtype, tuple(axes)))
+    # Without its arguments, so that no tensor of the first call is kept alive.
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
+        """Return the result of a repeated call. If it is not as expected, it is checked against the declaration, and
+        copied or refused.
+        """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):
             return result_of_outputs(values)
@@ -323,7 +364,9 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
 
 
 def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOutput], device: torch.device) -> bool:
-    """Whether the values are contiguous, of the expected types, and share no memory with anything."""
+    """Whether ``values`` are contiguous tensors of the expected dtypes, sizes and device that share no memory with
+    ``args`` or each other.
+    """
     if len(values) != len(expected):
         return False
     owned, sizes = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(args)}, dict[str, int]()
@@ -332,6 +375,7 @@ def outputs_as_expected(args: Args, values: Outputs, expected: list[_ExpectedOut
         if not plain or value.dim() != len(want.axes) or not value.is_contiguous() or value.is_neg():
             return False
         for size, axis in zip(value.shape, want.axes, strict=True):
+            # A data-dependent dim has one size in all outputs of a call.
             same = sizes.setdefault(axis.dim, size) if axis.dim else axis.size
             if size != same or size > axis.size:
                 return False

@@ -18,18 +18,22 @@ FOLDER, CHOICES = "_shiplap", "choices.json"
 
 
 def package_folders(op: OpState) -> Iterator[Path]:
-    """Yield the folders that ``shiplap package`` may have filled in the package that declares ``op``."""
+    """Yield the folder that ``shiplap package`` fills, inside each location of the Python package that declares ``op``.
+    It need not exist.
+    """
     package = sys.modules.get(op.reference.__module__.partition(".")[0])
+    # The spec lists all folders of a namespace package.
     about = package.__spec__ if package is not None else None
     for root in (about.submodule_search_locations or ()) if about is not None else ():
         yield Path(root) / FOLDER
 
 
 def packaged_choice_tables(op: OpState) -> list[Path]:
-    """Return the tables of choices in the package that declares ``op``."""
-    return [path for folder in package_folders(op) if (path := _read_choice_table(folder)) is not None]
+    """Return the paths of the tables of tuned choices shipped in the Python package that declares ``op``."""
+    return [path for folder in package_folders(op) if (path := _choice_table_path(folder)) is not None]
 
 
 @cache
-def _read_choice_table(folder: Path) -> Path | None:
+def _choice_table_path(folder: Path) -> Path | None:
+    """Return the path of the table of tuned choices in ``folder``, or None if there is no such file."""
     return folder / CHOICES if (folder / CHOICES).is_file() else None

@@ -48,21 +48,26 @@ class PythonFunction(Implementation):
     takes_strided = True
 
     def __init__(self, function: Callable[..., Returned]) -> None:
+        """Store the Python function that implements a kernel."""
         self.function = function
 
     @property
     def name(self) -> str:
+        """The name of the kernel, that of its function."""
         return getattr(self.function, "__name__", "kernel")
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function."""
+        """Yield the function as the only part of the kernel's code, from which digests are made."""
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
+        """Return the function as a kernel of the op with the terms under which it was attached."""
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, gives_result(spec, self.function))
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the parameters that are left for a config, or None where the function takes any keyword."""
+        """Return the names of the function's parameters that only a config can fill, or None if it accepts any keyword
+        or does not fit the op.
+        """
         try:
             takes = read_parameters(self.function, partial(_parameter_error, spec, self.name))
         except DeclarationError:
@@ -72,7 +77,7 @@ class PythonFunction(Implementation):
 
 
 def _parameter_error(spec: OpSpec, kernel: str, got: str, fix: str = "") -> ShiplapError:
-    """Return the error SL122, with the parameters that the kernel may have."""
+    """Return the error SL122 for a kernel function with wrong parameters. It lists those that the kernel may have."""
     named = [a.name for a in spec.args if a.keyword_only]
     named += [] if spec.dynamic or spec.traced else [o.name for o in spec.outputs]
     listed = [a.name for a in spec.args if not a.keyword_only]
@@ -86,6 +91,9 @@ class PythonKernel(Kernel):
     function: Callable[..., Returned]
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, function: Callable[..., Returned]) -> None:
+        """Bind ``function`` as a kernel of the op. Raises SL122 if its parameters do not carry the names of the op's
+        arguments.
+        """
         super().__init__(spec, terms)
         self.function = function
         takes = read_parameters(function, partial(_parameter_error, spec, terms.name))
@@ -102,7 +110,9 @@ class PythonKernel(Kernel):
         self._pass, self._launch = compile_launch(spec, function, takes, self._free, scope)
 
     def _check_parameters(self, takes: NamedParameters) -> None:
-        """Raise SL122 unless the function can be called by the names of arguments, outputs and config values."""
+        """Raise SL122 unless each parameter of the function is an argument, an output or a config value, and no
+        argument or config value lacks a parameter.
+        """
         named = [a.name for a in self.spec.args]
         keywords = [*(self.outputs if self.out_style else ()), *([self.scratch] * self.wants_workspace)]
         configs = () if self.space is None else self.space.names
@@ -119,7 +129,7 @@ class PythonKernel(Kernel):
                 raise _parameter_error(self.spec, self.name, got, f"add the parameter {name!r} to the kernel")
 
     def _parameter_fix(self, name: str, takes: NamedParameters) -> str:
-        """Return the advice about a parameter ``name`` for which there is no value."""
+        """Return the fix for a function parameter ``name`` for which there is no value, such as renaming it."""
         missing = [a.name for a in self.spec.args if a.name not in takes.named]
         outputs = [n for n in self.outputs if n not in takes.named]
         if not missing and name == "out" and outputs:
@@ -130,11 +140,11 @@ class PythonKernel(Kernel):
         return "use the names in 'expected'" if missing else f"remove {name!r}, or give it a value in configs="
 
     def configure(self, values: Values) -> None:
-        """Set the values that the function gets by keyword."""
+        """Set the config values that the function receives by keyword."""
         self.values = values
 
     def run_call(self, call: Binding) -> Outputs:
-        """Run the kernel on a bound call. Return its checked outputs."""
+        """Run the kernel on a bound call, with new outputs and workspace, and return its checked outputs."""
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
             return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
@@ -143,7 +153,9 @@ class PythonKernel(Kernel):
         return outs
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``. A functional kernel's outputs are copied into them."""
+        """Run the kernel on a bound call into ``outs``. The results of a function that returns them are copied into
+        ``outs``.
+        """
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
         if self.out_style:
@@ -154,8 +166,11 @@ class PythonKernel(Kernel):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel, and return a function that repeats the call on other tensors where there can be one."""
+        """Run the kernel on a bound call. Return its outputs and a function that repeats the call on other tensors of
+        the same layout, or None.
+        """
         outs = self.run_call(call)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.can_repeat or (self.workspace is not None and "threads" in self.workspace.names):
             return outs, None
         if not self.out_style:
@@ -164,8 +179,11 @@ class PythonKernel(Kernel):
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run the kernel into ``outs``, and return a function that repeats it where there can be one."""
+        """Run the kernel on a bound call into ``outs``. Return a function that repeats this with other tensors of the
+        same layout, or None.
+        """
         self.run_into(call, outs, None)
+        # The number of threads may change between calls, and with it the size of the workspace.
         if not self.out_style or (self.workspace is not None and "threads" in self.workspace.names):
             return None
         room, device = workspace_size(self.workspace, call), call.device
@@ -173,33 +191,42 @@ class PythonKernel(Kernel):
         known = self._arguments_fit_as_they_are(call)
 
         def refill(args: Args, given: Outputs) -> None:
+            """Run the kernel on ``args`` into ``given`` without repeating the checks of the first call."""
             workspace = allocate_bytes(room, device) if self.wants_workspace else None
             self._call(args, device, workspace, dict(zip(self.outputs, given, strict=True)), known)
 
         return refill
 
     def _rerun_functional(self, call: Binding, outs: Outputs) -> Rerun:
-        """Return a function that repeats a functional kernel and checks its outputs against those of ``call``."""
+        """Return a function that repeats ``call`` for a kernel that returns its outputs, which it compares with those
+        of ``call``.
+        """
         fit, device, room = make_output_refit(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
+            """Return the result of the kernel on ``args``, compared with the outputs of the first call."""
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
         return rerun
 
     def _arguments_fit_as_they_are(self, call: Binding) -> bool:
-        """Whether calls with the layout of ``call`` need no contiguous copies."""
+        """Whether all tensors of ``call`` can be passed to the function as they are, so that repeated calls with this
+        layout need no contiguous copies.
+        """
         return not self.spec.mutated and all(
             given is value for given, value in zip(call.args, self._pack_arguments(call.args)[0], strict=True)
         )
 
     def _rerun_out_style(self, made: list[tuple[str, torch.Size, torch.dtype]], call: Binding, room: int) -> Rerun:
-        """Return a function that allocates the outputs ``made`` (name, shape, dtype) and runs the kernel."""
+        """Return a function that repeats ``call`` for a kernel that fills its outputs. ``made`` has their names, shapes
+        and dtypes, ``room`` the bytes of the workspace.
+        """
         device, known = call.device, self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
+            """Run the kernel on ``args`` into new outputs, and return these as a tuple."""
             outs = tuple([torch.empty(shape, dtype=dtype, device=device) for _, shape, dtype in made])
             given = allocate_bytes(room, device) if self.wants_workspace else None
             self._call(args, device, given, dict(zip(self.outputs, outs, strict=True)), known)
@@ -210,6 +237,7 @@ class PythonKernel(Kernel):
         ((name, shape, dtype),) = made
 
         def rerun_one(args: Args) -> Tensor:  # most ops have one output: not a frame more than that takes
+            """Run the kernel on ``args`` into its only output, newly allocated, and return it."""
             out = torch.empty(shape, dtype=dtype, device=device)
             self._call(args, device, allocate_bytes(room, device) if self.wants_workspace else None, {name: out}, known)
             return out
@@ -219,7 +247,8 @@ class PythonKernel(Kernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the function with outputs, config values and workspace by keyword, and the arguments by their names.
+        """Return the result of the function for ``args`` by parameter name, with outputs, config values and workspace
+        by keyword, run while ``device`` is the current CUDA device.
 
         ``known`` says that an earlier call with the same layout needed no copies, so that the check is skipped.
         """
@@ -227,6 +256,7 @@ class PythonKernel(Kernel):
             keywords.update(self.values)
         if self.wants_workspace:
             keywords[self.scratch] = scratch
+        # The layout is part of the key of a repeated call, so that strides need no second check.
         launch = self._pass if known else self._launch
         if device.type != "cuda" or is_current_device(device):
             return launch(args, keywords)
@@ -234,14 +264,17 @@ class PythonKernel(Kernel):
             return launch(args, keywords)
 
     def _launch_checked(self, args: Args, keywords: dict[str, Value]) -> Returned:
-        """Call the function with contiguous copies of strided tensors, and check that it changes no other argument.
+        """Call the function with contiguous copies of strided tensors, and raise SL316 if it changes an argument that
+        it must not change. Copies of written arguments are copied back.
 
         Copies and outputs must stay where they lie, since they are copied back, and may be the caller's.
         """
         packed, copies = self._pack_arguments(args)
+        # A copy whose memory is replaced could not be copied back.
         places = places_of(self.spec, packed) if copies else []
 
         def launch() -> Returned:
+            """Return the result of the function for the contiguous arguments."""
             return self._pass(packed, keywords)
 
         if self.unchanged.left:
@@ -259,7 +292,9 @@ class PythonKernel(Kernel):
         return _restore_copied_arguments(result, copies) if copies else result
 
     def _require_filled(self, result: Returned, outs: Sequence[Value]) -> None:
-        """Raise SL301 for a kernel that takes the outputs and returns other tensors, which would be dropped."""
+        """Raise SL301 if a kernel that takes its outputs as parameters returns other tensors, which would
+        be dropped.
+        """
         owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(outs)}
         others = [
             t for t in tensors_in_arguments(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()
@@ -271,10 +306,15 @@ class PythonKernel(Kernel):
             raise error("SL301", where=f"{self.spec.name}, kernel {self.name}", got=got, expected=expected, fix=fix)
 
     def _pack_arguments(self, args: Args) -> tuple[Args, Copies]:
-        """Return ``args`` with contiguous tensors, and each argument that is written to with its copy."""
+        """Return ``args`` with strided tensors replaced by contiguous copies, and ``(original, copy)`` for each
+        argument that is written to. Arguments declared strided stay.
+        """
         copies: Copies = []
 
         def contiguous(value: Value, mutated: bool) -> Value:
+            """Return the value with its tensors contiguous. The copy of one that is written to is added to
+            ``copies``.
+            """
             if isinstance(value, (list, tuple)):
                 return cast("Value", [contiguous(v, mutated) for v in value])
             if not isinstance(value, Tensor) or value.is_contiguous():
@@ -297,7 +337,9 @@ class WritingPythonKernel(PythonKernel):
     def _call(
         self, args: Args, device: torch.device, scratch: Tensor | None, keywords: dict[str, Value], known: bool = False
     ) -> Returned:
-        """Call the kernel, and check that mutated arguments kept their memory."""
+        """Call the function and return its result. Raises SL316 if an argument that it writes to has other memory or
+        another shape afterwards.
+        """
         places = places_of(self.spec, args)
         result = super()._call(args, device, scratch, keywords, known)
         require_places(f"{self.spec.name}, kernel {self.name}", places)
@@ -305,7 +347,7 @@ class WritingPythonKernel(PythonKernel):
 
 
 def _restore_copied_arguments(result: Returned, copies: Copies) -> Returned:
-    """Return ``result`` with the original arguments in place of their copies."""
+    """Return ``result`` with each contiguous copy of an argument replaced by the original argument."""
     if isinstance(result, (list, tuple)):
         return cast("Returned", type(result)([_restore_copied_arguments(cast("Returned", r), copies) for r in result]))
     return next((original for original, copy in copies if result is copy), result)
@@ -318,7 +360,8 @@ def compile_launch(
     free: Collection[str],
     scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
-    """Return ``(pass_on, launch)``, functions of all arguments and of further keywords.
+    """Return two generated functions ``(pass_on, launch)`` of all arguments and of further keywords, which call the
+    kernel function.
 
     Both call ``function`` with each argument at the parameter of its name. ``launch`` calls ``otherwise`` instead where
     an argument is strided, or while ``unchanged`` still checks calls. Both names are in ``scope``.
@@ -340,7 +383,9 @@ def compile_launch(
 
 
 def _is_contiguous_argument(arg: Arg) -> str:
-    """Return the source of the condition that an argument is contiguous."""
+    """Return the Python source of the condition that an argument, all members of a list included, is contiguous or
+    absent.
+    """
     name = argument_variable(arg)
     if arg.many:
         return f"all_contiguous({name})"
@@ -348,5 +393,5 @@ def _is_contiguous_argument(arg: Arg) -> str:
 
 
 def all_contiguous(tensors: Sequence[Tensor | None] | None) -> bool:
-    """Whether each tensor of a list is contiguous."""
+    """Whether each tensor of a list is contiguous. Absent members and an absent list count as contiguous."""
     return all(t is None or t.is_contiguous() for t in tensors or ())

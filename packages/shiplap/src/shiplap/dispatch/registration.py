@@ -34,20 +34,25 @@ FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words fo
 
 
 def core_overload_name(spec: OpSpec) -> str:
-    """Return the name of the overload that kernels implement: the op's own, or the one that writes."""
+    """Return the torch name that kernels implement: the op's own, or that of the helper op that only writes, for an op
+    that returns its arguments.
+    """
     return overload_below_autograd(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
 def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
-    """Return the names of the overloads that kernels implement: :func:`core_name`, and ``raw`` if ``guarded``."""
+    """Return the torch names that kernels implement: that of :func:`core_overload_name`, and the name below autograd if
+    ``guarded``.
+    """
     core = core_overload_name(spec)
     return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
 
 
 def _check_before_call(check: Check, call: FastPath) -> FastPath:
-    """Return ``call`` with a check of its arguments before it."""
+    """Return ``call`` as a function that first calls ``check`` with its positional arguments."""
 
     def checked(*args: Value) -> Result:
+        """Call ``check`` with the arguments, which raises for wrong ones, and return the result of ``call``."""
         check(args, {})
         return call(*args)
 
@@ -70,17 +75,21 @@ class RegisteredOp(Executor):
     _registrations: Registrations | None = None
 
     def operator_names(self) -> set[str]:
-        """Return the names under which graphs call the op: its overloads and its out-variant."""
+        """Return the torch names under which graphs call the op: those of its overloads and of its out-variant."""
         variant = [self.variant.overload] if self.variant is not None else []
         return {each.name() for each in (self.overload, self.mutating_overload, self.below_autograd, *variant)}
 
     @property
     def edition(self) -> int:
-        """The number of schemas that this process has declared under this name. Torch gets a new name for each."""
+        """The number of different schemas that this process has declared under the op's name, counting from 1. Torch
+        gets a new name for each.
+        """
         return self._registrations.edition if self._registrations is not None else 1
 
     def _reregister(self) -> None:
-        """Make torch recompile code that calls this op, since compiled graphs may rely on the previous declaration."""
+        """Make torch recompile the code that calls this op, by a new overload object, since compiled graphs may rely on
+        the previous declaration.
+        """
         there, name = self._registrations, self.spec.opname
         if there is not None:
             self.overload = there.new_overload_object(name)
@@ -93,7 +102,9 @@ class RegisteredOp(Executor):
         self._install_autograd()
 
     def install_fast_path(self) -> None:
-        """Install the shortest path of a plain call. An op that returns arguments is called by its own overload."""
+        """Install the shortest functions for a plain call, a recorded call and ``op.out``, from the kernels and
+        bindings that are attached now.
+        """
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
             composed = True  # the op as torch has it
@@ -102,60 +113,71 @@ class RegisteredOp(Executor):
             self.call_kernel = _check_before_call(check, self.call_kernel)
         native = self.native is not None and self.native.records
         plain = dispatcher_calls.builtin_of(self.overload)
-        self.record_natively = compile_native_record(self.spec, plain) if native else None
+        self._record_natively = compile_native_record(self.spec, plain) if native else None
         self.fast_execute = None if composed else make_fast_execute(self)
         if self.variant is not None:
             self.variant.install_fast_paths()
 
     def _check_of_plain_calls(self) -> Check | None:
-        """Return the check for numbers with a gradient, where plain calls do not check all arguments for gradients."""
+        """Return the check that refuses scalar arguments given as tensors with a gradient, if plain calls need it, else
+        None. Plain calls of other ops look for gradients in all arguments anyway.
+        """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
 
     def _install_autograd(self) -> None:
-        """Build the functions that autograd calls, again after each new gradient."""
+        """Build the functions by which autograd records calls of the op, at registration and again when a gradient is
+        declared.
+        """
         if self.needs_autograd:
             formula = self.run_surrogate
             made = make_autograd(
                 self.spec, self.mutating_overload, self.call_below_autograd, self.serve_tangent, formula, self.gradient
             )
             self.record_call, recorder = made
-            self.record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
+            self._record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the recorder that is in force: torch has this method registered for autograd, and a gradient may be
-        declared later.
+        """Return the result of the recorder that is installed now. Torch has this method registered for autograd, while
+        the recorder changes when a gradient is declared.
         """
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Call the op below autograd, as the autograd formula of the op does: under autocast, if the op has no rule."""
+        """Return the result of the op below autograd. Autocast stays in force, so that an op without an autocast rule
+        still runs under it.
+        """
         if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
         result: Result = dispatcher_calls.builtin_of(self.below_autograd)(*args, **kwargs)
         return result
 
     def call_converted(self, *args: Value) -> Result:
-        """Call the op with arguments that autocast has converted; only autograd has to see it."""
+        """Return the result of the op for arguments that autocast has converted. The call is recorded if an argument
+        requires a gradient.
+        """
         with dispatcher_calls.outside_autocast():
             if not torch.is_grad_enabled() or not dispatcher_calls.any_requires_grad(*args):
                 return self.call_kernel(*args)
-            if (recorded := self.record_natively) is None and self.record_plain_call is not None:
-                recorded = partial(self.record_plain_call, self.call_kernel)
+            if (recorded := self._record_natively) is None and self._record_plain_call is not None:
+                recorded = partial(self._record_plain_call, self.call_kernel)
             result: Result = self.record_call(None, *args) if recorded is None else recorded(*args)
             return result
 
     def _cast_arguments(self, kind: str, args: Args, kwargs: dict[str, Value]) -> tuple[Args, dict[str, Value]]:
-        """Return the positional arguments and the keywords of a call as autocast of this device type converts them."""
+        """Return the positional arguments and the keywords of a call, converted by the op's autocast rule for the
+        device type ``kind``.
+        """
         assert self.cast is not None
         if not kwargs:
             return self.cast(kind, args), kwargs
         return self.spec.split(self.cast(kind, self.spec.complete(args, kwargs)))
 
     def _register_with_torch(self) -> None:
-        """Register the op with torch."""
+        """Define the op in torch: its overloads, fake, vmap and autocast rules, autograd and out-variant."""
         spec, name = self.spec, self.spec.opname
         self._registrations = there = Registrations.of(spec.namespace, name)
+        # An op with view results is traced through its reference, and has no part below autograd.
         if spec.view:
             self._define_composed(there)
             self.mutating_overload = self.below_autograd = self.overload = there.overload(name)
@@ -171,7 +193,9 @@ class RegisteredOp(Executor):
         there.publish()
 
     def _define_overloads(self, there: Registrations, core: str) -> None:
-        """Define the op that kernels carry out, the part of it below autograd, and the op that returns arguments."""
+        """Define the overloads of the op: the one that kernels implement, the one below autograd, and the one that
+        returns arguments, if there is one.
+        """
         name, names = self.spec.opname, kernel_overload_names(self.spec, self.needs_autograd)
         if core != name:
             self._define_composed(there)  # first: torch forgets overloads in the order in which they were defined
@@ -191,7 +215,7 @@ class RegisteredOp(Executor):
         self.can_skip_dispatcher = apart and available("calls below autograd")
 
     def _define_overload(self, there: Registrations, name: str) -> None:
-        """Define the schema, the implementation and the fake under ``name``."""
+        """Define one overload under ``name``: its schema, implementation, fake and translation of errors."""
         there.define(schema_text(self.spec, name), dispatcher_tags(self.spec))
         there.translate_errors(name, self._explain_error, self.plan.numbers)
         there.implement(
@@ -200,31 +224,40 @@ class RegisteredOp(Executor):
         fake = make_fake(self)
 
         def keeping_calls_apart(*args: Value, **kwargs: Value) -> Result:
+            """Return the outputs of the fake implementation for an op with random results, after marking the overload
+            so that Inductor does not merge equal calls.
+            """
             dynamo.keep_calls_apart(there.overload(name))
             return fake(*args, **kwargs)
 
         there.fake(name, keeping_calls_apart if self.spec.draws else fake)
 
     def _explain_error(self, cause: Exception, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShiplapError | None:
-        """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused, or None."""
+        """Return the catalogue error of a call that native code, the schema or ``functionalize`` refused with
+        ``cause``, or None if there is none.
+        """
         if self.spec.mutated and FUNCTIONALIZED in str(cause):
             got, expected = "torch.func.functionalize or a nested region", "torch.compile or torch.export alone"
             return error("SL137", where=self.spec.name, got=got, expected=expected)
         return self.refusal(cause) or self.plan.misfit(args, kwargs)
 
     def _define_composed(self, there: Registrations) -> None:
-        """Define the op by what it is made of: other ops, which torch sees in its place."""
+        """Define an overload that is implemented by calls of other ops, which torch sees in its place when
+        it traces.
+        """
         name = self.spec.opname
         there.define(public_schema(self.spec, name), dispatcher_tags(self.spec))
-        there.implement_by_ops(name, self._seen_through if self.spec.view else self._write)
+        there.implement_by_ops(name, self._run_with_views if self.spec.view else self._run_and_return_arguments)
 
-    def _write(self, *args: Value, **kwargs: Value) -> Result:
-        """Write to the arguments and return them: the implementation of an op that returns arguments."""
+    def _run_and_return_arguments(self, *args: Value, **kwargs: Value) -> Result:
+        """Return all results of an op that returns arguments, after calling the helper op that writes to them."""
         given = self.spec.complete(args, kwargs)
         positional, named = self.spec.split(given)
         return all_results(self.spec, given, self.mutating_overload(*positional, **named))
 
-    def _seen_through(self, *args: Value, **kwargs: Value) -> Result:
-        """Check the arguments, run the reference and check the results: the implementation of an op with views."""
+    def _run_with_views(self, *args: Value, **kwargs: Value) -> Result:
+        """Return the checked results of the reference, run on checked arguments: the implementation of an op with view
+        results.
+        """
         call = self.bind(self.spec.complete(args, kwargs))
         return check_view_results(self.spec, call, self.run_reference(call.args))

@@ -7,17 +7,17 @@ from shiplap.dispatch.op import Op, declared_ops
 
 
 def declared_op_list() -> tuple[Op, ...]:
-    """Return the declared ops, sorted by name."""
+    """Return all ops declared in this process, sorted by name."""
     return tuple(declared_ops[name] for name in sorted(declared_ops))
 
 
 def find_declared_op(name: str) -> Op | None:
-    """Return the op ``namespace::name``, or None."""
+    """Return the op declared as ``namespace::name``, or None if there is none."""
     return declared_ops.get(name)
 
 
 def forget_op(name: str) -> None:
-    """Remove a declared op.
+    """Remove a declared op from the registry and from the keys of compile caches.
 
     Tests do so, since their ops must not meet those of other tests. Its registrations in torch stay.
     """

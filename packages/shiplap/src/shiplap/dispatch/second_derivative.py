@@ -31,6 +31,9 @@ class SecondDerivative:
     """The call of an op's backward where autograd records it."""
 
     def __init__(self, spec: OpSpec, backward: Backward, formula: Formula) -> None:
+        """Prepare second derivatives for the op with the declared gradient ``backward``. ``formula`` is the
+        differentiable function from which they can be computed.
+        """
         self.spec, self.backward, self.formula = spec, backward, formula
         self.silent = [n for n in backward.saves if n in spec.results and n in spec.detached]
         self._varying: dict[tuple[bool, ...], frozenset[str]] = {}
@@ -38,12 +41,14 @@ class SecondDerivative:
     def __call__(
         self, grads: Sequence[Any], saved: Any, needs: Any, shapes: Mapping[str, Shape], level: int = 0
     ) -> Gradients:
-        """Return what the backward returned, or gradients in its place. Neither is held to the contract yet.
+        """Return the gradients of a backward that is itself differentiated: those of the declared function if autograd
+        recorded them fully, those of the reference, or ones whose derivatives raise SL313. They are not checked.
 
         ``level`` is the level of torch.func at which the call was recorded, 0 outside of all.
         """
         grad: Any = grads[0] if len(self.spec.results) == 1 else tuple(grads)
         call = self.backward.fn
+        # The author states that the backward can be differentiated as it is.
         if self.backward.once_differentiable is False:
             return call(grad, saved, needs)
         silent = [n for n in self.silent if any(map(_is_floating_point_tensor, _tensors_in_nested(vars(saved)[n])))]
@@ -57,6 +62,7 @@ class SecondDerivative:
         if silent:
             varying = self._varying_results(shapes, saved)
             silent = [n for n in silent if n in varying]
+        # Without a tensor that autograd tracks there is no derivative to lose.
         if not live and not silent:
             return call(grad, saved, needs)
         constants = [
@@ -69,6 +75,7 @@ class SecondDerivative:
         if not gap:
             return result
         args = self._arguments(saved)
+        # Run again, a reference with random results would draw other numbers.
         if args is not None and not self.spec.random and not settings().strict:
             made = self._by_formula(args, grads, needs)
             if made is not None:
@@ -82,7 +89,9 @@ class SecondDerivative:
         return self._refusing(result, live if linked else [], tensors, level, gap)
 
     def _linked(self, saved: Any, needs: Any) -> bool:
-        """Whether a saved tensor leads from each gradient to the argument that it is of."""
+        """Whether for each needed gradient autograd knows a saved tensor to which an error can be attached: a result,
+        or the argument itself.
+        """
         if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
         return all(name in vars(saved) for name, needed in vars(needs).items() if needed)
@@ -92,12 +101,14 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """Return ``result`` with tensors whose derivatives raise SL313.
+        """Return the gradients ``result`` as tensors whose own derivatives raise SL313 with the reason ``gap``.
+        ``live`` are the tensors that autograd tracks and to which the error is attached.
 
         Raise SL313 at once where no tensor can carry it.
         """
 
         def refuse() -> ShiplapError:
+            """Return SL313 with the gap in the recorded operations."""
             return error(
                 "SL313",
                 where=f"{self.spec.name}, its backward",
@@ -121,6 +132,9 @@ class SecondDerivative:
         rest = dict(zip(map(id, given), made, strict=True))
 
         def replaced(value: Gradient) -> Gradient:
+            """Return the gradient, or the list of them, with each tensor replaced by the one that refuses
+            derivatives.
+            """
             if isinstance(value, Tensor):
                 return rest.get(id(value), value)
             return [cast("Tensor | None", replaced(v)) for v in value] if isinstance(value, (list, tuple)) else value
@@ -130,7 +144,7 @@ class SecondDerivative:
     # --- what the reference gives in its place ------------------------------------------------------------------------
 
     def _arguments(self, saved: Any) -> list[Value] | None:
-        """Return all arguments of the call, None where a tensor was not saved."""
+        """Return all arguments of the recorded call in order, or None if a tensor argument was not saved."""
         given = vars(saved)
         if any(a.name not in given for a in self.spec.args):
             return None
@@ -139,13 +153,18 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """Return the gradients of the reference, recorded: None where it leaves the graph."""
+        """Return the gradients by argument, computed from the formula such that autograd records them. None where no
+        result depends on an argument.
+        """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
         inputs = [t for t in _tensors_in_nested(given) if _is_floating_point_tensor(t)]
         pulled = [g for g in _tensors_in_nested(list(grads)) if _is_floating_point_tensor(g)]
 
         def results(*tensors: Tensor) -> tuple[Tensor, ...]:
+            """Return the floating-point results of the formula, with ``tensors`` in place of the tensors of the
+            arguments that need a gradient.
+            """
             rest = iter(tensors)
             own = {name: _replace_floating(value, rest) for name, value in given.items()}
             made = self.formula(tuple([own.get(a.name, v) for a, v in zip(self.spec.args, args, strict=True)]))
@@ -164,7 +183,8 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the results without a gradient that depend smoothly on an argument, unlike the mask of a dropout.
+        """Return the names of results without a gradient that still depend smoothly on an argument, unlike the mask of
+        a dropout.
 
         The formula is run on fakes, once for each set of arguments that are there. All, where that fails.
         """
@@ -177,7 +197,9 @@ class SecondDerivative:
         return self._varying[key]
 
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the results of the formula through which no second gradient flows, seen under fake tensors."""
+        """Return the names of results declared without a gradient that, on a run of the formula with fake tensors,
+        depend on arguments that require one.
+        """
         scalars = vars(saved)
         with torch_private.fake_mode(symbolic=False), torch.enable_grad():
             args = [
@@ -200,11 +222,15 @@ class _DerivativeRefusal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, refuse: Callable[[], ShiplapError], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return views of the first ``count`` tensors. ``ctx`` keeps ``refuse``, which makes the error for the
+        backward.
+        """
         ctx.refuse = refuse
         return tuple([t.view_as(t) for t in tensors[:count]])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Raise the error that ``refuse`` returns, since a derivative of these tensors would be wrong."""
         raise ctx.refuse()
 
 
@@ -261,6 +287,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
     """
 
     def __init__(self, lost: Sequence[tuple[Tensor, str]]) -> None:
+        """Start with the tensors of ``lost``, each with the reason why its dependence on arguments is not recorded."""
         super().__init__()
         self._lost = {id(t): (t, why) for t, why in lost}  # the tensor stays, so that its id is not given again
         self._made: dict[int, weakref.ref[Tensor]] = {}
@@ -269,20 +296,27 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Run one function of torch, note which tensors it made and which lost their gradient, and return
+        its result.
+        """
         result = func(*args, **(kwargs or {}))
         self._note(_torch_function_name(func), args, kwargs or {}, result)
         return result
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record one torch call: tensors that it makes, and those that lose their gradient."""
+        """Record one torch call: the tensors that it makes, and those through which no gradient flows although an
+        argument has one.
+        """
         outs = list(_tensors_in_nested(result))
         given = [t for t in _tensors_in_nested([*args, *kwargs.values()]) if _is_floating_point_tensor(t)]
         why = next((self._lost[id(t)][1] for t in given if id(t) in self._lost), "")
+        # Results of constants alone have no gradient to lose.
         if not (why or any(map(is_tracked, given))) or name in _CONSTANT:
             self._made.update((id(t), weakref.ref(t)) for t in outs)
             return
         if name in _EXPORTS:
             self._exported = self._exported or why or f"{name}() of a tensor with a gradient"
+        # A write to a view changes the tensor below it as well.
         if _writes_in_place(name) and args and isinstance(args[0], Tensor):
             outs += [t for t in (args[0], args[0]._base) if t is not None]
         for out in outs:
@@ -293,11 +327,15 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     self._lost.pop(id(out), None)
 
     def is_lost(self, tensor: Tensor) -> bool:
-        """Whether the tensor depends on values that autograd did not follow."""
+        """Whether the tensor depends on values that autograd did not record, or whether values were exported to Python
+        at any time.
+        """
         return id(tensor) in self._lost or bool(self._exported)
 
     def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
-        """Return the reason why a derivative of a needed gradient would be wrong. Empty where it is right."""
+        """Return the reason why a derivative of a needed gradient in ``result`` would be wrong, or an empty text.
+        ``live`` are the tensors that autograd tracks.
+        """
         known = {id(t) for t in live}
         for name, value in result.items():
             for tensor in _tensors_in_nested(value) if vars(needs).get(name) else ():
@@ -305,6 +343,7 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
                     return self._lost[id(tensor)][1]
                 if self._exported:
                     return self._exported
+                # The id alone does not suffice, since it may belong to a newer object.
                 made = self._made.get(id(tensor), lambda: None)() is tensor
                 seen = is_tracked(tensor) or made or id(tensor) in known
                 if not seen and live and _is_floating_point_tensor(tensor):
@@ -313,7 +352,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 
 
 def _autograd_gap(name: str, out: Tensor) -> str:
-    """Return the reason why autograd does not know how a result depends on arguments with a gradient.
+    """Return the reason why autograd cannot differentiate ``out``, the result of the torch function ``name``, or an
+    empty text if it can.
 
     Empty where it does.
     """
@@ -327,14 +367,16 @@ def _autograd_gap(name: str, out: Tensor) -> str:
 
 
 def _writes_in_place(name: str) -> bool:
-    """Whether a function of that name changes its first argument."""
+    """Whether the torch function ``name`` changes its first argument, as ``add_``, ``__iadd__`` and ``__setitem__``
+    do.
+    """
     if name in ("__setitem__", "__set__"):
         return True
     return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name not in ("__index__",))
 
 
 def _torch_function_name(func: Any) -> str:
-    """Return the name of a function of torch, or of the attribute that it reads."""
+    """Return the name of a torch function, operator or attribute getter as ``__torch_function__`` receives it."""
     if type(func).__name__ == "OpOverload":
         return str(func.name())
     name = str(func.__name__)
@@ -342,11 +384,12 @@ def _torch_function_name(func: Any) -> str:
 
 
 def _is_floating_point_tensor(tensor: Tensor) -> bool:
+    """Whether the tensor is of a floating-point or complex dtype."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested sequences."""
+    """Yield all tensors in nested lists, tuples and mappings, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (str, bytes)):
@@ -361,7 +404,9 @@ def _tensors_in_nested(value: Any) -> Iterator[Tensor]:
 def _pull_back(
     results: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> Sequence[Tensor | None] | None:
-    """Return the gradients of ``results(*inputs)``, recorded. None where no result depends on an input."""
+    """Return the gradient of ``results(*inputs)`` for each input, or None for an input without one, recorded by
+    autograd. None where no result depends on an input.
+    """
     with torch.enable_grad():
         own = [t.view_as(t) for t in inputs]  # the gradient of one argument, whatever the arguments have in common
         made = results(*own)
@@ -375,26 +420,33 @@ def _pull_back(
 
 
 def _replace_floating(value: Value, rest: Iterator[Tensor | None]) -> Any:
-    """Return ``value`` with the next of ``rest`` for each floating-point tensor, and None for any other one."""
+    """Return ``value`` with each floating-point tensor replaced by the next one of ``rest``, and other tensors by None.
+    Lists are kept.
+    """
     if isinstance(value, Tensor):
         return next(rest) if _is_floating_point_tensor(value) else None
     return [_replace_floating(v, rest) for v in cast("Sequence[Any]", value)] if value is not None else None
 
 
 def _detach_nested(value: Value) -> Value:
-    """Return a value with its tensors detached."""
+    """Return a tensor, or the tensors in a list, detached from the autograd graph. Other values are returned as they
+    are.
+    """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_detach_nested(cast("Value", v)) for v in value])
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def _fake_tensors(arg: Arg, shape: Shape) -> Any:
-    """Return fake tensors of that shape, which require a gradient where they can."""
+    """Return zeros of this shape under the current fake mode, or a list of them, for an argument. They require a
+    gradient if their dtype can have one.
+    """
     if shape is None:
         return None
     if isinstance(shape, list):
         return [_fake_tensors(arg, each) for each in shape]
     kinds = arg.tensor.dtypes if arg.tensor is not None else ()
     dtype = torch.float32 if not kinds or "float32" in kinds else getattr(torch, kinds[0])
+    # The values do not matter under fake tensors, only what autograd records of them.
     made = torch.zeros(tuple(shape), dtype=dtype)
     return made.requires_grad_() if _is_floating_point_tensor(made) else made

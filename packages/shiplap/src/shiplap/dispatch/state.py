@@ -28,18 +28,25 @@ from shiplap.plan import CallPlan
 from shiplap.torch_private import dispatcher_calls
 
 Sampler: TypeAlias = Callable[..., Args]  # fn(rng, sizes, dtype, device) -> all arguments
+# One object, so that the comparison by identity holds for a device without kernels.
 _NO_KERNELS: list[Kernel] = []
 
 
 def bind_sampler(spec: OpSpec, sampler: Sampler) -> Sampler:
-    """Return ``sampler`` as a function of ``(rng, sizes, dtype, device)``. Raise SL123 for another parameter name."""
+    """Return the author's sample builder as a function of ``(rng, sizes, dtype, device)``, by position. Raises SL123
+    for a parameter with another name.
+    """
     names = ("rng", "sizes", "dtype", "device")
     named = bind_names(sampler, names, id="SL123", where=f"{spec.name}, samples")
+    # The wrapper costs a call, so that only ops with Enum arguments have it.
     if not spec.enumerated:
         return named
 
     @wraps(sampler)
     def with_members(rng: Value, sizes: Mapping[str, Value], dtype: Value, device: Value) -> Args:
+        """Call the sample builder with enum members in ``sizes``, and return its arguments with the members as the
+        values that the schema takes.
+        """
         return to_values(spec, named(rng, to_members(spec, sizes), dtype, device))
 
     return with_members
@@ -68,6 +75,7 @@ class OpState(HasCode):
     """
 
     def __init__(self, spec: OpSpec, reference: Callable[..., Returned]) -> None:
+        """Start an op without kernels and gradient, with its call plan and with the facts that follow from ``spec``."""
         self.spec, self.reference = spec, gives_result(spec, reference)
         self.signature = inspect.signature(reference)
         self.kernels: dict[str, list[Kernel]] = {}
@@ -89,7 +97,8 @@ class OpState(HasCode):
     def sharding(
         self, inputs: Mapping[str, ShardedPart] | None = None, outputs: ShardedPart | Sequence[ShardedPart] = ()
     ) -> None:
-        """Declare a rule by which DTensor may shard calls of the op. Declared rules replace the derived ones.
+        """Declare a rule by which DTensor may shard calls of the op over devices. Declared rules replace the derived
+        ones.
 
         Each call of this method adds one rule. ``op.sharding()`` without arguments forbids sharding.
         ``shiplap audit --check sharding`` proves the rules.
@@ -109,7 +118,8 @@ class OpState(HasCode):
         self.shardings = (*(self.shardings or ()), *rules)
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Check all arguments in declared order, real tensors or fakes. Trailing defaults may be left out.
+        """Return the checked call of ``args``, real tensors or fakes in declared order: the arguments with the values
+        of all dims. Trailing defaults may be left out.
 
         Raises:
             ArgumentError: SL201 to SL210, where the arguments do not fit the declaration.
@@ -117,15 +127,17 @@ class OpState(HasCode):
         return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
-        """Run the reference on all arguments in declared order, outside of autocast. Its result is not checked."""
+        """Return the unchecked result of the reference on all arguments in declared order, run outside of autocast."""
         return self._run_function(self.reference, args)
 
     def run_surrogate(self, args: Args) -> Returned:
-        """Run the function whose derivative the gradient is on all arguments, outside of autocast."""
+        """Return the result of the function whose derivative is the gradient of the op, on all arguments, outside of
+        autocast.
+        """
         return self._run_function(self.surrogate, args)
 
     def _run_function(self, function: Callable[..., Returned], args: Args) -> Returned:
-        """Call an author's function outside of autocast."""
+        """Return the result of an author's function on all arguments in declared order, called outside of autocast."""
         positional, named = self.spec.split(args)
         if dispatcher_calls.any_autocast():
             with dispatcher_calls.outside_autocast():
@@ -134,27 +146,30 @@ class OpState(HasCode):
 
     @property
     def surrogate(self) -> Surrogate:
-        """The function whose derivative the gradient of the op is: the reference, or the declared surrogate of it."""
+        """The function whose derivative is the gradient of the op: the declared surrogate, else the reference."""
         return self.gradient.surrogate if self.gradient and self.gradient.surrogate else self.reference
 
     @property
     def file(self) -> str:
-        """The path of the file that declares the op."""
+        """The absolute path of the source file that declares the op."""
         path: str = inspect.unwrap(self.reference).__code__.co_filename
         return os.path.abspath(path)
 
     def native_kernels(self, device: str) -> list[Kernel]:
-        """Return the kernels for a device type that are not templates."""
+        """Return the kernels for a device type that were written by hand, without those of templates."""
         return [k for k in self.kernels.get(device, ()) if k.template is None]
 
     def native_choices(self, device: str) -> list[Kernel]:
-        """Return the kernels among which native code picks: the first ones that are tried, C functions of one library.
+        """Return the kernels among which native code picks on a device type: the first ones in the order of trying, as
+        long as they are C functions of one library.
 
-        A ``supports`` is asked by Python. From such a kernel on, and from a kernel of Python on, Python picks.
+        Only Python can call a ``supports``. From the first kernel on that has one, or that is a Python function, Python
+        picks.
         """
         chosen: list[Kernel] = []
         for kernel in (kernels := self.native_kernels(device)):
             form = kernel.native
+            # Native code cannot call a supports() of Python, nor pick between a generated function and others.
             if form is None or kernel.supports is not None or (form.generated and len(kernels) > 1):
                 break
             if chosen and chosen[0].native is not None and form.library != chosen[0].native.library:
@@ -172,6 +187,7 @@ class OpState(HasCode):
         """
         bound = self.kernels.get(device, _NO_KERNELS)
         known = self._eager.get(device)
+        # Adding a kernel makes a new list, so its identity tells whether the stored selection still holds.
         if known is None or known[0] is not bound:
             library = device in self.spec.reference_is_fast_on
             ready = [k for k in bound if k.template is None or (k.template.default and not library)]
@@ -179,7 +195,10 @@ class OpState(HasCode):
         return known[1]
 
     def attach_kernel(self, kernel: Kernel) -> None:
-        """Add a kernel. One written by the author is tried before all others, a template's kernel last."""
+        """Add a kernel for its device type, in place of one with the same name. A kernel of the author is tried before
+        all others, a template's kernel last.
+        """
+        # A kernel of the author keeps its place when a template of the same name is declared.
         others = [k for k in self.kernels.get(kernel.device, []) if k.name != kernel.name or k.template is None]
         if kernel.template is None:
             self.kernels[kernel.device] = [kernel, *(k for k in others if k.name != kernel.name)]
@@ -188,11 +207,15 @@ class OpState(HasCode):
 
     @property
     def identity(self) -> str:
-        """The digest of everything that compiled code depends on: declaration, reference, gradient and kernels."""
+        """The digest of the declaration and of the code of reference, gradient, kernels and templates, on which
+        compiled code depends.
+        """
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the declaration, its functions, and all kernels and templates in the order of trying them."""
+        """Yield a label and a value for each part of the op's code: reference, gradient, then kernels and templates in
+        the order of trying them.
+        """
         yield f"op {self.spec.digest} {self.rule if self.rule != read_bucket_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
         for device, kernels in sorted(self.kernels.items()):

@@ -26,6 +26,7 @@ Source: TypeAlias = str | Callable[..., Any] | type[torch.autograd.Function]
 ANY_SOURCE = "the name of an op, an autograd.Function or a function"
 DEVICES = ("cpu", "cuda")  # for which a source without a dispatch key is called
 DEVICE_KEYS = {"CPU": "cpu", "CUDA": "cuda", "XPU": "xpu", "MPS": "mps"}
+# Under these keys one implementation serves each device type.
 EVERYWHERE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 OTHER_RULES = {
     "AutocastCPU": "its autocast rule, in place of which autocast= of the declaration is in force",
@@ -48,6 +49,7 @@ class Adoption:
     left: tuple[str, ...]
 
     def __str__(self) -> str:
+        """Return what the new op has taken from the source and what was left, a line each."""
         rows = [*(f"  taken  {text}" for text in self.taken), *(f"  left   {text}" for text in self.left)]
         return "\n".join([f"from {self.source}:", *rows])
 
@@ -64,19 +66,22 @@ class SourceParts:
 
 
 def take_over(op: Op, parts: SourceParts) -> Adoption:
-    """Bind the kernels and the gradient of a source to ``op``."""
+    """Bind the kernels and the gradient of an existing implementation, ``parts``, to ``op``. Return which parts were
+    taken and which were left.
+    """
     spec = op.spec
     taken = [f"kernel on {', '.join(parts.devices)}"] if parts.devices else []
     left = list(parts.left) + ([] if parts.devices else ["kernels: torch has none for a device type"])
     for device in parts.devices:
-        op.kernel(device, _named(spec, parts.call), name=parts.name.rpartition("::")[2], strided=True)
+        op.kernel(device, _kernel_by_name(spec, parts.call), name=parts.name.rpartition("::")[2], strided=True)
     if not op.differentiable:
         left += ["gradient: the declared op has none"] if parts.differentiable else []
+    # The gradient would belong to other random numbers than the result.
     elif parts.differentiable and spec.draws:
         left.append("gradient: run again, the source would draw other random numbers, declare one with @op.backward")
     elif parts.differentiable:
         saves = [a.name for a in spec.tensors]
-        op.backward(_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
+        op.backward(_source_gradient(spec, parts.call), saves=saves, strided=True, once_differentiable=True)
         taken.append("gradient, which runs the source again under autograd; a gradient of the gradient is refused")
     else:
         left.append("gradient: the source has none, declare one with @op.backward")
@@ -85,38 +90,44 @@ def take_over(op: Op, parts: SourceParts) -> Adoption:
 
 
 def read_source(spec: OpSpec, source: Source, devices: tuple[str, ...]) -> SourceParts:
-    """Return the parts of a source. Raise SL142 where it does not fit the declaration, SL501 if torch has no such op.
+    """Return name, function, device types and differentiability of ``source``. Raises SL142 where it does not fit the
+    declaration, SL501 if torch has no such op.
 
     ``devices``: on which it is called, empty for those for which it has kernels.
     """
     if isinstance(source, str):
         return _read_registered(spec, source, devices)
     if isinstance(source, type) and issubclass(source, torch.autograd.Function):
+        # A forward without setup_context takes the context as its first argument.
         own_context = source.setup_context is not torch.autograd.Function.setup_context
         _check_count(spec, source.__name__, source.forward, 0 if own_context else 1)
         return SourceParts(source.__name__, source.apply, devices or DEVICES, True)
     if not callable(source):
-        raise _unfit(spec, f"a {type(source).__name__}", ANY_SOURCE, "pass one of these")
+        raise _unfit_source_error(spec, f"a {type(source).__name__}", ANY_SOURCE, "pass one of these")
     name = source_name(source)
     _check_count(spec, name, source, 0)
     return SourceParts(name, source, devices or DEVICES, False)
 
 
 def source_name(source: object) -> str:
-    """Return the name of a function or a class, or that of the class of another object."""
+    """Return the name of a function or a class, or of the class of another object."""
     named = source if inspect.isroutine(source) or isinstance(source, type) else type(source)
     return str(named.__name__)
 
 
 def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> SourceParts:
-    """Return the parts of a registered op. Raises SL142 where its schema does not fit, SL501 without an op."""
+    """Return the parts of the op that is registered in torch as ``name``. Raises SL142 where its schema does not fit
+    the declaration, SL501 if there is no such op.
+    """
     namespace, _, rest = name.partition("::")
     overload = find_overload(namespace, rest) if rest else None
     if overload is None:
         fix = "import the library that registers it first"
         raise error("SL501", where=spec.name, got=f"{name} is not registered", expected=f"torch.ops.{name}", fix=fix)
     if name == spec.name:
-        raise _unfit(spec, f"into={name!r}, the name that it has", "another name: torch keeps both ops", "change into=")
+        raise _unfit_source_error(
+            spec, f"into={name!r}, the name that it has", "another name: torch keeps both ops", "change into="
+        )
     schema = overload._schema
     keys = dispatch_keys(name)
     found = [device for key, device in DEVICE_KEYS.items() if key in keys]
@@ -125,18 +136,22 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     own = [a.name for a in spec.args]
     names = [a.name for a in schema.arguments]
+    # Arguments are matched by name if all names agree, else by position.
     places = dict(zip(names, own, strict=False)) if {*own} - {*names} else {n: n for n in own}
     required = [a.name for a in schema.arguments if not a.has_default_value()]
     if len(own) > len(names) or {*required} - places.keys():
-        raise _unfit(spec, str(schema), f"as many arguments as the declaration has: {', '.join(own)}")
+        raise _unfit_source_error(spec, str(schema), f"as many arguments as the declaration has: {', '.join(own)}")
     if {places.get(n, n) for n in written} != {*spec.mutated}:
         got, fix = (
             f"it writes to {', '.join(sorted(written)) or 'no argument'}",
             "declare the same arguments in mutates=",
         )
-        raise _unfit(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
+        raise _unfit_source_error(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
 
     def call(*args: Any) -> Any:
+        """Return the result of the registered op for the declared arguments ``args``, each passed under the name that
+        its schema has for it.
+        """
         values = dict(zip(own, args, strict=True))
         return overload(**{name: values[mine] for name, mine in places.items()})
 
@@ -146,7 +161,9 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
 
 
 def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context: int) -> None:
-    """Raise SL142 where a function whose signature is known does not take the arguments of the declaration."""
+    """Raise SL142 if ``function`` cannot take the declared arguments by position, and ``context`` more before them.
+    Nothing is checked if its signature is unknown.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of a compiled extension
@@ -155,17 +172,20 @@ def _check_count(spec: OpSpec, name: str, function: Callable[..., Any], context:
         signature.bind(*[None] * (len(spec.args) + context))
     except TypeError as e:
         expected = f"{len(spec.args)} arguments by position: {', '.join(a.name for a in spec.args)}"
-        raise _unfit(spec, f"{name}{signature}: {e}", expected) from None
+        raise _unfit_source_error(spec, f"{name}{signature}: {e}", expected) from None
 
 
-def _unfit(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
+def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") -> ShiplapError:
+    """Return SL142, the error of a source that does not fit the declaration."""
     return error("SL142", where=spec.name, got=got, expected=expected, fix=fix)
 
 
-def _named(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call``, which takes arguments by position, as a kernel that takes them by name."""
+def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel function that takes the arguments by name and passes them by position to ``call``, the source."""
 
     def kernel(**values: Any) -> Any:
+        """Run the source without recording gradients, and return its result, a tuple for several outputs."""
+        # The op's own gradient is recorded above the kernel, not the operations of the source.
         with torch.no_grad():
             result = call(*[values[a.name] for a in spec.args])
         return tuple(result) if isinstance(result, list) and len(spec.results) > 1 else result
@@ -173,49 +193,62 @@ def _named(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
-    """Return the gradient function that runs the source again and asks autograd."""
+def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
+    """Return a gradient function for the new op, which runs the source again under autograd and differentiates it."""
     tensors = {a.name for a in spec.tensors}
 
     def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
+        """Return the gradient of each needed argument by name, from a new run of the source under autograd. Raises
+        SL304 inside a transform of torch.func.
+        """
         if is_transform_active():  # its tensors cannot be made leaves
             got, fix = "a gradient by torch.func, of a source that autograd differentiates", "declare @op.backward"
             raise error("SL304", where=spec.name, got=got, expected="a gradient by autograd", fix=fix)
         wanted = [name for name, needed in vars(needs).items() if needed]
         given = {a.name: vars(saved)[a.name] for a in spec.args}
-        leaves = {n: _leaf(v) if n in wanted else v for n, v in given.items()}
+        leaves = {n: _as_leaf(v) if n in wanted else v for n, v in given.items()}
         with torch.enable_grad():
             result = call(*leaves.values())
         upper = grad if isinstance(grad, (tuple, list)) else (grad,)
-        pairs = [(r, g) for r, g in zip(_flat(result), _flat(upper), strict=True) if _differentiates(r)]
-        inputs = [t for name in wanted for t in _flat(leaves[name]) if _differentiates(t)]
+        pairs = [
+            (r, g)
+            for r, g in zip(_flatten_nested(result), _flatten_nested(upper), strict=True)
+            if _requires_gradient(r)
+        ]
+        # Integer tensors among the needed arguments have no gradient.
+        inputs = [t for name in wanted for t in _flatten_nested(leaves[name]) if _requires_gradient(t)]
         found = iter(torch.autograd.grad([r for r, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
-        return {name: _like(leaves[name], found) if name in wanted else None for name in given if name in tensors}
+        return {name: _in_form_of(leaves[name], found) if name in wanted else None for name in given if name in tensors}
 
     return gradients
 
 
-def _leaf(value: Any) -> Any:
-    """Return a value with its tensors as leaves that require gradients."""
+def _as_leaf(value: Any) -> Any:
+    """Return a value, or the members of a list, with floating-point tensors replaced by detached ones that require
+    gradients.
+    """
     if isinstance(value, (list, tuple)):
-        return [_leaf(v) for v in value]
+        return [_as_leaf(v) for v in value]
     floats = isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
     return value.detach().requires_grad_() if floats else value
 
 
-def _flat(value: Any) -> list[Any]:
-    """Return the leaves of nested lists and tuples in one list."""
+def _flatten_nested(value: Any) -> list[Any]:
+    """Return the innermost values of nested lists and tuples as one list."""
     if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _flat(v)]
+        return [t for v in value for t in _flatten_nested(v)]
     return [value]
 
 
-def _differentiates(value: Any) -> bool:
+def _requires_gradient(value: Any) -> bool:
+    """Whether the value is a tensor that requires a gradient."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _like(value: Any, found: Any) -> Any:
-    """Return the next gradients in the form of an argument: a tensor, or a list."""
+def _in_form_of(value: Any, found: Any) -> Any:
+    """Return the next gradients of ``found`` in the form of ``value``: one, or a list. None where the value requires no
+    gradient.
+    """
     if isinstance(value, (list, tuple)):
-        return [_like(v, found) for v in value]
-    return next(found) if _differentiates(value) else None
+        return [_in_form_of(v, found) for v in value]
+    return next(found) if _requires_gradient(value) else None

@@ -27,7 +27,7 @@ MOST_REMEMBERED_CALLS = 4096  # calls remembered per op: exact sizes may all dif
 
 @dataclass(frozen=True)
 class ChoiceEntry:
-    """One line of the table. ``key`` is ``(device type, *Rule.key)``, ``source`` the identity of the op.
+    """One line of the table. ``key`` is ``(device type, *BucketRule.key)``, ``source`` the identity of the op.
 
     ``place`` names what a choice depends on beside the call, such as the code around it in a compiled graph. Eager
     calls ignore an entry that has a place.
@@ -42,7 +42,7 @@ class ChoiceEntry:
 
     @property
     def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
-        """The calls that the entry is for."""
+        """The calls to which the entry applies: op, digest of the op's code, key of sizes and dtypes, and place."""
         return self.op, self.source, self.key, self.place
 
 
@@ -58,11 +58,15 @@ class UnprovenChoice(MissingChoice):
     """An entry for a kernel whose configs depend on sizes. Each call checks that the config is valid for its sizes."""
 
     def __init__(self, kernel: Kernel, entry: ChoiceEntry) -> None:
+        """Start without any checked call, for an entry whose config the kernel declares only for some sizes."""
         self.kernel, self.entry = kernel, entry
         self.known: dict[Key, Kernel | MissingChoice] = {}
 
     def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the entry's config, if the config is valid for the sizes of ``call``."""
+        """Return the kernel with the entry's config if the config is declared for the sizes of ``call``, else
+        MISSING_CHOICE. Results are remembered by sizes.
+        """
+        # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
         answer = self.known.get(sizes)
         if answer is None:
@@ -72,7 +76,9 @@ class UnprovenChoice(MissingChoice):
         return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the stored config where the kernel still declares it, else MISSING_CHOICE."""
+        """Return the kernel with the entry's config if it is declared for the sizes of ``call``. Otherwise issue a
+        notice and return MISSING_CHOICE.
+        """
         space = self.kernel.space
         listed = space.configs(call.env) if space is not None else ()
         config = next((c for c in listed if c == self.entry.config), None)
@@ -85,10 +91,12 @@ class UnprovenChoice(MissingChoice):
 
 
 def _entry_summary(entry: ChoiceEntry) -> str:
+    """Return the config of an entry as text of at most 200 characters."""
     return str(entry.config)[:200]
 
 
 def _notice_ignored_entry(op: OpState, why: str) -> None:
+    """Issue a notice, once for each op, that a stored choice is not used, and why."""
     notice(f"stale {op.spec.name}", f"{op.spec.name}: a stored choice is not used: {why}")
 
 
@@ -102,6 +110,7 @@ from_packages: Callable[[], None] | None = None  # set by shiplap.tune: reads wh
 
 listeners: list[Callable[[], None]] = []  # called when choices have changed: native code holds a copy
 
+# By op, then by key, place and digest of the code: tables of several versions are held side by side.
 _entries: dict[str, dict[tuple[Key, tuple[tuple[str, str], ...], str], ChoiceEntry]] = {}
 _resolved: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}
 _memo: dict[str, dict[Key, Kernel | MissingChoice | None]] = {}  # by the quick key: what was found for it
@@ -111,19 +120,24 @@ _asked = False  # whether the packages of all declared ops have been looked into
 
 
 def note_declared_op() -> None:
-    """Note that an op was declared, whose package may contain choices. The next call reads them, an import does not."""
+    """Note that an op was declared, whose package may ship tuned choices. They are read at the next call, since an
+    import reads no files.
+    """
     global _asked
     _asked = False
     refresh_active()
 
 
 def ready_calls(op: str) -> ReadyCalls:
-    """Return the prepared launches of ``op``, always in the same dict. A change of choices or ops clears the dict."""
+    """Return the dict of prepared launches of ``op``, the same object each time. It is cleared when choices or ops
+    change.
+    """
     return _ready.setdefault(op, {})
 
 
 def ensure_choices_loaded() -> None:
-    """Read the environment variables and what came with packages, once, at the first call or trace after an import.
+    """Load the tuned choices of environment variables and of packages, once after an import, at the first call or
+    trace.
 
     An import reads nothing.
     """
@@ -145,18 +159,22 @@ def ensure_choices_loaded() -> None:
 
 
 def refresh_active() -> None:
-    """Recompute ``active`` after one of the other switches was set."""
+    """Recompute ``active``, the switch that makes calls look up choices, after entries, observer or frozen table have
+    changed.
+    """
     global active
     active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
 
 
 def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, *, below: bool = False) -> None:
-    """Add ``entries``. With ``file`` they replace all other entries and are frozen; ``file=""`` unfreezes.
+    """Add tuned choices to the table. With ``file`` they replace all other entries and are frozen, with ``file=""`` the
+    table is unfrozen.
 
     With ``below``, an existing entry for the same calls stays.
     """
     global frozen, _asked
     if file is not None:
+        # The packages are read again when the table is unfrozen.
         frozen, _asked = file, False
         _entries.clear()
     for entry in entries:
@@ -170,9 +188,10 @@ def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, 
 
 
 def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the usable choices for ``op`` by ``(device type, *Rule.key)``. The value None stands for the reference.
+    """Return the usable tuned choices for ``op``, by device type followed by the key of a call. The value None stands
+    for the reference.
 
-    The value is a :class:`Missing` for an entry about which only Python can decide.
+    The value is a :class:`MissingChoice` for an entry whose config only Python can check.
     """
     table = _resolved.get(op.spec.name)
     if table is None:
@@ -181,7 +200,7 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def forget_derived_choices() -> None:
-    """Drop everything derived from choices and ops, after one of them has changed."""
+    """Clear the resolved choices, the remembered calls and the prepared launches, after choices or ops have changed."""
     _resolved.clear()
     _memo.clear()
     for calls in _ready.values():
@@ -189,23 +208,28 @@ def forget_derived_choices() -> None:
 
 
 def choice_entries() -> list[ChoiceEntry]:
-    """Return all entries in force."""
+    """Return all tuned choices that are in force."""
     return [e for table in _entries.values() for e in table.values()]
 
 
 def choices_digest(op: str) -> str:
-    """Return the digest of an op's choices, part of the key of compiled graphs. Empty without choices."""
+    """Return a digest of the tuned choices for the op, which is part of the key of compiled graphs. Empty without
+    choices.
+    """
     entries = _entries.get(op, {}).values()
     lines = sorted(f"{e.op}|{e.source}|{e.key}|{e.kernel}|{e.config}|{e.place}" for e in entries)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
 
 
 def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
-    """Return the chosen kernel with its config, None for the reference, or ``MISSING_CHOICE``."""
+    """Return the kernel, with its config, that a tuned choice names for this call, None for the reference, or
+    MISSING_CHOICE if the kernels are tried in order.
+    """
     if not (_looked and _asked):
         ensure_choices_loaded()
     if observer is not None:
         observer(op, call)
+    # The memo is by op, since its keys have no name, and is read in each call.
     memo = _memo.get(op.spec.name)
     if memo is None:
         memo = _memo[op.spec.name] = {}
@@ -230,13 +254,15 @@ def find_choice(op: OpState, call: Binding) -> Kernel | MissingChoice | None:
 
 
 def has_tunable_kernels(op: OpState, device: str) -> bool:
-    """Whether the op has more than one candidate on the device."""
+    """Whether the op has a choice to tune on the device type: several kernels, or one with configs."""
     kernels = op.kernels.get(device, [])
     return len(kernels) > 1 or any(k.space is not None for k in kernels)
 
 
 def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
-    """Give a notice that a frozen table has no choice, or raise SL607 in strict mode."""
+    """Issue a notice that the frozen table lacks a choice for this call, or raise SL607 in strict mode. Return
+    MISSING_CHOICE.
+    """
     wanted = f"{op.spec.name} {op.rule.text(key)} on {device}"
     if settings().strict:
         raise error("SL607", where=wanted, got=f"no entry in {frozen}", expected="a frozen choice")
@@ -245,14 +271,16 @@ def _report_missing_choice(op: OpState, device: str, key: Key) -> MissingChoice:
 
 
 def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the entries of ``op`` as kernels that are bound now, with configs that these kernels declare.
+    """Return the entries of ``op`` by key, each as the kernel with its config, or None for the reference. Entries that
+    no longer fit the op are reported and left out.
 
-    An entry is checked, not trusted. An entry with another digest, or with a kernel or config that does not exist, is
-    left out and reported.
+    Entries come from files, so each is checked. An entry with another digest, or with a kernel or config that does not
+    exist, is left out and reported.
     """
     table: dict[Key, Kernel | MissingChoice | None] = {}
     source = op.identity
     mine = {key: entry for (key, place, _), entry in _entries.get(op.spec.name, {}).items() if not place}
+    # Entries for this version of the code replace those for others with the same key.
     mine |= {e.key: e for e in _entries.get(op.spec.name, {}).values() if e.source == source and not e.place}
     for key, entry in mine.items():
         bound = {k.name: k for k in op.kernels.get(str(key[0]), [])}
@@ -275,7 +303,9 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
-    """Return ``kernel`` with the entry's config, a check for each call, or None if the config is not declared."""
+    """Return the kernel with the entry's config, or an :class:`UnprovenChoice` if only the sizes of a call decide
+    whether it is declared. None if it is not.
+    """
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:
         return kernel.with_config(NO_CONFIG) if not entry.config.items else None
@@ -284,11 +314,12 @@ def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenC
         config = entry.config
     if config is not None:
         return kernel.with_config(config)
+    # Whether such a config is declared is only known for the sizes of a call.
     return UnprovenChoice(kernel, entry) if space.depends else None
 
 
 def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> None:
-    """Allow configs of a kernel that the kernel does not declare, if ``check`` accepts them.
+    """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true.
 
     This serves vendor libraries, whose lists of algorithms are long and which refuse unknown numbers themselves. The
     config must have the names and types of a declared one.
@@ -297,6 +328,6 @@ def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> 
 
 
 def _same_config_form(space: Space, config: Config) -> bool:
-    """Whether ``config`` has the names and types of those that are declared."""
+    """Whether ``config`` has the names and types of the values of the kernel's declared configs."""
     first = space.fixed[0].items if space.fixed else ()
     return [(n, type(v)) for n, v in first] == [(n, type(v)) for n, v in config.items]

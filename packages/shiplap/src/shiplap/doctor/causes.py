@@ -233,7 +233,10 @@ CAUSE_RULES: tuple[CauseRule, ...] = (
 
 
 def classify_message(message: BreakMessage) -> str:
-    """Return the cause of ``message``, ``"other"`` when no rule matches it."""
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, found from torch's message, or ``"other"`` if
+    no rule matches.
+    """
+    # The first rule that matches decides, so that their order matters.
     for cause, reason, context in CAUSE_RULES:
         if re.search(reason, message.reason) and re.search(context, message.context):
             return cause
@@ -241,13 +244,17 @@ def classify_message(message: BreakMessage) -> str:
 
 
 def classify_break(message: BreakMessage, place: SourcePlace) -> str:
-    """Return the cause of a break, for which the line counts where the message names only a consequence."""
+    """Return the key in ``BREAK_CAUSES`` of the cause of a graph break, from torch's message and, where that names only
+    a consequence, from the source line.
+    """
     cause = classify_message(message)
     return "address" if cause in ("exception", "object", "other") and ".data_ptr(" in place.code else cause
 
 
 def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlace]) -> str:
-    """Return whose code breaks the graph: ``"yours"``, the name of a library, or ``"torch"``."""
+    """Return whose code breaks the graph: ``"yours"``, the name of a library, or ``"torch"``. ``stack`` has the lines
+    that led to the break.
+    """
     at = innermost_relevant(stack)
     if at is None:
         return "yours"
@@ -268,12 +275,14 @@ def owner_of_break(cause: str, message: BreakMessage, stack: Sequence[SourcePlac
 
 
 def _text(message: BreakMessage) -> str:
-    """Return all that a message says about the function at fault."""
+    """Return explanation and context of torch's message in one text, which name the function at fault."""
     return f"{message.explanation}\n{message.context}"
 
 
 def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
-    """Return the kernel or call at fault, named as far as the message and the source line allow."""
+    """Return the name of the kernel or call that breaks the graph, as far as torch's message and the source line show
+    it.
+    """
     # The debug context names the callee more surely than the source line, so its formats are tried first.
     if match := re.search(r"module: ([\w.]+), qualname: ([\w.<>]+)", message.context):
         return f"{match[1]}.{match[2]}"
@@ -298,7 +307,7 @@ def name_culprit(cause: str, message: BreakMessage, place: SourcePlace) -> str:
 
 
 def _statement_header(place: SourcePlace) -> str:
-    """Return the statement at a place without its body: ``if x.sum() > 0``."""
+    """Return the text of the statement at a place without its body, such as ``if x.sum() > 0``."""
     match statement_at(place):
         case ast.If(test=test):
             return f"if {ast.unparse(test)}"
@@ -314,7 +323,7 @@ def _statement_header(place: SourcePlace) -> str:
 
 
 def _shorten_text(text: str, limit: int = 60) -> str:
-    """Return ``text`` on one line, cut at ``limit`` characters."""
+    """Return ``text`` on one line, cut to ``limit`` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -337,8 +346,8 @@ _CALLS_OF_CAUSE: dict[str, tuple[str, ...]] = {
 
 
 def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
-    """Return the call on the line of ``place`` that fits the cause, a subscript such as ``x[mask]`` where no call fits,
-    or None.
+    """Return the syntax node of the call on the line of ``place`` that fits the cause, or of a subscript such as
+    ``x[mask]``. None if there is neither.
     """
     node = statement_at(place)
     if node is None:
@@ -355,8 +364,8 @@ def find_call_at(place: SourcePlace, cause: str) -> ast.expr | None:
 
 
 def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
-    """Return the call whose arguments call nothing else, since it ran first. Casts and constructors of torch are passed
-    over.
+    """Return the call whose arguments call nothing else, since it runs first, or None for no calls. Casts and
+    constructors of torch only count if there are no others.
     """
     plain = [c for c in calls if not re.match(r"torch\.|.*\.(numpy|detach|cpu|contiguous)$", ast.unparse(c.func))]
     # ast.walk is breadth first, so the last call is the innermost.
@@ -364,8 +373,8 @@ def _innermost_call(calls: list[ast.Call]) -> ast.Call | None:
 
 
 def _own_expressions(node: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement's own lines, outermost first, without the bodies of ``if``, ``for`` and
-    ``with``.
+    """Yield the expressions in the head of a statement, outermost first, without those in the bodies of ``if``, ``for``
+    and ``with``.
     """
     # Statements in the body have lines of their own, and a break there is reported at those.
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]

@@ -21,22 +21,29 @@ class SourcePlace:
     package: str = ""
 
     def __str__(self) -> str:
+        """Return ``file:line``."""
         return f"{self.file}:{self.line}"
 
     @property
     def short(self) -> str:
-        """The file and line relative to its package: ``transformers/models/x.py:123``."""
+        """The file relative to its installed package and the line: ``transformers/models/x.py:123``. The whole path for
+        the user's own code.
+        """
         # From the right: a virtual environment may lie in a folder that has the name of the package.
         _, package, rest = self.file.rpartition(f"/{self.package}/") if self.package else ("", "", "")
         return f"{self.package}/{rest}:{self.line}" if package else str(self)
 
     @property
     def shown(self) -> str:
-        """The file and line relative to its package, or to the current directory."""
+        """The file and line for display: relative to its installed package, or for the user's own code to the current
+        directory.
+        """
         return self.short if self.package else relative_place(str(self))
 
     def around(self, radius: int = 1) -> list[tuple[int, str, bool]]:
-        """Return ``(number, text, is it this line)`` of the lines near. Empty when the source cannot be read."""
+        """Return ``(number, text, whether it is this line)`` of the lines around, ``radius`` on each side. Empty if the
+        source cannot be read.
+        """
         lines = linecache.getlines(self.file)
         numbers = range(max(1, self.line - radius), min(len(lines), self.line + radius) + 1)
         return [(n, lines[n - 1].rstrip(), n == self.line) for n in numbers] if self.line <= len(lines) else []
@@ -88,43 +95,47 @@ class Break:
 
     @property
     def subject(self) -> str:
-        """The call at fault."""
+        """The call that breaks the graph."""
         return self.call
 
     @property
     def headline(self) -> str:
-        """The first line of torch's message."""
+        """The first line of torch's message about the break."""
         return self.reason
 
     @property
     def words(self) -> str:
-        """The whole message of torch."""
+        """Torch's whole message about the break: reason, explanation and hints."""
         return "\n".join((self.reason, self.explanation, *self.hints))
 
     @property
     def at(self) -> SourcePlace:
-        """The line to change."""
+        """The place of the line to change."""
         return self.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the break, which moved lines do not change: file, function, cause, call and reason."""
+        """The identity of the break, which stays the same when lines move: file, function, cause, call and reason."""
         return self.place.file, self.place.function, self.cause, self.call, self.reason
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key by importance: code that runs uncompiled, then number of graphs, then compile time."""
+        """The sort key of breaks by importance: whether code runs uncompiled, number of graphs, compile time in
+        seconds.
+        """
         return self.skipped, self.graphs, self.seconds
 
     @property
     def effect(self) -> str:
-        """The cost in words."""
+        """The consequences of the break in words: what it cuts, how often, and the compile time."""
         cut = "runs uncompiled" if self.skipped else f"cuts {_format_count(self.graphs, 'function')}"
         graphs = f"; {_format_count(self.before, 'operation')} in front of it, {self.after} behind it"
         return f"{cut}, seen {self.times}x, {self.seconds:.2f} s of compilation{graphs}"
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the line of source, the cause, the cost, torch's words and the remedy."""
+        """Yield the text lines that show the break: its source, cause, cost, torch's message and the fix. ``number``
+        precedes the first one.
+        """
         yield line(f"{number}. {self.place.shown}", "bold", (f"  {self.call}", "bold red"))
         for n, text, here in self.place.around():
             mark = f"  {'>' if here else ' '} {n:>5}  "
@@ -176,38 +187,40 @@ class Recompile:
 
     @property
     def headline(self) -> str:
-        """The first failed guard in torch's words."""
+        """The condition of the first guard that failed, in torch's syntax."""
         return self.guard
 
     @property
     def words(self) -> str:
-        """The whole message of torch."""
+        """Torch's whole message about the recompile."""
         return self.reason
 
     @property
     def at(self) -> SourcePlace:
-        """The line that read what varied, or else that of the function."""
+        """The place of the line that read what varied, or else that of the function."""
         return self.reader or self.place
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The identity of the recompile, which moved lines do not change: file, function, cause and subject."""
+        """The identity of the recompile, which stays the same when lines move: file, function, cause and subject."""
         return self.place.file, self.place.function, "recompile", self.cause, self.subject.partition(", dim ")[0]
 
     @property
     def cost(self) -> tuple[bool, int, float]:
-        """The sort key by importance: code that runs uncompiled, then number of recompiles, then compile time."""
+        """The sort key of recompiles by importance: whether torch's limit was reached, number of recompiles, compile
+        time in seconds.
+        """
         return self.limit, self.times, self.seconds
 
     @property
     def effect(self) -> str:
-        """The cost in words."""
+        """The consequences of the recompile in words: how often, the compile time, and the values that varied."""
         values = f"; values {', '.join(self.values)}" if self.values else ""
         limit = "; torch has stopped compiling it" if self.limit else ""
         return f"{self.times}x, {self.seconds:.2f} s of compilation{values}{limit}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield the function, the cause, the cost, the guard and the remedy."""
+        """Yield the text lines that show the recompile: its function, cause, cost, guard and fix."""
         yield line(f"recompiled: {self.place.shown}", "bold", (f"  {self.place.function}", "bold red"))
         yield from row("cause", f"{self.title}: {self.subject}")
         if self.reader:
@@ -230,7 +243,7 @@ class Skip:
     fix: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the reason and the remedy."""
+        """Yield the text lines that show the skipped CUDA graph: reason and fix."""
         at = f" at {self.place.shown}" if self.place else ""
         yield line(f"CUDA graph skipped {self.times}x{at}: {self.reason}", "bold")
         yield from row("fix", self.fix, "green")
@@ -260,13 +273,13 @@ class Diagnosis:
 
     @property
     def ok(self) -> bool:
-        """Whether every compiled function became one graph."""
+        """Whether something was compiled and no graph broke."""
         # A run that compiled nothing proves nothing.
         return bool(self.compiled) and not self.breaks
 
     @property
     def summary(self) -> str:
-        """All counts in one line."""
+        """The numbers of breaks, recompiles, skips, functions and graphs in one line."""
         if not self.compiled:
             return "nothing was compiled: no call of a torch.compile'd function was seen"
         recompiled, skips = sum(r.times for r in self.recompiles), sum(s.times for s in self.skips)
@@ -278,14 +291,16 @@ class Diagnosis:
 
     @property
     def by_cause(self) -> list[tuple[str, str, list[Break]]]:
-        """``(title, why, breaks)`` of each cause, the most costly cause first."""
+        """The breaks grouped by cause, as ``(title, why, breaks)``, the most costly cause first."""
         order = list(dict.fromkeys(b.cause for b in self.breaks))
         ranked = sorted(self.breaks, key=lambda b: order.index(b.cause))
         groups = (list(group) for _, group in groupby(ranked, key=lambda b: b.cause))
         return [(group[0].title, group[0].why, group) for group in groups]
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield a ranked table, then each break and recompile with its code, its remedy and torch's own words."""
+        """Yield the text of the diagnosis: a ranked table, then each break, recompile and skip with its code and fix,
+        then the summary.
+        """
         if self.breaks:
             yield self._table()
         for number, each in enumerate(self.breaks, 1):
@@ -294,6 +309,7 @@ class Diagnosis:
             yield from recompile.lines()
         for skip in self.skips:
             yield from skip.lines()
+        # An exception names the end of a function more exactly than the exit status does.
         if self.error:
             yield line(f"it ended with {self.error}", "red")
         elif self.exit_code:
@@ -301,7 +317,7 @@ class Diagnosis:
         yield line(self.summary, "bold green" if self.ok else "bold")
 
     def _table(self) -> TextTable:
-        """Return the table of graph breaks, one numbered row each."""
+        """Return the table of graph breaks, with one numbered row for each."""
         rows = tuple(
             (
                 (str(number), ""),
@@ -319,5 +335,5 @@ class Diagnosis:
 
 
 def _format_count(number: int, thing: str) -> str:
-    """Return a number with its noun, in the plural where needed."""
+    """Return a number with its noun, such as ``2 graphs``."""
     return f"{number} {thing}" + "s" * (number != 1)

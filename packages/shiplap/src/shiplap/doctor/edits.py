@@ -39,11 +39,13 @@ class Case:
     texts: dict[str, str] = field(default_factory=dict)
 
     def source(self, file: str) -> Source:
-        """Return a file of the program in its present state."""
+        """Return a Python file of the program in the state that earlier remedies have left it in."""
         return Source(file, self.texts[file] if file in self.texts else self._read(file))
 
     def _read(self, file: str) -> str:
-        """Return a file's text, empty for one that is not UTF-8, which is left as it is."""
+        """Return the text of a file of the program, empty for one that is not UTF-8, so that nothing in it
+        is edited.
+        """
         try:
             return (self.root / file).read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -51,11 +53,11 @@ class Case:
 
     @cached_property
     def own(self) -> Source | None:
-        """The source of the entry's own file."""
+        """The source of the file in which the break or recompile is, None if it is not a file of the program."""
         return self.source(self.file) if self.file else None
 
     def sources(self) -> Iterator[Source]:
-        """Yield all files of the program that mention torch."""
+        """Yield the source of each Python file of the program that mentions torch."""
         for path in list_python_files(self.root):
             file = str(path.relative_to(self.root))
             source = self.source(file)
@@ -67,10 +69,13 @@ Editor = Callable[[Case], Iterator[Edits]]
 
 
 def of_statement(edit: Callable[[Case, Source, ast.stmt], Iterator[Edits]]) -> Editor:
-    """Return the editor that calls ``edit`` with the statement of an entry, and proposes nothing without one."""
+    """Return an editor that calls ``edit(case, source, statement)`` with the statement of the break or recompile, and
+    yields nothing without one.
+    """
 
     @wraps(edit)
     def edit_statement(case: Case) -> Iterator[Edits]:
+        """Yield the edits of the statement, if there is one."""
         if case.own is not None and (node := case.own.statement(case.line)) is not None:
             yield from edit(case, case.own, node)
 
@@ -86,52 +91,55 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree."""
+        """The syntax tree of the file, empty for a file that cannot be parsed."""
         try:
             return ast.parse(self.text)
         except (SyntaxError, ValueError):
+            # A file that cannot be parsed is left alone, and the others are still edited.
             return ast.Module([], [])
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Return the character at which each line starts, then the length of the text."""
+        """Return the offset of the first character of each line, then the length of the text."""
         starts = [0]
         for line in self.text.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         return starts
 
     def offset(self, line: int, column: int) -> int:
-        """Return the character at a line and a column, which the syntax tree counts in bytes."""
+        """Return the offset in characters of a line and a column. The column is in bytes, as in syntax trees."""
         start = self._starts[line - 1]
         return start + len(self.text[start:].encode()[:column].decode(errors="ignore")) if column else start
 
     def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        """Return the first character of a node and the one behind it."""
+        """Return the offsets of the first character of a node and of the one behind it."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno or 0, node.end_col_offset or 0)
 
     def code(self, node: ast.stmt | ast.expr) -> str:
-        """Return the text of a node."""
+        """Return the source text of a node."""
         start, end = self.span(node)
         return self.text[start:end]
 
     def replace(self, node: ast.stmt | ast.expr, text: str) -> Edit:
-        """Return the edit that puts ``text`` in place of ``node``."""
+        """Return the edit that replaces ``node`` by ``text``."""
         return Edit(self.file, *self.span(node), text)
 
     def statement(self, line: int) -> ast.stmt | None:
-        """Return the innermost statement that covers a line."""
+        """Return the innermost statement that covers a line, or None."""
         return innermost_statement(self.tree, line)
 
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Return the parent of each node."""
+        """Return the parent of each node in the syntax tree."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     def outermost(self, line: int) -> ast.stmt | None:
-        """Return the statement of the module that covers a line."""
+        """Return the module-level statement that covers a line, or None."""
         return next((n for n in self.tree.body if n.lineno <= line <= (n.end_lineno or n.lineno)), None)
 
     def before_definition(self, line: int, text: str) -> Edit | None:
-        """Return the edit that puts ``text`` in front of the definition around a line, at the level of the module."""
+        """Return the edit that inserts ``text`` in front of the module-level definition around a line, or None outside
+        of a statement.
+        """
         node = self.outermost(line)
         if node is None:
             return None
@@ -140,7 +148,7 @@ class Source:
         return Edit(self.file, at, at, text.rstrip("\n") + "\n\n\n")
 
     def after_imports(self, text: str) -> Edit:
-        """Return the edit that puts statements below the imports at the head of the file."""
+        """Return the edit that inserts statements below the imports at the head of the file."""
         head = 0
         for node in self.tree.body:
             documented = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -151,13 +159,13 @@ class Source:
         return Edit(self.file, at, at, text.rstrip("\n") + "\n")
 
     def imports(self, name: str) -> bool:
-        """Whether the file binds ``name`` by a plain import at its head."""
+        """Whether the file binds ``name`` by an ``import`` statement of the module level."""
         imports = (n for n in self.tree.body if isinstance(n, ast.Import))
         bound = (a.asname or a.name.partition(".")[0] for n in imports for a in n.names)
         return name in bound
 
     def with_import(self, edit: Edit, name: str) -> Edits:
-        """Return ``edit`` and, where it is missing, the import of ``name``."""
+        """Return ``edit`` and, if the file does not import ``name`` yet, the edit that adds the import."""
         return (edit,) if self.imports(name) else (self.after_imports(f"import {name}"), edit)
 
 
@@ -175,7 +183,7 @@ def reindent(text: str, indent: str) -> str:
 
 
 def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
-    """Return the lines of consecutive statements."""
+    """Return the source text of consecutive statements, from the start of the first line on."""
     return source.text[source.offset(nodes[0].lineno, 0) : source.span(nodes[-1])[1]]
 
 
@@ -183,9 +191,13 @@ def whole_lines(source: Source, nodes: list[ast.stmt]) -> str:
 
 
 def add_setting(statement: str, *modules: str) -> Editor:
-    """Return the editor that puts a setting below the imports of the main file, with the ``modules`` that it names."""
+    """Return an editor that inserts the setting ``statement`` below the imports of the main file, with imports of torch
+    and ``modules`` where they are missing.
+    """
 
     def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edit that inserts the setting, unless the main file has it already."""
+        # Where the program begins is not known, so a setting could come too late.
         if case.main is None:
             return
         filled = statement.format(subject=case.subject, leaf=case.subject.rpartition(".")[2])
@@ -198,7 +210,9 @@ def add_setting(statement: str, *modules: str) -> Editor:
 
 
 def reorder_print(case: Case) -> Iterator[Edits]:
-    """Yield the setting that prints behind the graph; then also texts for arguments that torch does not carry there."""
+    """Yield edits that let torch move prints behind the graph. The later alternatives also turn printed shapes and
+    dtypes into texts, which torch can move.
+    """
     for setting in add_setting("torch._dynamo.config.reorderable_logging_functions.add(print)")(case):
         yield setting
         for texts in _print_texts(case):
@@ -207,7 +221,7 @@ def reorder_print(case: Case) -> Iterator[Edits]:
 
 @of_statement
 def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield texts in place of the shapes, dtypes and devices that a line prints."""
+    """Yield edits that put ``str(...)`` around the shapes, dtypes and devices that a line prints."""
     printed = [a for c in _calls_on_line(node, case.line) if ast.unparse(c.func) == "print" for a in c.args]
     texts = [a for a in printed if re.search(r"\.(shape|dtype|device)$|\.size\(\)$", ast.unparse(a))]
     if texts:
@@ -215,7 +229,7 @@ def _print_texts(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def add_hinted_settings(case: Case) -> Iterator[Edits]:
-    """Yield each setting of ``torch._dynamo.config`` that torch's own words name for this entry."""
+    """Yield the edit for each setting of ``torch._dynamo.config`` that torch's message recommends."""
     # A setting that hides what fails, such as suppress_errors, removes no break.
     kinds = "capture|allow|force|trace|enable|specialize"
     named = re.findall(rf"torch\._dynamo\.config\.((?:{kinds})_\w+)\s*=\s*(True|False)\b", case.text)
@@ -224,12 +238,14 @@ def add_hinted_settings(case: Case) -> Iterator[Edits]:
 
 
 def add_dynamic_source(setting: str) -> Editor:
-    """Return the editor that names what varied in ``torch.compiler.config``: ``dynamic_sources`` or
+    """Return an editor that names what varied in ``torch.compiler.config``, as ``setting``: ``dynamic_sources`` or
     ``unbacked_sources``.
     """
 
     def edit(case: Case) -> Iterator[Edits]:
+        """Yield the edit that sets the source of the varied value, if it is a plain variable."""
         subject, _, dim = case.subject.partition(", dim ")
+        # torch spells the source of a local variable as L['name'].
         root, dot, rest = subject.partition(".")
         if root.isidentifier() and re.fullmatch(r"[\w.\[\]']*", rest):
             source = f"L['{root}']{dot}{rest}" + (f":{dim}" if dim else "")
@@ -239,7 +255,9 @@ def add_dynamic_source(setting: str) -> Editor:
 
 
 def compile_dynamic(case: Case) -> Iterator[Edits]:
-    """Yield ``dynamic=True`` for the compiled function, else for all calls of ``torch.compile``."""
+    """Yield edits that pass ``dynamic=True`` to the decorator of the compiled function, else to all calls of
+    ``torch.compile``.
+    """
     decorated: list[Edit] = []
     called: list[Edit] = []
     for source in case.sources():
@@ -248,6 +266,7 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             call = node if isinstance(node, ast.Call) else None
             if isinstance(node, ast.expr) and _is_compile(call.func if call else node, call):
                 parent = parents.get(node)
+                # A bare torch.compile that is no decorator is passed on as a value, or is the function of a call.
                 if call is None and not isinstance(parent, ast.FunctionDef | ast.ClassDef):
                     continue
                 edit = _with_dynamic(source, node)
@@ -261,12 +280,13 @@ def compile_dynamic(case: Case) -> Iterator[Edits]:
             yield tuple(group)
 
 
+# The keywords of torch.compile, by which its calls differ from other methods called compile.
 _COMPILE_OPTIONS = frozenset({"fullgraph", "dynamic", "backend", "mode", "options", "disable"})
 
 
 def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
-    """Whether an expression is ``torch.compile`` or a call that the method ``compile`` of a module takes. Patterns,
-    templates and trainers have a method of this name, too.
+    """Whether an expression is ``torch.compile``, or ``call`` the method ``compile`` of a module. Other classes have
+    methods of this name with other arguments.
     """
     if not isinstance(node, ast.Attribute) or node.attr != "compile":
         return False
@@ -276,7 +296,7 @@ def _is_compile(node: ast.expr, call: ast.Call | None) -> bool:
 
 
 def _with_dynamic(source: Source, node: ast.expr) -> Edit:
-    """Return the edit that gives a call or a plain decorator ``dynamic=True``."""
+    """Return the edit that gives a call, or a decorator without parentheses, the argument ``dynamic=True``."""
     if not isinstance(node, ast.Call):
         return source.replace(node, source.code(node) + "(dynamic=True)")
     for keyword in node.keywords:
@@ -288,9 +308,10 @@ def _with_dynamic(source: Source, node: ast.expr) -> Edit:
 
 
 def together(*editors: Editor) -> Editor:
-    """Return the editor that does the first proposal of each of ``editors`` at once."""
+    """Return an editor that makes the first edits of each of ``editors`` at once, and none if one of them has none."""
 
     def edit(case: Case) -> Iterator[Edits]:
+        """Yield the joined first edits of all editors."""
         first = [next(each(case), None) for each in editors]
         if all(first):
             yield tuple(e for edits in first for e in edits or ())
@@ -303,7 +324,9 @@ def together(*editors: Editor) -> Editor:
 
 @of_statement
 def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield ``if not torch.compiler.is_compiling():`` around a statement that returns nothing to the program."""
+    """Yield the edit that puts ``if not torch.compiler.is_compiling():`` in front of a call whose result is
+    not used.
+    """
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         indent = indent_of(source, node)
         body = source.code(node)
@@ -314,13 +337,15 @@ def guard_effect(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def guard_call(text: str, named: str = "") -> Editor:
-    """Return the editor that puts ``text`` around the call at fault, or around calls that the pattern ``named`` fits.
+    """Return an editor that puts ``text`` around the call at fault, or around each call whose name matches the pattern
+    ``named``.
 
     ``{call}`` in the text stands for the call, which compiled code does without.
     """
 
     @of_statement
     def edit(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
+        """Yield the edit of each call on the line that fits."""
         for call in _calls_on_line(node, case.line):
             name = source.code(call.func)
             if re.search(named, name) if named else name == case.subject:
@@ -336,7 +361,7 @@ guard_predicate = guard_call("(not torch.compiler.is_compiling() and {call})", r
 
 @of_statement
 def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield an empty context in place of a context manager under the compiler."""
+    """Yield the edit that replaces a context manager by an empty context while the compiler traces."""
     if isinstance(node, ast.With) and len(node.items) == 1 and node.items[0].optional_vars is None:
         context = node.items[0].context_expr
         text = f"(contextlib.nullcontext() if torch.compiler.is_compiling() else {source.code(context)})"
@@ -345,7 +370,7 @@ def guard_context(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]
 
 
 def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
-    """Return the calls of a statement on one line, outermost first, without those in its body."""
+    """Return the calls in the head of a statement that cover the line ``line``, outermost first."""
     own = [c for c in ast.iter_child_nodes(node) if not isinstance(c, ast.stmt | ast.excepthandler)]
     nodes = [n for child in own for n in ast.walk(child) if isinstance(n, ast.Call)]
     return [n for n in nodes if n.lineno <= line <= (n.end_lineno or n.lineno)]
@@ -355,9 +380,10 @@ def _calls_on_line(node: ast.stmt, line: int) -> list[ast.Call]:
 
 
 def drop_marker(case: Case) -> Iterator[Edits]:
-    """Yield the removal of ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
+    """Yield edits that remove ``torch.compiler.disable`` or ``graph_break()`` from the program's own code."""
     source = case.own
     node = source.statement(case.line) if source else None
+    # pass keeps the block valid if the call is its only statement.
     if source and isinstance(node, ast.Expr) and re.search(r"graph_break\(|skip_frame\(", source.code(node)):
         yield (source.replace(node, "pass"),)
         return
@@ -376,7 +402,7 @@ def drop_marker(case: Case) -> Iterator[Edits]:
 
 
 def _ends_in(arguments: list[ast.expr], name: str) -> bool:
-    """Whether one of the arguments is a name, or an attribute, ``name``."""
+    """Whether one of the arguments is a name or an attribute called ``name``."""
     return any(ast.unparse(a).rpartition(".")[2] == name for a in arguments)
 
 
@@ -388,7 +414,7 @@ def _is_disable(node: ast.expr) -> bool:
 
 @of_statement
 def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield the class of a function's body at the level of the module."""
+    """Yield the edit that moves a class definition from a function to the module level."""
     # The edit would leave a decorator behind, in front of the next statement.
     if isinstance(node, ast.ClassDef) and node.col_offset and not node.decorator_list:
         above = source.before_definition(node.lineno, reindent(whole_lines(source, [node]), ""))
@@ -398,7 +424,9 @@ def hoist_class(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
-    """Yield ``torch.compiler.assume_constant_result`` for the program's function around the call."""
+    """Yield the edit that decorates the function around the call with ``torch.compiler.assume_constant_result``, if it
+    takes no arguments.
+    """
     for node in ast.walk(source.tree):
         if not isinstance(node, ast.FunctionDef) or node.name != case.function:
             continue
@@ -413,7 +441,7 @@ def assume_constant(case: Case, source: Source, _: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield a call of globals and constants at the level of the module, where it runs once."""
+    """Yield the edit that moves a call of imported names and constants to the module level, where it runs once."""
     for call in _calls_on_line(node, case.line):
         names = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)}
         imported = {n for n in names if source.imports(n)}
@@ -426,7 +454,9 @@ def hoist_call(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 @of_statement
 def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield a call ``Function.apply`` with its keyword arguments in the order of ``forward``."""
+    """Yield the edit that passes the keyword arguments of ``Function.apply`` by position, in the order of
+    ``forward``.
+    """
     for call in _calls_on_line(node, case.line):
         if not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply" and call.keywords):
             continue
@@ -435,11 +465,13 @@ def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
             continue
         source_of_class, function = forward
         arguments = [*function.args.args, *function.args.kwonlyargs]
+        # The first parameter of forward is the context, which apply() passes itself.
         order = [a.arg for a in arguments][1 + len(call.args) :]
         given = {k.arg: source.code(k.value) for k in call.keywords}
         if set(order) == set(given):
             values = [*(source.code(a) for a in call.args), *(given[name] for name in order)]
             edits: Edits = (source.replace(call, f"{source.code(call.func)}({', '.join(values)})"),)
+            # Keyword-only parameters cannot be passed by position, so the star is removed as well.
             star = re.search(r",\s*\*\s*,", source_of_class.code(function).partition(":\n")[0])
             if star:
                 at = source_of_class.span(function)[0]
@@ -448,7 +480,7 @@ def pass_by_position(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _find_forward(case: Case, name: str) -> tuple[Source, ast.FunctionDef] | None:
-    """Return the method ``forward`` of a class of the program, with its file."""
+    """Return the method ``forward`` of the program's class ``name``, with its source file, or None."""
     for source in case.sources():
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef) and node.name == name:

@@ -14,13 +14,16 @@ from shiplap.doctor.scratch import Edit
 
 @of_statement
 def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield a line without ``.item()`` and ``float()`` where their results are operands of arithmetic."""
+    """Yield the edit that removes ``.item()``, ``float()`` and ``bool()`` where their results are operands of
+    arithmetic or arguments of torch, so that values stay tensors.
+    """
     parents = source.parents()
     edits = []
     for call in ast.walk(node):
         if isinstance(call, ast.Call) and (value := _tensor_of_number(call)) is not None:
             parent = parents.get(call)
             arithmetic = isinstance(parent, ast.BinOp | ast.UnaryOp | ast.Compare)
+            # torch.tensor() of a tensor would copy it, and detach it from the graph.
             torch_call = isinstance(parent, ast.Call) and re.match(r"torch\.(?!tensor)", ast.unparse(parent.func))
             if arithmetic or torch_call:
                 edits.append(source.replace(call, f"({source.code(value)})"))
@@ -29,7 +32,9 @@ def keep_tensor(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
 
 
 def _tensor_of_number(call: ast.Call) -> ast.expr | None:
-    """Return the tensor that a call turns into a number, or None. ``int()`` also cuts off digits, so it stays."""
+    """Return the tensor that a call turns into a number, or None for other calls. ``int()`` is left alone, as it also
+    cuts off digits.
+    """
     if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
         return call.func.value
     if isinstance(call.func, ast.Name) and call.func.id in ("float", "bool") and len(call.args) == 1:
@@ -42,11 +47,12 @@ class _AsTensor(ast.NodeTransformer):
     """A condition as an expression of tensors: ``not``, ``and`` and ``or`` become operators, numbers stay tensors."""
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """Return ``~x`` for ``not x``, with its operand converted."""
         self.generic_visit(node)
         return ast.UnaryOp(ast.Invert(), node.operand) if isinstance(node.op, ast.Not) else node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        """Return ``and`` as a chain of ``&``, and ``or`` as a chain of ``|``."""
+        """Return ``a & b`` for ``a and b``, and ``a | b`` for ``a or b``, with the operands converted."""
         self.generic_visit(node)
         op: ast.operator = ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr()
         joined = node.values[0]
@@ -55,18 +61,20 @@ class _AsTensor(ast.NodeTransformer):
         return joined
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return the tensor itself for a call that turns it into a number."""
         self.generic_visit(node)
         return _tensor_of_number(node) or node
 
 
 def _condition(test: ast.expr) -> str:
-    """Return the text of a condition as a tensor of bools."""
+    """Return the source of a condition on tensors as a tensor of bools, with ``&``, ``|`` and ``~``."""
+    # A copy, since other edits read the same tree.
     return ast.unparse(_AsTensor().visit(copy.deepcopy(test)))
 
 
 @of_statement
 def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield ``torch.where`` for an ``if`` that picks one value."""
+    """Yield the edit that replaces an ``if`` between two values by ``torch.where``."""
     for chosen in ast.walk(node) if not isinstance(node, ast.If | ast.While) else ():
         if isinstance(chosen, ast.IfExp) and chosen.lineno <= case.line <= (chosen.end_lineno or 0):
             sides = f"{source.code(chosen.body)}, {source.code(chosen.orelse)}"
@@ -82,6 +90,7 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         yield source.with_import(Edit(source.file, start, end, text), "torch")
     elif len(node.body) == 1 and len(node.orelse) <= 1 and (then := _assigned(source, node.body[0])):
         name, value = then
+        # Without an else the variable keeps its value.
         other = _assigned(source, node.orelse[0]) if node.orelse else (name, name)
         if other and other[0] == name:
             text = f"{name} = torch.where({test}, {value}, {other[1]})"
@@ -89,7 +98,9 @@ def where_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 
 def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
-    """Return the name and the value of a plain assignment: ``("x", "x + 1")`` of ``x += 1``."""
+    """Return ``(name, value)`` of a plain assignment, such as ``("x", "x + 1")`` for ``x += 1``. None for other
+    statements.
+    """
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         return node.targets[0].id, source.code(node.value)
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -99,10 +110,13 @@ def _assigned(source: Source, node: ast.stmt) -> tuple[str, str] | None:
 
 
 def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, ast.stmt] | None:
-    """Return what both sides of an ``if`` return, and the last statement of them."""
+    """Return the values that both sides of an ``if`` return, and the statement that ends them. None if they do not
+    return one value each.
+    """
     if len(node.body) != 1 or not isinstance(node.body[0], ast.Return) or node.body[0].value is None:
         return None
     other: ast.stmt | None = node.orelse[0] if len(node.orelse) == 1 else None
+    # A return directly behind the if is its other side.
     if not node.orelse:
         parent = source.parents().get(node)
         body = getattr(parent, "body", [])
@@ -115,7 +129,7 @@ def _returned_pair(source: Source, node: ast.If) -> tuple[ast.expr, ast.expr, as
 
 @of_statement
 def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield ``torch.cond`` for an ``if`` that assigns tensors or returns one."""
+    """Yield the edit that replaces an ``if`` which assigns tensors or returns one by ``torch.cond``."""
     if not isinstance(node, ast.If):
         return
     test, indent = _condition(node.test), indent_of(source, node)
@@ -124,6 +138,7 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
         text = f"return torch.cond({test}, lambda: {source.code(left)}, lambda: {source.code(right)})"
         yield source.with_import(Edit(source.file, source.span(node)[0], source.span(last)[1], text), "torch")
         return
+    # A branch becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
     then, other = _assigned_names(node.body), _assigned_names(node.orelse)
@@ -136,6 +151,7 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
     for suffix, body, assigned in (("true", node.body, then), ("false", node.orelse, other)):
         lines.append(f"def if_{suffix}({', '.join(operands)}):")
         lines += [reindent(whole_lines(source, body), "    ")] if body else []
+        # torch.cond refuses a branch that returns its operand itself.
         lines.append("    return " + _tuple_text([n if n in assigned else f"{n}.clone()" for n in names]))
     target = _tuple_text(names)
     lines.append(f"{target} = torch.cond({test}, if_true, if_false, {_tuple_text(operands)})")
@@ -144,18 +160,18 @@ def cond_for_branch(case: Case, source: Source, node: ast.stmt) -> Iterator[Edit
 
 
 def _tuple_text(items: list[str]) -> str:
-    """Return the text of a tuple."""
+    """Return the source of a tuple of these items."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
 def _assigned_names(body: list[ast.stmt]) -> list[str]:
-    """Return the names that statements assign."""
+    """Return the names that statements assign, each once, in order."""
     stored = (n for s in body for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     return list(dict.fromkeys(n.id for n in stored))
 
 
 def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None:
-    """Return the innermost function around a node."""
+    """Return the innermost function around a node, or None."""
     parents = source.parents()
     while node in parents:
         node = parents[node]
@@ -165,7 +181,7 @@ def _enclosing_function(source: Source, node: ast.AST) -> ast.FunctionDef | None
 
 
 def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
-    """Return the names that a function may read once a statement is done."""
+    """Return the names that may be read after a statement, in its function or a later round of a loop around it."""
     function = _enclosing_function(source, node)
     parents: dict[ast.AST, ast.AST] = source.parents()
     around: ast.AST = node
@@ -179,7 +195,7 @@ def _names_read_after(source: Source, node: ast.stmt) -> set[str]:
 
 
 def _names_before(source: Source, node: ast.stmt) -> set[str]:
-    """Return the local names that exist before a statement."""
+    """Return the local names that are assigned before a statement, parameters included. Empty outside of a function."""
     function = _enclosing_function(source, node)
     if function is None:
         return set()
@@ -193,9 +209,10 @@ def _names_before(source: Source, node: ast.stmt) -> set[str]:
 
 @of_statement
 def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield ``while_loop`` for a ``while`` that carries tensors."""
+    """Yield the edit that replaces a ``while`` whose variables are tensors by torch's operator ``while_loop``."""
     if not isinstance(node, ast.While) or node.orelse:
         return
+    # The body becomes a function, which cannot leave the one around it.
     if any(isinstance(n, ast.Return | ast.Break | ast.Continue | ast.Raise) for n in ast.walk(node)):
         return
     names = [n for n in _assigned_names(node.body) if n in _names_before(source, node)]
@@ -215,7 +232,7 @@ def loop_as_operator(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
 
 @of_statement
 def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield ``torch._assert_async`` for a check that raises when a tensor's value is wrong."""
+    """Yield the edit that replaces an ``assert``, or an ``if`` that only raises, by ``torch._assert_async``."""
     if isinstance(node, ast.Assert):
         text = f"torch._assert_async({_condition(node.test)}, {_message_text(node.msg)})"
         yield source.with_import(source.replace(node, text), "torch")
@@ -225,13 +242,14 @@ def assert_on_device(case: Case, source: Source, node: ast.stmt) -> Iterator[Edi
         negated = _condition(ast.UnaryOp(ast.Not(), node.test))
         if isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not):
             negated = _condition(node.test.operand)
+        # Statements before the raise would be lost.
         if len(node.body) == 1:
             text = f"torch._assert_async({negated}, {_message_text(message)})"
             yield source.with_import(source.replace(node, text), "torch")
 
 
 def _message_text(node: ast.expr | None) -> str:
-    """Return the constant part of a message as code."""
+    """Return the constant parts of a message as the source of a text."""
     constants = (
         [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)] if node else []
     )
@@ -240,15 +258,19 @@ def _message_text(node: ast.expr | None) -> str:
 
 @of_statement
 def declare_expression(case: Case, source: Source, node: ast.stmt) -> Iterator[Edits]:
-    """Yield an op around the opaque expression of a statement: its result has the sizes of its input, or no dims."""
+    """Yield edits that declare the opaque expression of a statement as an op: its result has the size of the first
+    input or, as an alternative, no dims.
+    """
     value = getattr(node, "value", None)
     if not isinstance(node, ast.Assign | ast.Return | ast.AnnAssign) or value is None:
         return
     before = _names_before(source, node)
     used = dict.fromkeys(n.id for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in before)
+    # An op takes tensors and numbers, no object of the program.
     if not used or "self" in used or hasattr(builtins, next(iter(used))):
         return
     name = re.sub(r"\W+", "_", case.subject.rpartition(".")[2]).strip("_") or "opaque"
+    # An expression of elements keeps the sizes of its input, a reduction has none.
     for size in ("*s", ""):
         arguments = ", ".join(f'{n}: Float[Tensor, "*{"s" if i == 0 else f"s{i}"}"]' for i, n in enumerate(used))
         op = "\n".join(

@@ -29,7 +29,8 @@ from shiplap.errors import ShiplapError, error, first_line
 
 
 def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None) -> Diagnosis:
-    """Run ``command`` as it would run on its own, and diagnose it. Its processes and ranks are read together.
+    """Run ``command`` as it would run on its own, with torch's trace switched on, and return the diagnosis of all its
+    processes.
 
     The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
     ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. SL701 if it cannot be
@@ -48,7 +49,7 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
 
 
 def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
-    """Return the error for a command that cannot be started."""
+    """Return SL701 for a command that cannot be started, with a fix for a script without ``python``."""
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
         fix = f"let Python run the file: shiplap doctor -- python {where}"
@@ -58,8 +59,8 @@ def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
 
 @contextlib.contextmanager
 def _trace_directory() -> Iterator[Path]:
-    """Yield a new directory for the trace. If the user already set a trace directory, the new one lies inside it and is
-    kept.
+    """Enter a context with a new directory for torch's trace, removed at the end. It lies in the user's own trace
+    directory, if there is one, and is kept there.
     """
     if wanted := os.environ.get("TORCH_TRACE"):
         # The user's own tools expect the trace below the folder of the variable.
@@ -71,7 +72,9 @@ def _trace_directory() -> Iterator[Path]:
 
 
 def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
-    """Return the exit status of ``process`` as a shell reports it. The program itself handles an interrupt."""
+    """Return the exit status of ``process`` as a shell reports it. Ctrl-C does not end the wait, as the program handles
+    the interrupt itself.
+    """
     while True:
         try:
             # A second Ctrl-C must not end the doctor either: the program may need time to write its results.
@@ -81,7 +84,9 @@ def _wait_for_exit(process: subprocess.Popen[Any]) -> int:
 
 
 def shell_status(status: int) -> int:
-    """Return an exit status as a shell reports it: a signal, negative in ``subprocess``, as 128 plus its number."""
+    """Return an exit status as a shell reports it: 128 plus the number of a signal, which ``subprocess`` reports as a
+    negative number.
+    """
     return status if status >= 0 else 128 - status
 
 
@@ -109,7 +114,9 @@ def doctor(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Diagnosis:
 
 
 def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[EventTrace, str]:
-    """Call ``fn`` and return the trace of the call, and the error that it raised as text."""
+    """Call ``fn`` and return ``(trace, failure)``: torch's events during the call, and the first line of an exception,
+    empty for none.
+    """
     failure = ""
     # Recorded even if the call raises: the breaks ahead of the exception are findings as well.
     with record_events() as trace:
@@ -123,8 +130,8 @@ def _record_call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def diagnose_trace(
     trace: EventTrace, target: str, *, exit_code: int = 0, failure: str = "", paths: tuple[Path, ...] = ()
 ) -> Diagnosis:
-    """Return the diagnosis of ``trace``. ``paths``: where modules of the program may be found, to draft declarations of
-    them.
+    """Return the diagnosis of torch's events in ``trace``. ``paths`` are folders in which modules of the program are
+    found, to draft declarations of their functions.
     """
     compiled = list_compilations(trace)
     recompiles = tuple(group_recompiles(compiled))
@@ -147,14 +154,16 @@ def diagnose_trace(
 
 
 def _name_consequence(b: Break, recompiles: tuple[Recompile, ...]) -> Break:
-    """Return a break with the recompiles that it follows from, where it is torch's limit of them."""
+    """Return a break with a reference to the recompiles from which it follows, if it is torch's limit of recompiles.
+    Other breaks are returned unchanged.
+    """
     if b.cause == "recompiles" and any(r.place == b.place and r.limit for r in recompiles):
         return replace(b, follows=f"the recompiles of {b.place.function} below")
     return b
 
 
 def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> list[Break]:
-    """Return the breaks by line and reason, the most costly first."""
+    """Return one break for each line, reason and call of the occurrences ``seen``, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[Sighting]] = {}
     for sighting in seen:
         at = innermost_relevant(sighting.stack) or SourcePlace("", 0)
@@ -167,7 +176,7 @@ def _group_breaks(seen: Iterator[Sighting], compiled: list[Compilation], paths: 
 
 
 def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tuple[int, int]:
-    """Return the operations of the graphs that end at a break, and of those that begin behind it."""
+    """Return the number of operations in the graphs that end at a break, and in the graph that begins behind it."""
     keys, at = {(s.process, s.compile_id) for s in rows}, rows[0].stack
     before = sum(c.operations for c in compiled if c.key in keys)
     ends = {(p.file, p.line) for p in at}
@@ -176,7 +185,7 @@ def _operations_around(rows: list[Sighting], compiled: list[Compilation]) -> tup
 
 
 def _make_break(rows: list[Sighting], compiled: list[Compilation], paths: tuple[Path, ...]) -> Break:
-    """Return one break from all its sightings."""
+    """Return one break made from all its occurrences."""
     longest = max(rows, key=lambda s: len(s.stack))  # resumed functions are logged without those that called them
     message, at = longest.message, innermost_relevant(longest.stack) or SourcePlace("", 0)
     cause = classify_break(message, at)
@@ -220,7 +229,7 @@ _SKIP_FIXES = (
 
 
 def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
-    """Return the CUDA graphs that were requested and not used, by reason."""
+    """Return the CUDA graphs that were requested and not used, grouped by reason, the most frequent first."""
     groups: dict[str, list[Compilation]] = {}
     for c in compiled:
         if reason := c.metrics.get("cudagraph_skip_reason"):
@@ -238,6 +247,6 @@ def _cuda_graph_skips(compiled: Sequence[Compilation]) -> list[Skip]:
 
 
 def _shorten_skip_reason(reason: str) -> str:
-    """Return the reason in one line, without torch's preamble and without the stack."""
+    """Return torch's reason for skipping a CUDA graph in one line, without preamble and stack."""
     first = reason.strip().splitlines()[0]
     return re.sub(r"^(skipping cudagraphs due to )+", "", first).partition(" Found from")[0].strip(" .:")

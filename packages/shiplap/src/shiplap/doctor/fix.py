@@ -74,8 +74,8 @@ ExampleWriter = Callable[[BreakMessage, SourcePlace, str, tuple[Path, ...]], str
 def remedy_for_break(
     cause: str, message: BreakMessage, place: SourcePlace, call: str, owner: str, paths: tuple[Path, ...] = ()
 ) -> tuple[str, str]:
-    """Return ``(sentence, code)`` for a break. ``paths``: the folders of the program's modules, besides
-    ``sys.path``.
+    """Return ``(sentence, example code)`` that say how to remove a break. The code is empty where there is none or the
+    line is not the user's own.
     """
     if cause == "disabled" and owner != "yours":
         return _DISABLED_ELSEWHERE.get(owner, _DISABLED_ELSEWHERE[""]).format(owner=owner), ""
@@ -85,12 +85,14 @@ def remedy_for_break(
 
 
 def _example_from_template(template: str) -> ExampleWriter:
-    """Return a writer that fills the source line into ``template``."""
+    """Return a function that writes the example ``template`` with the source line of the break in place of
+    ``__AT__``.
+    """
     return lambda message, place, call, paths: template.replace("__AT__", place.code)
 
 
 def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
-    """Return the skeleton of an op around the call at fault."""
+    """Return the draft of an op declaration for the call at fault, or an empty text if no declaration can bind it."""
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
     if fn is None and module in ("", "self"):
@@ -116,7 +118,7 @@ def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, pat
 
 
 def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
-    """Return the signatures of a function, an empty list where none can be read."""
+    """Return the signatures of a function for a draft, an empty list if none can be read."""
     try:
         return [s for s in signatures_of_function(fn, where) if callable(fn)] if callable(fn) else []
     except ShiplapError:  # its signature cannot be read: the call as written says more
@@ -124,7 +126,7 @@ def _signatures_of_function(fn: object, where: str) -> list[DraftSignature]:
 
 
 def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
-    """Return the signature of the call as it is written at ``place``."""
+    """Return the signature of the call as it is written at ``place``, in a list. Empty if there is no call."""
     call = find_call_at(place, "foreign")
     if not isinstance(call, ast.Call):
         return []
@@ -134,7 +136,9 @@ def _signatures_of_call(place: SourcePlace) -> list[DraftSignature]:
 
 
 def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
-    """Import the module and return the function. The program imported the module itself, so this runs no new code."""
+    """Return the function ``name`` of a module, or None if it cannot be imported. The diagnosed program has imported
+    the module before.
+    """
     if not module:
         return None
     # An import may print, and stdout is the doctor's report.
@@ -149,7 +153,7 @@ def _import_function(module: str, name: str, paths: tuple[Path, ...]) -> object:
 
 @contextlib.contextmanager
 def _extended_sys_path(paths: tuple[Path, ...]) -> Iterator[None]:
-    """Put ``paths`` first on ``sys.path`` for a block."""
+    """Enter a context in which ``paths`` come first on ``sys.path``."""
     before = list(sys.path)
     sys.path[:0] = [str(p) for p in paths]
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shiplap.doctor.diagnosis import SourcePlace
 
+# A frame as Python prints it in a traceback.
 _FRAME_LINE = re.compile(r'^ +File "([^"]+)", line (\d+), in (.+)$', re.MULTILINE)
 _SITE_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+?)(?:\.py)?(?:/|$)")
 _STDLIB_FOLDERS = tuple(str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib"))
@@ -22,19 +23,19 @@ _DOCTOR_FOLDER = str(Path(__file__).resolve().parent) + "/"
 
 
 def parse_frames(text: str) -> list[SourcePlace]:
-    """Return the frames of a printed traceback, outermost first."""
+    """Return the frames of a printed traceback as places, outermost first."""
     return [make_place(file, int(line), function) for file, line, function in _FRAME_LINE.findall(text)]
 
 
 def make_place(file: str, line: int, function: str = "") -> SourcePlace:
-    """Return a line with its code and the package that it belongs to."""
+    """Return the place of a line, with its source text and the package that it belongs to."""
     return SourcePlace(
         file, line, _original_function_name(function), linecache.getline(file, line).strip(), owning_package(file)
     )
 
 
 def _original_function_name(function: str) -> str:
-    """Return the name of the user's function: torch continues ``forward`` after a break as
+    """Return the name of the user's function for a name in torch's trace, which continues ``forward`` after a break as
     ``torch_dynamo_resume_in_forward_at_12``.
     """
     match = re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function)
@@ -43,8 +44,8 @@ def _original_function_name(function: str) -> str:
 
 @cache
 def owning_package(file: str) -> str:
-    """Return the installed package of ``file``, ``"python"`` for the standard library, an empty text for the user's own
-    code.
+    """Return the installed package to which ``file`` belongs, ``"python"`` for the standard library, an empty text for
+    the user's own code.
     """
     # Ahead of the standard library, whose folder contains site-packages.
     if match := _SITE_PACKAGE.search(file):
@@ -61,22 +62,26 @@ def owning_package(file: str) -> str:
 
 
 def _is_outside_torch(p: SourcePlace) -> bool:
-    """Whether a place is outside torch and Python's standard library."""
+    """Whether a place is neither in torch nor in Python's standard library."""
     return p.package not in _TORCH_PACKAGES and p.package != "python"
 
 
 def innermost_relevant(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost line outside torch and Python's standard library, else the innermost line."""
+    """Return the innermost place outside of torch and Python's standard library, else the innermost place. None for an
+    empty stack.
+    """
     return next((p for p in reversed(stack) if _is_outside_torch(p)), stack[-1] if stack else None)
 
 
 def innermost_of_user(stack: Sequence[SourcePlace]) -> SourcePlace | None:
-    """Return the innermost line of the user's own code, or None."""
+    """Return the innermost place in the user's own code, or None."""
     return next((p for p in reversed(stack) if not p.package), None)
 
 
 def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[SourcePlace, ...]:
-    """Return the frames to ``end`` without torch, Python, the doctor and repetitions, from the user's first line on."""
+    """Return the places that lead to ``end``, from the user's first one on, each once, without those of torch, Python
+    and the doctor.
+    """
     steps = [p for p in stack if _is_outside_torch(p) and not p.file.startswith(_DOCTOR_FOLDER)]
     # Frames ahead of the user's first line belong to a launcher such as torchrun.
     start = next((i for i, p in enumerate(steps) if not p.package), 0)
@@ -85,13 +90,13 @@ def relevant_chain(stack: Iterable[SourcePlace], end: SourcePlace) -> tuple[Sour
 
 
 def statement_at(p: SourcePlace) -> ast.stmt | None:
-    """Return the innermost statement that covers the line, parsed, or None where the source cannot be read."""
+    """Return the syntax node of the innermost statement that covers the line, or None if the source cannot be read."""
     tree = _parse_file(p.file)
     return None if tree is None else innermost_statement(tree, p.line)
 
 
 def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
-    """Return the innermost statement of a syntax tree that covers a line."""
+    """Return the innermost statement of a syntax tree that covers a line, or None."""
     statements = (n for n in ast.walk(tree) if isinstance(n, ast.stmt))
     around = [n for n in statements if n.lineno <= line <= (n.end_lineno or n.lineno)]
     return around[-1] if around else None  # breadth first: the last is the innermost
@@ -99,7 +104,7 @@ def innermost_statement(tree: ast.AST, line: int) -> ast.stmt | None:
 
 @cache
 def is_function_disabled(file: str, name: str) -> bool:
-    """Whether a file keeps a function ``name`` of its own from the compiler with ``torch.compiler.disable``."""
+    """Whether the file marks its own function ``name`` with ``torch.compiler.disable``, as a decorator or by a call."""
     tree = _parse_file(file)
     for node in ast.walk(tree) if tree else ():
         marks: list[ast.expr] = []
@@ -114,7 +119,7 @@ def is_function_disabled(file: str, name: str) -> bool:
 
 @cache
 def imported_from(file: str, name: str) -> str:
-    """Return the module from which a file imports ``name``, an empty text where it does not."""
+    """Return the module from which a file imports ``name`` by ``from ... import``, or an empty text."""
     tree = _parse_file(file)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.ImportFrom) and any((a.asname or a.name) == name for a in node.names):
@@ -124,8 +129,8 @@ def imported_from(file: str, name: str) -> str:
 
 @cache
 def definition_line(file: str, line: int) -> int:
-    """Return the line on which the function around ``line`` is defined, below its decorators, or ``line`` itself
-    outside of a function.
+    """Return the line of the ``def`` of the innermost function around ``line``, or ``line`` itself outside of a
+    function.
     """
     # A later match lies deeper, so the innermost function wins.
     tree, start = _parse_file(file), line
@@ -139,7 +144,7 @@ def definition_line(file: str, line: int) -> int:
 
 @cache
 def _parse_file(file: str) -> ast.Module | None:
-    """Return the syntax tree of a file, or None where it cannot be parsed."""
+    """Return the syntax tree of a file, or None if it cannot be parsed."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):

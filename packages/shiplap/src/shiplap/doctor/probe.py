@@ -25,6 +25,7 @@ from typing import Any
 
 # Calls that are compared, and the bytes of tensors that a recording may hold. What lies beyond is not compared.
 MAX_CALLS = 64
+# The recording of calls is held in memory and written to disk.
 MAX_BYTES = 1 << 30
 _MAX_DEPTH = 8
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
@@ -37,6 +38,9 @@ class Probe:
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        """Start without any observed call. ``spec`` has the mode (``time``, ``record`` or ``compare``) and the paths of
+        results.
+        """
         self.spec = spec
         self.calls: list[dict[str, Any]] = []
         self.times: dict[str, list[float]] = {}
@@ -48,7 +52,10 @@ class Probe:
         self.active = threading.local()
 
     def patch_compile(self, torch: ModuleType) -> None:
-        """Put a ``torch.compile`` in place whose functions report their calls."""
+        """Replace ``torch.compile`` by a function that returns compiled functions whose calls are observed. The
+        generators are seeded except in mode ``time``.
+        """
+        # torch.compile is only replaced after torch's import, and before any module of the program uses it.
         original = torch.compile
         if self.spec["mode"] != "time":
             seed_generators(torch)
@@ -57,11 +64,16 @@ class Probe:
 
         @functools.wraps(original)
         def compile(model: Any = None, **options: Any) -> Any:
+            """Return ``model`` compiled by torch's own function, with its calls observed. Without a model, return a
+            decorator.
+            """
             if model is None:
                 return lambda fn: compile(fn, **options)
+            # The eager backend breaks graphs where each backend does, and generates no code.
             if self.spec.get("eager"):
                 options = {k: v for k, v in options.items() if k not in ("mode", "options")} | {"backend": "eager"}
             compiled = original(model, **options)
+            # The module itself stays, since the program may read its attributes.
             if isinstance(compiled, torch.nn.Module):
                 compiled.forward = self._wrap(torch, compiled.forward, model)
                 return compiled
@@ -72,13 +84,19 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled`` with each of its outermost calls observed."""
+        """Return ``compiled`` as a function whose outermost calls are observed. Calls inside of others are
+        passed on.
+        """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)
         name = type(owner).__qualname__ if module else getattr(model, "__qualname__", None) or type(model).__qualname__
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
+            """Return the result of the compiled function. The call is observed unless it is inside of another one or is
+            traced.
+            """
+            # Inner calls are part of the outer one, whose results are compared.
             if getattr(self.active, "depth", 0) or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             self.active.depth = 1
@@ -92,7 +110,9 @@ class Probe:
     def _observe(
         self, torch: ModuleType, name: str, compiled: Callable[..., Any], owner: Any, args: Any, kwargs: Any
     ) -> Any:
-        """Call ``compiled`` and time it, record it, or compare it with the recording."""
+        """Return the result of ``compiled``. The call is timed, recorded, or repeated on recorded inputs and compared,
+        as the mode says.
+        """
         if self.spec["mode"] == "time":
             start = time.perf_counter()
             result = compiled(*args, **kwargs)
@@ -102,6 +122,7 @@ class Probe:
             return result
         number = self.counts["calls"]
         self.counts["calls"] += 1
+        # The recording is held in memory until the program ends.
         if number >= MAX_CALLS or self.bytes > MAX_BYTES:
             return compiled(*args, **kwargs)
         given = list(find_leaves(torch, (args, kwargs, owner)))
@@ -122,17 +143,20 @@ class Probe:
         return result
 
     def _copies(self, torch: ModuleType, leaves: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Return the leaves with copies of their tensors."""
+        """Return the leaves with copies of their tensors, and add the sizes of these to ``bytes``."""
         copies = []
         for path, leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 self.bytes += leaf.numel() * leaf.element_size()
+                # The program may write to the tensor afterwards.
                 leaf = leaf.detach().clone()
             copies.append((path, leaf))
         return copies
 
     def _results(self, torch: ModuleType, result: Any, given: Any) -> dict[str, Any]:
-        """Return copies of all that a call returned, what its arguments hold afterwards, and gradients."""
+        """Return copies of what a call returned (``outputs``), of what its arguments hold afterwards (``state``), and
+        the ``gradients``.
+        """
         outputs = list(find_leaves(torch, result))
         return {
             "outputs": self._copies(torch, outputs),
@@ -141,7 +165,7 @@ class Probe:
         }
 
     def _compare(self, torch: ModuleType, where: str, known: dict[str, Any], found: dict[str, Any]) -> None:
-        """Append a difference for each result of a call that is not the recorded one."""
+        """Append a text to ``differences`` for each result of a call that differs from the recorded one."""
         for kind in ("outputs", "state", "gradients"):
             expected, got = known[kind], found[kind]
             if expected is None or got is None:
@@ -166,7 +190,7 @@ class Probe:
                 self.counts[kind] += sum(isinstance(v, torch.Tensor) for _, v in expected)
 
     def finish(self, torch: ModuleType | None) -> None:
-        """Write the recording or the verdict."""
+        """Write the recorded calls, or compare their number, and write the report as JSON to the path in ``spec``."""
         if self.spec["mode"] == "record" and torch is not None:
             torch.save(self.calls, self.spec["recording"])
         if self.spec["mode"] == "compare" and self.counts["calls"] < len(self.calls):
@@ -183,13 +207,14 @@ class Probe:
 def find_leaves(
     torch: ModuleType, value: Any, path: str = "", depth: int = 0, seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` of the tensors and simple values in containers, modules and plain objects."""
+    """Yield ``(path, leaf)`` of the tensors and simple values in nested containers, modules and plain objects."""
     seen = set() if seen is None else seen
     if isinstance(value, (torch.Tensor, *_SIMPLE)):
         yield path, value
         return
     if id(value) in seen or depth > _MAX_DEPTH or (callable(value) and not isinstance(value, torch.nn.Module)):
         return
+    # Objects may refer to each other in a circle.
     seen.add(id(value))
     if isinstance(value, dict):
         children: Iterable[tuple[Any, Any]] = value.items()
@@ -204,7 +229,7 @@ def find_leaves(
 
 
 def seed_generators(torch: ModuleType) -> None:
-    """Seed all generators alike in each run, so that the parameters of a model are drawn alike."""
+    """Seed the random generators of torch, Python and NumPy, so that each run draws the same parameters."""
     torch.manual_seed(0)
     random.seed(0)
     if "numpy" in sys.modules:
@@ -212,7 +237,7 @@ def seed_generators(torch: ModuleType) -> None:
 
 
 def rng_state(torch: ModuleType) -> dict[str, Any]:
-    """Return the state of all generators."""
+    """Return the states of the random generators of torch, Python, NumPy and CUDA."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
@@ -222,7 +247,7 @@ def rng_state(torch: ModuleType) -> dict[str, Any]:
 
 
 def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
-    """Put all generators back into a recorded state."""
+    """Restore the states of random generators that :func:`rng_state` returned."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     if "numpy" in state and "numpy" in sys.modules:
@@ -232,7 +257,7 @@ def restore_rng(torch: ModuleType, state: dict[str, Any]) -> None:
 
 
 def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: list[tuple[str, Any]]) -> None:
-    """Write the recorded values into the tensors of a call, where they have the same sizes and differ."""
+    """Copy recorded values into the tensors of a call, where sizes and dtypes are equal and values differ."""
     values = dict(recorded)
     with torch.no_grad():
         for path, tensor in given:
@@ -244,11 +269,14 @@ def restore_inputs(torch: ModuleType, given: list[tuple[str, Any]], recorded: li
 
 
 def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | None:
-    """Return the gradients of all leaves that the outputs depend on, or None where they cannot be taken."""
+    """Return ``(name, gradient)`` of all leaves on which the outputs depend, for random gradients of the outputs. None
+    if autograd fails.
+    """
     targets = [t for t in outputs if t.requires_grad and t.is_floating_point()]
     leaves = find_graph_leaves(targets)
     if not targets or not leaves:
         return []
+    # A generator of its own leaves the program's random numbers as they are.
     generator = torch.Generator().manual_seed(0)
     seeds = [torch.randn(t.shape, generator=generator, dtype=torch.float32).to(t) for t in targets]
     try:
@@ -261,9 +289,10 @@ def gradients(torch: ModuleType, outputs: list[Any]) -> list[tuple[str, Any]] | 
 
 
 def find_graph_leaves(targets: list[Any]) -> list[Any]:
-    """Return the tensors at the ends of the autograd graph of ``targets``."""
+    """Return the leaf tensors at the ends of the autograd graphs of ``targets``."""
     todo, seen, leaves = [t.grad_fn for t in targets], set(), {}
     for target in targets:
+        # An output that is a leaf itself has no graph.
         if target.grad_fn is None:
             leaves[id(target)] = target
     while todo:
@@ -278,16 +307,17 @@ def find_graph_leaves(targets: list[Any]) -> list[Any]:
 
 
 def leaf_name(leaf: Any) -> str:
-    """Return a name of a tensor that follows from its sizes and values."""
+    """Return a name for a tensor made of its shape and a digest of its values."""
     digest = hashlib.sha256(leaf.detach().double().cpu().numpy().tobytes()).hexdigest()[:12]
     return f"of {tuple(leaf.shape)} {digest}"
 
 
 def difference(torch: ModuleType, expected: Any, got: Any) -> str:
-    """Return how ``got`` differs from ``expected``, an empty text where it does not."""
+    """Return in words how ``got`` differs from ``expected``, a tensor or a simple value. Empty if they agree."""
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         if type(expected) is not type(got):
             return f"is of type {type(got).__name__} instead of {type(expected).__name__}"
+        # NaN is unequal to itself, and two of them agree here.
         if isinstance(expected, float):
             same = math.isclose(expected, got, rel_tol=1e-5, abs_tol=1e-7) or (expected != expected and got != got)
             return "" if same else f"is {got} instead of {expected}"
@@ -303,12 +333,16 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
     """A finder that lets the import of torch end with a call of ``then``."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        """Store ``then``, which is called with the module torch after its import."""
         self.then = then
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of torch with a loader that calls ``then``, None for any other module."""
+        """Return the import spec of torch with a loader that calls ``then`` after the import, once. None for any other
+        module.
+        """
         if name != "torch":
             return None
+        # Python searches for torch again below, and must not come back here.
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name)
         if spec is None or spec.loader is None:
@@ -316,6 +350,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            """Run the code of torch's module, then call ``then`` with it."""
             execute(module)
             self.then(module)
 
@@ -324,7 +359,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def run_program(arguments: list[str], paths: list[str]) -> None:
-    """Run ``script.py ...`` or ``-m module ...`` as Python does. ``paths`` come first on the path of modules."""
+    """Run ``script.py ...`` or ``-m module ...`` as Python does. ``paths`` come first on the module search path."""
     module = arguments[0] == "-m"
     program, rest = (arguments[1], arguments[2:]) if module else (arguments[0], arguments[1:])
     # Python has put the folder of this file first, where the folder of the program belongs.
@@ -340,7 +375,7 @@ def run_program(arguments: list[str], paths: list[str]) -> None:
 
 
 def run(spec: dict[str, Any], arguments: list[str]) -> None:
-    """Run the program and write what was seen, however it ends."""
+    """Run the program with its compiled calls observed, and write the report, also where the program raises."""
     probe = Probe(spec)
     sys.meta_path.insert(0, _TorchFinder(probe.patch_compile))
     parent = os.getpid()

@@ -110,8 +110,8 @@ _KIND_OF_TENSOR_GUARD = {"size": "size", "rank": "rank", "stride": "stride", "dt
 
 
 def parse_failed_guard(reason: str) -> GuardFailure:
-    """Return the property that varied from the text of a guard: ``0/0: tensor 'x' size mismatch at index 0. expected 4,
-    actual 5``.
+    """Return what varied, and its values, from torch's text of a failed guard: ``0/0: tensor 'x' size mismatch at index
+    0. expected 4, actual 5``.
     """
     guard = _guard_condition(reason)
     if "Cache line invalidated" in guard or re.match(r"\w*\W*___stack\d", guard):
@@ -145,13 +145,13 @@ def parse_failed_guard(reason: str) -> GuardFailure:
 
 
 def plain_source(name: str) -> str:
-    """Return a variable as its program spells it: ``self.attn`` of ``L['self']._modules['attn']``."""
+    """Return a variable as the program spells it, such as ``self.attn`` for torch's ``L['self']._modules['attn']``."""
     name = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", name)
     return re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
 
 
 def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
-    """Return the property that varied from a guard on a tensor."""
+    """Return what varied from the match of a guard on a tensor. ``reason`` is the whole text."""
     values = tuple(v for v in (match["old"], match["new"]) if v)
     cause = _KIND_OF_TENSOR_GUARD.get(match["what"].split()[-1], "device")
     # torch compiles sizes 0 and 1 apart even where a dim is dynamic.
@@ -165,19 +165,21 @@ def _parse_tensor_guard(match: re.Match[str], reason: str) -> GuardFailure:
 
 
 def _guard_condition(reason: str) -> str:
-    """Return the condition of a guard, without its version, source line and stack."""
+    """Return the condition of a failed guard, without the version before it and the source line and stack behind it."""
     first = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])
     return re.split(r"\s+# |\s+\(HINT|\. Guard failed", first)[0].strip()
 
 
 def _source_of_guard(guard: str) -> str:
-    """Return the expression that a guard is about."""
+    """Return the expression that a guard checks, spelled as in the program, or an empty text."""
     match = re.search(r"\(([^,()]+)", guard) or re.match(r"(?:not )?([\w.\[\]']+)", guard)
     return plain_source(match[1]) if match else ""
 
 
 def find_reader(reason: str, file: str) -> SourcePlace | None:
-    """Return the line that read what a guard is about, from torch's ``# y = x[n]  # model.py:12 in forward``."""
+    """Return the place of the line that read the guarded value, from torch's ``# y = x[n]  # model.py:12 in forward``.
+    None if it is not there.
+    """
     match = re.search(r"#\s+(\S*?):(\d+) in (\w+)", reason)
     if match is None:
         return None
@@ -196,7 +198,7 @@ def _is_written(subject: str, place: SourcePlace) -> bool:
 
 
 def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
-    """Return one entry per function, cause and subject, the most costly first."""
+    """Return one recompile entry for each function, cause and subject, the most costly first."""
     groups: dict[tuple[str, int, str, str], list[tuple[Compilation, str, GuardFailure]]] = {}
     for c in compiled:
         reason = c.metrics.get("recompile_reason")
@@ -214,7 +216,7 @@ def group_recompiles(compiled: Iterable[Compilation]) -> list[Recompile]:
 
 
 def _make_recompile(rows: list[tuple[Compilation, str, GuardFailure]]) -> Recompile:
-    """Return the entry for all failures of one guard."""
+    """Return the recompile entry for all failures of one guard."""
     (first, reason, failure), varied = rows[0], VARIATION_KINDS[rows[0][2].cause]
     subject, _, dim = failure.subject.partition(", dim ")
     example = varied.example.replace("{name}", subject).replace("{dim}", dim or "0")

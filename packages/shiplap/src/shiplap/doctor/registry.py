@@ -23,15 +23,13 @@ class RegistryEntry:
 
     @property
     def url(self) -> str:
-        """The address of torch's page about this graph break."""
+        """The address of torch's web page about this kind of graph break."""
         return f"https://meta-pytorch.github.io/compile-graph-break-site/gb/{self.id.lower()}.html"
 
 
 @cache
 def registry_entries() -> dict[str, RegistryEntry]:
-    """Return every entry by id. The result is empty when this torch ships no catalogue. The doctor then reads the
-    messages alone.
-    """
+    """Return all entries of torch's catalogue of graph breaks by id. Empty if this version of torch ships none."""
     path = torch_private.graph_break_registry()
     if path is None:
         return {}
@@ -39,25 +37,27 @@ def registry_entries() -> dict[str, RegistryEntry]:
 
 
 def _parse_entry(id: str, row: dict[str, object]) -> RegistryEntry:
-    """Return an entry from its row in the file."""
+    """Return a catalogue entry from its row in the JSON file."""
     hints = row.get("Hints")
     texts = tuple(map(str, hints)) if isinstance(hints, list) else ()
     return RegistryEntry(id, str(row.get("Gb_type", "")), str(row.get("Explanation", "")), texts)
 
 
 def entry_by_id(id: str) -> RegistryEntry | None:
-    """Return the entry with an id, or None."""
+    """Return the catalogue entry with an id, in any case of letters, or None."""
     return registry_entries().get(id.upper())
 
 
 @cache
 def _type_patterns() -> tuple[tuple[re.Pattern[str], RegistryEntry], ...]:
-    """Return each entry with a regular expression of its type, the longest type first."""
+    """Return ``(pattern of the entry's type, entry)`` of all catalogue entries, the longest type first."""
     # Longest first: a short type may be the start of a longer one.
     rows = sorted(registry_entries().values(), key=lambda e: -len(e.type))
     return tuple((re.compile(re.sub(r"\\\{.*?\\\}", ".+", re.escape(e.type)) + "$"), e) for e in rows)
 
 
 def entry_by_type(text: str) -> RegistryEntry | None:
-    """Return the entry of a message's first line, for messages without an id, or None. Types may have ``{fields}``."""
+    """Return the catalogue entry whose type matches the first line of a message without an id, or None. Types may have
+    ``{fields}``.
+    """
     return next((entry for pattern, entry in _type_patterns() if pattern.match(text)), None)

@@ -37,7 +37,7 @@ class Remedy:
     caveat: str = ""
 
     def fits(self, entry: Break | Recompile) -> bool:
-        """Whether the preconditions hold for an entry."""
+        """Whether the remedy can be tried on a break or recompile: its cause, owner, message and subject match."""
         placed = not self.own or entry.owner == "yours"
         caused = not self.causes or entry.cause in self.causes
         return (
@@ -46,7 +46,9 @@ class Remedy:
 
 
 def _setting(id: str, setting: str, causes: tuple[str, ...], *, caveat: str = "", **conditions: str) -> Remedy:
-    """Return the remedy that puts a setting of the compiler into the program."""
+    """Return the remedy that puts the compiler ``setting`` into the program. ``conditions`` are patterns that the break
+    must match.
+    """
     modules = re.findall(r"\((logging|warnings)\.", setting)
     return Remedy(
         id, f"set {setting}", edits.add_setting(setting, *modules), causes, own=False, caveat=caveat, **conditions
@@ -226,5 +228,5 @@ REMEDIES: tuple[Remedy, ...] = (
 
 
 def list_remedies(entry: Break | Recompile) -> list[Remedy]:
-    """Return the remedies whose preconditions hold for an entry, in the order in which they are tried."""
+    """Return the remedies whose preconditions hold for a break or recompile, in the order in which they are tried."""
     return [r for r in REMEDIES if r.fits(entry)]

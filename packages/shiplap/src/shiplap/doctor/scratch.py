@@ -36,20 +36,20 @@ class Program:
     root: Path
 
     def in_copy(self, copy: Path) -> tuple[str, ...]:
-        """The arguments with the script's path in ``copy``."""
+        """Return the arguments of the program with the script's path in the folder ``copy``."""
         if self.arguments[0] == "-m":
             return self.arguments
         script = Path(self.arguments[0]).resolve().relative_to(self.root)
         return str(copy / script), *self.arguments[1:]
 
     def paths(self, copy: Path) -> list[str]:
-        """The folders of the program's modules in ``copy``, as Python would put them first on its path."""
+        """Return the folders of the program's modules in ``copy``, in the order in which Python searches them."""
         first = Path.cwd() if self.arguments[0] == "-m" else Path(self.arguments[0]).resolve().parent
         named = [first, *(Path(p).resolve() for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
         return [str(copy / p.relative_to(self.root)) for p in named if p.is_relative_to(self.root)]
 
     def main_file(self) -> str | None:
-        """The file that runs first, relative to the program, or None where it cannot be told."""
+        """Return the file that runs first, relative to the program's folder, or None if it is not known."""
         if self.arguments[0] != "-m":
             return str(Path(self.arguments[0]).resolve().relative_to(self.root))
         stem = self.arguments[1].replace(".", "/")
@@ -57,11 +57,14 @@ class Program:
 
 
 def parse_program(command: Sequence[str]) -> Program:
-    """Return the program that a command runs. SL703 for a command that is not Python with a script or a module."""
+    """Return interpreter, arguments and folder of the program that a command runs. Raises SL703 for a command other
+    than Python with a script or module.
+    """
     name = Path(command[0]).name
     for at, word in enumerate(command[1:], 1):
         if word.endswith(".py") and Path(word).is_file():
             script, cwd = Path(word).resolve(), Path.cwd().resolve()
+            # A home folder may have any number of other programs in it.
             root = cwd if script.is_relative_to(cwd) and cwd != Path.home() else script.parent
             break
         if word == "-m" and len(command) > at + 1:
@@ -80,7 +83,9 @@ def parse_program(command: Sequence[str]) -> Program:
 
 
 def list_python_files(root: Path) -> Iterator[Path]:
-    """Yield the Python files below ``root``, without hidden and installed ones."""
+    """Yield the Python files below ``root``, without hidden folders, links and installations. Stops soon after
+    ``MAX_FILES``.
+    """
     count = 0
     for folder, below, files in os.walk(root):
         below[:] = sorted(d for d in below if _is_copied_folder(Path(folder) / d))
@@ -88,18 +93,21 @@ def list_python_files(root: Path) -> Iterator[Path]:
             if file.endswith(".py"):
                 yield Path(folder) / file
                 count += 1
+        # The caller refuses so many files, so the walk need not go on.
         if count > MAX_FILES:
             return
 
 
 def _is_copied_folder(folder: Path) -> bool:
-    """Whether a folder is the program's own: neither hidden, linked nor an installation."""
+    """Whether a folder belongs to the program: it is neither hidden nor a link nor an installation."""
     installed = folder.name in _PASSED_OVER or (folder / "pyvenv.cfg").exists()
     return not (folder.name.startswith(".") or folder.is_symlink() or installed)
 
 
 def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
-    """Copy the Python files below ``root`` to ``target``, link all others, and write the texts of ``changed``."""
+    """Copy the Python files below ``root`` to ``target``, link all other files there, write the texts of ``changed``,
+    and return ``target``.
+    """
     target.mkdir(parents=True)
     for entry in sorted(root.iterdir()):
         copy = target / entry.name
@@ -108,6 +116,7 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
         elif entry.suffix == ".py" and entry.is_file():
             safe_io.write_bytes(copy, entry.read_bytes())
         elif entry.name != "__pycache__":
+            # Data files may be large, and no edit touches them.
             copy.symlink_to(entry)
     for file, text in changed.items():
         safe_io.write_text(target / file, text)
@@ -115,8 +124,8 @@ def make_copy(root: Path, target: Path, changed: dict[str, str]) -> Path:
 
 
 def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dict[str, str] | None:
-    """Return ``texts`` with ``edits`` done, None where the result is no Python. Files that are not in ``texts`` are
-    read below ``root``.
+    """Return the texts of files by name with ``edits`` applied, or None if a result cannot be parsed. Files that
+    ``texts`` lacks are read below ``root``.
     """
     texts = dict(texts)
     # From the end of a file to its start, so that positions stay right. What is named first at a position comes first.
@@ -134,13 +143,15 @@ def apply_edits(texts: dict[str, str], root: Path, edits: Iterable[Edit]) -> dic
 
 
 def with_own_newlines(file: Path, text: str) -> str:
-    """Return ``text`` with the line ends of ``file``: reading it has made each of them a line feed."""
+    """Return ``text`` with the line ends of ``file``, CRLF if most of its lines have them."""
     content = file.read_bytes()
     return text.replace("\n", "\r\n") if 2 * content.count(b"\r\n") > content.count(b"\n") else text
 
 
 def diff_texts(root: Path, texts: dict[str, str], against: dict[str, str] | None = None) -> str:
-    """Return a unified diff from the files below ``root``, or from ``against``, to ``texts``."""
+    """Return a unified diff to ``texts`` from the texts in ``against`` or, for files that it lacks, from those below
+    ``root``.
+    """
     parts: list[str] = []
     for file, text in sorted(texts.items()):
         old = (against or {}).get(file)

@@ -15,6 +15,7 @@ from shiplap.doctor.places import make_place, parse_frames
 from shiplap.doctor.trace import EventTrace, TraceEvent
 
 _BREAK_LOCATION = re.compile(r"^Graph break in user code at (.+):(\d+)$", re.MULTILINE)
+# torch heads the printed stack in one of two ways.
 _STACK_START = re.compile(r"User code traceback:|The graph break occurred in the following user code:")
 _TRACEBACK_START = re.compile(r"^(?:Traceback \(most recent call last\):|NoneType: None)$", re.MULTILINE)
 # Texts that torch appends to a message. Everything behind the first of them is left out.
@@ -27,7 +28,9 @@ _MESSAGE_ENDS = (
     "\nThe above exception",
 )
 _SECTION_START = re.compile(r"^  (Explanation|Hint|Developer debug context): ?", re.MULTILINE)
+# The id is only found in the address of the page to which a message refers.
 _REGISTRY_ID = re.compile(r"/gb/(gb\d+)\.html")
+# torch writes this where a whole function runs uncompiled.
 SKIPPED_TEXT = "Skipping the function and falling back to eager"
 
 
@@ -45,23 +48,25 @@ class Compilation:
 
     @property
     def frame(self) -> tuple[int, str]:
-        """The compiled function, whatever its version: process and frame id."""
+        """The identity of the compiled function without its version: process and frame id."""
         return self.process, self.compile_id.partition("/")[0]
 
     @property
     def operations(self) -> int:
-        """The number of operations in its graph."""
+        """The number of operations in the compiled graph."""
         return int(self.metrics.get("graph_op_count") or 0)
 
     @property
     def resumes_at(self) -> int:
-        """The line at which torch goes on after a break, 0 for a function that begins at its start."""
+        """The line at which this compilation continues a function after a break, 0 for one that starts at its
+        beginning.
+        """
         match = re.fullmatch(r"torch_dynamo_resume_in_.+_at_(\d+)", self.function)
         return int(match[1]) if match else 0
 
     @property
     def key(self) -> tuple[int, str]:
-        """The process and the id of this compilation."""
+        """The identity of this compilation: process and compile id."""
         return self.process, self.compile_id
 
 
@@ -77,7 +82,7 @@ class Sighting:
 
 
 def list_compilations(trace: EventTrace) -> list[Compilation]:
-    """Return the compiled functions. A backward graph belongs to the entry of its function."""
+    """Return the compilations of functions in a trace. A backward graph counts to the compilation of its function."""
     compiled: list[Compilation] = []
     for event in trace.events_of_kind("compilation_metrics"):
         m = event.data
@@ -101,7 +106,9 @@ def list_compilations(trace: EventTrace) -> list[Compilation]:
 
 
 def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[Sighting]:
-    """Yield the breaks that torch logged as such, then those that only ended a compilation."""
+    """Yield the occurrences of graph breaks in a trace: first those that torch logged, then those that only made a
+    compilation fail.
+    """
     seconds = {c.key: c.seconds for c in compiled}
     logged = list(trace.events_of_kind("dynamo_graph_break_reason"))
     count = Counter(map(_compilation_key, logged))
@@ -113,12 +120,14 @@ def find_sightings(trace: EventTrace, compiled: list[Compilation]) -> Iterator[S
 
 
 def _compilation_key(event: TraceEvent) -> tuple[int, str]:
-    """Return the process and the compilation of an event."""
+    """Return process and compile id of an event."""
     return event.process, event.compile_id
 
 
 def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
-    """Return the sighting of a break that torch logged."""
+    """Return the occurrence of a break that torch logged, with its message and stack. ``seconds`` is its share of the
+    compile time.
+    """
     text = event.payload
     match = _STACK_START.search(text)
     tail = text[match.end() :] if match else ""
@@ -133,8 +142,8 @@ def _sighting_of_log(event: TraceEvent, seconds: float) -> Sighting:
 
 
 def _sighting_of_failure(c: Compilation) -> Sighting:
-    """Return the sighting of a compilation that failed without a logged break: fullgraph=True, or too many
-    recompiles.
+    """Return the occurrence of a break for a compilation that failed without logging one, as with fullgraph=True or too
+    many recompiles.
     """
     m = c.metrics
     message = parse_break_message(str(m.get("fail_reason") or m["fail_type"]), str(m["fail_type"]))
@@ -146,7 +155,9 @@ def _sighting_of_failure(c: Compilation) -> Sighting:
 
 
 def parse_break_message(text: str, kind: str = "") -> BreakMessage:
-    """Parse a message of ``torch._dynamo.exc.Unsupported``, or any other text, whose first line is then the reason."""
+    """Return torch's message about a graph break split into reason, explanation, hints and context. ``kind`` is the
+    reason of an empty text.
+    """
     skipped = SKIPPED_TEXT in text or "graph break in loop" in text or "results in a skip" in text
     # A skipped frame reports its reason inside of a longer message.
     body = re.sub(r"\A.*?^Graph Break Reason: [^\n]*?(?::\n\n?|\Z)", "", text, count=1, flags=re.DOTALL | re.MULTILINE)

@@ -16,6 +16,7 @@ from typing import Any
 
 from shiplap import torch_private
 
+# The prefix of torch's logging, with the process id, before the JSON of an event.
 _EVENT_LINE = re.compile(r"^[VDIWEC]\d{4} \S+ (\d+) [^\]]*\] (\{.*)$")
 _ARTIFACT_KINDS = ("dynamo_graph_break_reason", "dynamo_error")
 # The starts of the lines that are read, as torch's JSON writer prints them.
@@ -42,11 +43,13 @@ class EventTrace:
     events: list[TraceEvent] = field(default_factory=list)
 
     def events_of_kind(self, kind: str) -> Iterator[TraceEvent]:
-        """Return the events of one kind."""
+        """Yield the events of one kind, in order."""
         return (e for e in self.events if e.kind == kind)
 
     def add(self, process: int, metadata: dict[str, Any], payload: Callable[[], str]) -> None:
-        """Keep an event if it is of a kind that is read later. ``payload`` is called only then."""
+        """Append an event of torch's trace if it is of a kind that is read. ``payload()`` returns its text and is only
+        called then.
+        """
         kind = _kind_of_event(metadata)
         if kind is None:
             return
@@ -59,7 +62,7 @@ class EventTrace:
 
 
 def _kind_of_event(metadata: dict[str, Any]) -> str | None:
-    """Return the kind of an event, or None for a kind that is not read."""
+    """Return the kind of an event from its metadata, or None for a kind that is not read."""
     artifact = metadata.get("artifact")
     if isinstance(artifact, dict):
         return artifact["name"] if artifact.get("name") in _ARTIFACT_KINDS else None
@@ -67,13 +70,15 @@ def _kind_of_event(metadata: dict[str, Any]) -> str | None:
 
 
 def _compile_id(metadata: dict[str, Any]) -> str:
-    """Return frame and version, unique within a process."""
+    """Return the compile id of an event, frame and version, which is unique within a process."""
     prefix = f"{metadata['compiled_autograd_id']}/" if "compiled_autograd_id" in metadata else ""
     return f"{prefix}{metadata.get('frame_id', '')}/{metadata.get('frame_compile_id', '')}"
 
 
 def read_trace_files(directory: Path) -> EventTrace:
-    """Return the events of the trace files of a directory, oldest first. A line cut off by a crash is passed over."""
+    """Return the events in the trace files of a directory, the oldest file first. A line that a crash has cut off is
+    left out.
+    """
     trace = EventTrace()
     # torch writes one file per process and rank.
     for path in sorted(directory.glob("*.log"), key=lambda p: (p.stat().st_mtime, p.name)):
@@ -83,15 +88,17 @@ def read_trace_files(directory: Path) -> EventTrace:
 
 
 def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
-    """Add the events of one file to ``trace``."""
+    """Append the events in the lines of one trace file to ``trace``."""
     header: tuple[int, dict[str, Any]] | None = None
     payload: list[str] = []
 
     def keep() -> None:
+        """Append the event whose lines have been read."""
         if header is not None:
             trace.add(*header, lambda: "".join(payload))
 
     for line in lines:
+        # torch indents the lines of a payload by a tab.
         if line.startswith("\t"):
             if header is not None:
                 payload.append(line[1:])
@@ -102,7 +109,7 @@ def _read_file(lines: Iterator[str], trace: EventTrace) -> None:
 
 
 def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
-    """Return the process and the metadata of an event's first line, or None for any other line."""
+    """Return ``(process, metadata)`` of the first line of an event, or None for any other line."""
     match = _EVENT_LINE.match(line)
     # Most lines of a trace are of other kinds, so the start of the text is compared before JSON is parsed.
     if match is None or not match[2].startswith(_PREFIXES_OF_EVENTS):
@@ -115,7 +122,9 @@ def _parse_header(line: str) -> tuple[int, dict[str, Any]] | None:
 
 @contextmanager
 def record_events() -> Iterator[EventTrace]:
-    """Collect the events of this process. Torch's own trace, if there is one, goes on as before."""
+    """Enter a context that collects the events of torch's trace in this process. A trace that the user has switched on
+    continues.
+    """
     import os
 
     trace = EventTrace()

@@ -46,21 +46,24 @@ class TriedEntry:
 
     @classmethod
     def of(cls, entry: Break | Recompile, remedy: Remedy | None = None, **found: Any) -> TriedEntry:
-        """Return what was found for an entry; ``found`` are fields."""
+        """Return the record of what was tried on a break or recompile. ``found`` are further fields of the record."""
         if remedy is not None:
             found |= {"remedy": remedy.id, "title": remedy.title, "caveat": remedy.caveat}
         return cls(entry.at.shown, entry.subject, entry.title, entry.owner, key=entry.key, **found)
 
     @property
     def removed(self) -> bool:
-        """Whether the entry was shown to go."""
+        """Whether a trial showed that the entry (a break or recompile) is removed, by its own remedy or with others."""
         return bool(self.remedy and not self.times[1]) or self.with_others
 
     def lines(self, number: int) -> Iterator[Line]:
-        """Yield the entry and its remedy, or that there is none."""
+        """Yield the text lines that show the entry and its remedy, or that there is none. ``number`` precedes the first
+        one.
+        """
         yield line(f"{number}. {self.where}", "bold", (f"  {self.call}", "bold red"))
         yield from row("cause", self.cause)
         yield from row("owner", {"yours": "your code"}.get(self.owner, self.owner))
+        # The entry went away before its own remedies were tried.
         if self.with_others:
             yield from row("remedy", "none of its own: it goes with a remedy above", "green")
         elif self.remedy:
@@ -78,7 +81,7 @@ class TriedEntry:
         yield line()
 
     def _what_was_tried(self) -> str:
-        """Return the remedies that did not help, with the reasons."""
+        """Return in words which remedies were tried in vain, with the reasons."""
         if not self.refused:
             return "none in the catalogue fits this cause and owner"
         return "; ".join(f"{id}: {reason}" for id, reason in self.refused.items())
@@ -95,7 +98,7 @@ class RunTime:
     remedied: float | None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the times."""
+        """Yield the text line that shows the times of a function: eager, compiled, and with the remedies."""
         if self.compiled is None:
             text = f"called {self.calls}x: a steady call is measured from three calls on"
         else:
@@ -127,18 +130,18 @@ class Treatment:
 
     @property
     def ok(self) -> bool:
-        """Whether no entry is left."""
+        """Whether each entry found at first has been removed by a remedy."""
         return all(t.removed for t in self.tried)
 
     @property
     def summary(self) -> str:
-        """The counts in one line."""
+        """The numbers of entries with a remedy and of those left, in one line."""
         removed = sum(t.removed for t in self.tried)
         left = f"{len(self.after.breaks)} breaks and {sum(r.times for r in self.after.recompiles)} recompiles are left"
         return f"{removed} of {len(self.tried)} entries have a remedy that was shown to remove them; {left}"
 
     def lines(self) -> Iterator[Line]:
-        """Yield each entry with its remedy, and the times."""
+        """Yield the text of the treatment: each entry with its remedy, the times, and the summary."""
         for number, each in enumerate(self.tried, 1):
             yield from each.lines(number)
         for each_time in self.times:

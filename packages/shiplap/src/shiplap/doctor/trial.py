@@ -43,7 +43,7 @@ class Run:
 
     @property
     def entries(self) -> list[Break | Recompile]:
-        """All breaks and recompiles that are no consequence of others."""
+        """The breaks and recompiles of the run, without those that follow from others."""
         found: list[Break | Recompile] = [*self.diagnosis.breaks, *self.diagnosis.recompiles]
         return [e for e in found if not e.follows]
 
@@ -52,13 +52,16 @@ class Laboratory:
     """A folder for the copies, recordings and traces of one program's trials."""
 
     def __init__(self, program: Program, folder: Path, stdout: IO[Any] | int | None) -> None:
+        """Prepare trials of a program in ``folder``. ``stdout`` receives what the shown run prints."""
         self.program, self.folder, self.stdout = program, folder, stdout
         self.number = 0
         self.limit: float | None = None
         self.ignored: tuple[str, ...] = ()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run the program with the changed ``texts``; return None where it takes too long."""
+        """Run a copy of the program with the files ``texts`` changed, and return its diagnosis and comparison. None if
+        it exceeds the time limit.
+        """
         self.number += 1
         place = self.folder / str(self.number)
         copy = make_copy(self.program.root, place / "program", texts)
@@ -78,6 +81,7 @@ class Laboratory:
         environment = {**os.environ, "TORCH_TRACE": str(trace), "PYTHONDONTWRITEBYTECODE": "1"}
         started = time.monotonic()
         streams: dict[str, Any] = {"stdout": self.stdout}
+        # The user has seen the output of the program in its first run.
         if not show:
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         try:
@@ -103,9 +107,10 @@ class Laboratory:
 
 
 def relocate_diagnosis(diagnosis: Diagnosis, old: str, new: str) -> Diagnosis:
-    """Return a diagnosis whose places lie below the folder ``new`` instead of ``old``. Their code stays."""
+    """Return a diagnosis with the folder ``old`` replaced by ``new`` in the paths of all places."""
 
     def moved(place: SourcePlace) -> SourcePlace:
+        """Return a place with the folder replaced in its path."""
         return replace(place, file=place.file.replace(old, new, 1))
 
     return replace(
@@ -124,7 +129,7 @@ STILL_THERE, ANOTHER = "the entry was still there", "it was compiled again for a
 
 
 def count_times(entry: Break | Recompile, run: Run) -> int:
-    """Return how often an entry occurred in a run, or how often the function of a recompile was compiled again."""
+    """Return how often a break occurred in a run or, for a recompile, how often its function was compiled again."""
     if isinstance(entry, Break):
         return sum(e.times for e in run.entries if e.key == entry.key)
     place = (entry.place.file, entry.place.function)
@@ -132,8 +137,8 @@ def count_times(entry: Break | Recompile, run: Run) -> int:
 
 
 def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, *, fewer: bool = False) -> str:
-    """Return why a run does not show that a remedy helps, an empty text where it does. ``fewer``: the entry may still
-    be there.
+    """Return the reason why the run ``after`` does not prove that a remedy helps, or an empty text. ``fewer`` accepts
+    an entry that still occurs.
     """
     if after is None:
         return "the program ran too long"
@@ -141,10 +146,12 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
         return f"with this edit the program ended with exit status {after.status}, without it with {before.status}"
     if after.differences:
         return after.differences[0]
+    # Keys stay equal when lines move, as an edit makes them do.
     old, new = (Counter(e.key for e in run.entries) for run in (before, after))
     if new[entry.key] >= old[entry.key] and not fewer:
         return STILL_THERE
     fresh = [e for e in after.entries if new[e.key] > old[e.key]]
+    # A function that was skipped shows its own breaks only once it is compiled, which is progress.
     hidden = isinstance(entry, Break) and entry.skipped
     if isinstance(entry, Recompile) and not fewer:
         other = [e for e in fresh if isinstance(e, Recompile) and e.place.function == entry.place.function]
@@ -157,13 +164,15 @@ def reason_of_refusal(entry: Break | Recompile, before: Run, after: Run | None, 
             return f"another break took its place: {e.reason}"
     if len(after.entries) > len(before.entries) and not hidden:
         return f"{len(after.entries)} entries instead of {len(before.entries)}"
+    # Without any graph there is no break either, and nothing is gained.
     if not hidden and after.diagnosis.graphs < 1 <= before.diagnosis.graphs:
         return "nothing was compiled any more"
     return ""
 
 
 def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *, measure: bool = True) -> Treatment:
-    """Run ``command``, try the remedies of the catalogue on what it shows, and return what helped.
+    """Run ``command``, try the remedies for each break and recompile in a copy of the program, and return which of them
+    helped.
 
     The first run is as the program is. The runs of trials use the eager backend, which breaks graphs where each backend
     does, from seeded generators, so that parameters are drawn alike. SL702 where nothing is compiled, SL703 for a
@@ -177,8 +186,10 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
         if recorded is None or not recorded.diagnosis.compiled:
             status = recorded.status if recorded else 0
             raise error("SL702", where=" ".join(command), got=f"no compiled function was called (status {status})")
+        # A remedy may make the program hang, which must not stop the trials.
         laboratory.limit = recorded.seconds * _PATIENCE[0] + _PATIENCE[1]
         again = laboratory.run({}, "compare")
+        # Values that differ between two unchanged runs, such as readings of a clock, prove nothing.
         if again is not None and again.unstable:
             laboratory.ignored = again.unstable
             again = laboratory.run({}, "compare")
@@ -200,7 +211,9 @@ def try_remedies(command: Sequence[str], stdout: IO[Any] | int | None = None, *,
 
 
 def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], dict[str, str], Run]:
-    """Try the remedies of each entry upon those that already helped; go on with entries that come into view."""
+    """Return ``(tried entries, changed files, last run)``, after trying the remedies of each entry on top of those that
+    helped before. New entries are tried as well.
+    """
     texts: dict[str, str] = {}
     now, done, tried = first, set[tuple[str, ...]](), list[TriedEntry]()
     for _ in range(2):  # what failed beside another entry may help once that one is gone
@@ -224,7 +237,9 @@ def _try_entries(laboratory: Laboratory, first: Run) -> tuple[list[TriedEntry], 
 
 
 def _ordered(run: Run) -> list[Break | Recompile]:
-    """Return the entries in the order in which they are tried: breaks, which cause recompiles, come first."""
+    """Return the entries of a run in the order in which they are tried: first all but those about torch's limit of
+    recompiles, which others cause.
+    """
     limits = [e for e in run.entries if e.cause == "recompiles"]
     return [*(e for e in run.entries if e not in limits), *limits]
 
@@ -232,12 +247,15 @@ def _ordered(run: Run) -> list[Break | Recompile]:
 def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
-    """Try the remedies of one entry until one helps."""
+    """Return ``(tried entry, changed files, run)`` of the first remedy that removes an entry, else of the one that
+    makes it rarer, else the files as they were.
+    """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
     for remedy, changed in _candidates(laboratory.program, entry, texts):
         after = laboratory.run(changed, "compare")
         reason = reason_of_refusal(entry, now, after)
+        # A remedy may make recompiles rarer without removing them.
         partly = (
             (reason == STILL_THERE or reason.startswith(ANOTHER))
             and after is not None
@@ -269,7 +287,9 @@ def _try_entry(
 def _candidates(
     program: Program, entry: Break | Recompile, texts: dict[str, str]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
-    """Yield the remedies of an entry with the files that they change, each result once."""
+    """Yield ``(remedy, changed files)`` for each remedy of an entry and each alternative of its edit, without equal
+    results.
+    """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)
     for remedy in list_remedies(entry):
@@ -277,13 +297,14 @@ def _candidates(
             continue
         for edits in remedy.edit(case):
             changed = apply_edits(texts, program.root, edits)
+            # Two remedies may make the same edit, and a run takes long.
             if changed is not None and changed not in seen:
                 seen.append(changed)
                 yield remedy, changed
 
 
 def make_case(program: Program, entry: Break | Recompile, texts: dict[str, str]) -> Case:
-    """Return an entry as editors see it."""
+    """Return file, line, subject and message of an entry in the form in which editors receive them."""
     place = entry.at
     if isinstance(entry, Break) and not Path(place.file).is_relative_to(program.root):
         place = entry.user  # a line of a library stays; the call that leads to it can change
@@ -316,5 +337,7 @@ def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) ->
 
 
 def _steady(seconds: Sequence[float]) -> float | None:
-    """Return the time of a call that compiled nothing: the least of the later half, None for fewer than three calls."""
+    """Return the seconds of a call that compiled nothing: the least of the later half of calls, None for fewer than
+    three.
+    """
     return min(seconds[len(seconds) // 2 :]) if len(seconds) >= 3 else None

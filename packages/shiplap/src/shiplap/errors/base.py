@@ -42,16 +42,19 @@ class Entry:
 
 
 _entries: dict[str, Entry] = {}
+# A view, so that only register() can add entries.
 CATALOGUE: Mapping[str, Entry] = MappingProxyType(_entries)
 """Every entry of the packages that are loaded, by its id. The documentation page and the tests come from it."""
 
 
 def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]) -> None:
-    """Add entries ``(id, title, why, fix)`` to the catalogue, which :func:`error` then raises as ``kind``.
+    """Add entries ``(id, title, why, fix)`` to the error catalogue. :func:`error` then returns errors of these ids as
+    instances of ``kind``.
 
     A family of kernels declares its own errors in this way, in a module that is imported with the family. An id stands
     for one failure, whichever packages are installed. If an id is taken, ValueError is raised and nothing is added.
     """
+    # All ids are checked before any is added, so that a failed call leaves the catalogue unchanged.
     entries = [Entry(id, kind, title, why, fix) for id, title, why, fix in rows]
     seen: dict[str, Entry] = dict(_entries)
     for entry in entries:
@@ -65,7 +68,9 @@ def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return the catalogue error ``id`` with its particulars. ``what`` and ``fix`` default to the entry's own."""
+    """Return, without raising it, the catalogue error ``id`` with its particulars. ``what`` and ``fix`` default to the
+    catalogue entry's title and fix.
+    """
     entry = CATALOGUE[id]
     what, fix = what or entry.title, fix or entry.fix
     text = f"{id}: {what}"
@@ -77,34 +82,44 @@ def error(
     return made
 
 
+# The names of the parameters of error(), as which an error is sent between processes.
 ERROR_PARTS = ("id", "what", "where", "got", "expected", "fix")
 
 
 def error_parts(e: ShiplapError) -> dict[str, str]:
-    """Return the attributes by name, of which ``error(**parts)`` makes the same error, in another process too."""
+    """Return the fields of an error by name as plain texts, so that ``error(**parts)`` makes an equal error, in another
+    process too.
+    """
     return {name: getattr(e, name) for name in ERROR_PARTS}
 
 
 def first_line(e: BaseException) -> str:
-    """Return ``Type: text`` of any exception, with the first line of its text."""
+    """Return ``Type: text`` for an exception, with the first non-empty line of its text. The type alone if it has no
+    text.
+    """
     lines = [line for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {lines[0].strip()}" if lines else type(e).__name__
 
 
+# Python's own once-filter would count by text, which may hold sizes.
 _announced: set[str] = set()
 
 
 def notice(key: str, message: str) -> None:
-    """Warn once per process about ``key``. Every slow or narrow path calls this function."""
+    """Issue ``message`` as a ShiplapNotice warning at the user's line, once per process for each ``key``. Every slow
+    path or restriction is reported so.
+    """
     if key not in _announced:
         _announced.add(key)
         frame = _of_the_user(sys._getframe(1))
+        # warn_explicit attributes the warning to the user's line, by which filters of warnings select.
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, ShiplapNotice, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
 
 def _of_the_user(frame: FrameType) -> FrameType:
-    """Return the innermost frame at or around ``frame`` outside Shiplap and torch, else the outermost.
+    """Return the innermost frame from ``frame`` outwards whose code is neither Shiplap's nor torch's, or the outermost
+    frame if there is none.
 
     A call of an op passes through torch's dispatcher and generated functions, so that no fixed number of frames lies
     between a notice and the line of the user. Generated functions have no module.

@@ -138,7 +138,7 @@ register(
 def writing(
     path: str | PathLike[str], what: str = "the file", expected: str = "a path in a writable directory"
 ) -> Iterator[None]:
-    """Raise SL602 if the body fails to write a file.
+    """Enter a context that raises SL602 in place of an OSError of its body, which writes the file ``path``.
 
     Args:
         path: The file that is written. The error names it.
@@ -152,4 +152,5 @@ def writing(
         yield
     except OSError as e:
         title = f"{what} cannot be written"
+        # The OSError says nothing that the catalogue error lacks, so it is not chained.
         raise error("SL602", where=str(path), what=title, got=e.strerror or e, expected=expected) from None

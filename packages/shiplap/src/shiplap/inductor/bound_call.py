@@ -40,24 +40,29 @@ class LoweredCall:
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of :func:`candidates`
 
     def __enter__(self) -> LoweredCall:
+        """Return this call, whose memory and candidates are released when the ``with`` block ends."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release memory and candidates. The candidates refer to the call in turn, so reference counting would not free
-        them.
+        """Release the shared memory and the candidates of this call. The candidates refer to the call in turn, so
+        reference counting would not free them.
         """
         self._scratch.clear()
         self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Return memory that is allocated at the first request. All candidates of this call use it in turn."""
+        """Return the tensor kept under ``name``, made by ``make(*args)`` at the first request. All candidates of this
+        call use it in turn.
+        """
         if name not in self._scratch:
             self._scratch[name] = make(*args)
         return self._scratch[name]
 
     @staticmethod
     def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LoweredCall:
-        """Return the call being lowered. ``args`` hold IR nodes where its FX node holds fakes."""
+        """Return the call of ``op`` that Inductor is lowering. ``args`` and ``kwargs`` hold Inductor's IR nodes, and
+        the fake tensors are read from the current FX node.
+        """
         # Inductor replaces the arguments by IR nodes, which have no values. The fakes are found through the FX node.
         node = inductor_lowering.current_node()
         fakes: Any = torch.fx.map_arg(node.args, lambda n: n.meta["val"])  # also in lists: sizes may be symbols
@@ -70,6 +75,7 @@ class LoweredCall:
 
     @property
     def device(self) -> torch.device:
+        """The device on which the output of the call lies."""
         return self.output.device
 
     @cached_property
@@ -78,70 +84,87 @@ class LoweredCall:
         return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
-        """Run the reference on the tensors that are present, with all other arguments as in this call."""
+        """Return the result of the op's reference on ``tensors``, which replace the tensor arguments that are present,
+        with all other arguments as in this call.
+        """
         return self.op.run_reference(self._all_arguments(tensors))
 
     def function_of_tensors(self, function: Traced) -> Callable[..., Any]:
-        """Return ``function``, which takes all arguments of the op, as a function of the tensors that are present."""
+        """Return a function of the tensor arguments that are present, in schema order. It calls ``function``, which
+        takes all arguments of the op, with the others as in this call.
+        """
 
         def run(*tensors: Any) -> Any:
+            """Return the result of the wrapped function of all op arguments, with ``tensors`` as the tensor arguments
+            that are present and the other arguments as in this call.
+            """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
 
         return run
 
     def _all_arguments(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return all arguments of the op in schema order, with ``tensors`` in place of the tensors that are present."""
         given = iter(tensors)
         return tuple(next(given) if isinstance(v, Tensor) else v for v in self.values)
 
     @property
     def nodes(self) -> list[Any]:
-        """IR nodes of the tensor arguments that are present."""
+        """The IR nodes of the tensor arguments that are present, in schema order."""
         return [n for n, v in zip(self.args, self.values, strict=True) if isinstance(v, Tensor)]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Fakes of the tensor arguments that are present."""
+        """The fake tensors of the tensor arguments that are present, by argument name."""
         pairs = zip(self.op.spec.args, self.values, strict=True)
         return {a.name: v for a, v in pairs if isinstance(v, Tensor)}
 
     @property
     def dtypes(self) -> dict[str, torch.dtype]:
+        """The dtypes of the tensor arguments by name, and of the output under ``out``."""
         return {name: t.dtype for name, t in self.tensors.items()} | {"out": self.output.dtype}
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """``env`` with the numbers of the call that is being compiled."""
+        """The dims and scalars of the call by name, as in ``env``, with each symbol replaced by its value in the call
+        that is being compiled.
+        """
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return ``env`` as numbers. Symbols have the values in ``sizes``, and other symbols those of the call."""
+        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
+        of the call.
+        """
         return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
     @cached_property
     def sizes(self) -> SizeRange:
-        """The range of sizes that the compiled graph serves."""
+        """The range of sizes that the compiled graph serves for this call, computed once."""
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return the shape of the output, as numbers."""
+        """Return the shape of the output as numbers. Symbols have the values in ``sizes``, and other symbols those of
+        the call.
+        """
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
     @property
     def static(self) -> bool:
+        """Whether all sizes and strides of the tensor arguments and of the output are plain ints."""
         return all(isinstance(s, int) for t in (*self.tensors.values(), self.output) for s in (*t.shape, *t.stride()))
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The compile-time values that a template may use: ``HAS_BIAS``, ``STRIDE_0``, each scalar in capitals."""
+        """The compile-time constants of this call for a template, by name: ``HAS_BIAS``, ``STRIDE_0``, each scalar in
+        capitals. Symbolic sizes among them become fixed in the graph.
+        """
         return template_constants(
             self.op.spec, self.values, lambda v: inductor_lowering.static_size(v) if isinstance(v, torch.SymInt) else v
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """Return alignments and inner axes as constants for a template.
-
-        ``K_ALIGN`` is a power of two that always divides the size. ``A_INNER`` is the axis with stride 1, or -1.
+        """Return constants for a template about the memory of this call: ``K_ALIGN``, a power of two that always
+        divides the size ``k``, and ``A_INNER``, the axis of ``a`` with stride 1, or -1.
         """
         alignments = {
             f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)
@@ -151,8 +174,8 @@ class LoweredCall:
         }
 
     def buffers(self, template: Template) -> dict[str, Any]:
-        """Return the input buffers in schema order, then the template's tables, in the layouts that the template
-        requires.
+        """Return the input buffers by name, in schema order and then the template's tables. Each buffer has the
+        innermost dim that the template requires, by a copy if need be.
         """
         wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
@@ -164,6 +187,7 @@ class LoweredCall:
                     node, dim - len(arg.tensor.dims) if arg.tensor.variadic else dim
                 )
             layouts[arg.name] = inductor_lowering.realize_buffer(node)
+        # A table is built now, for one size, so the graph must not serve others.
         sizes = {k: _specialise_sizes(v) for k, v in self.env.items()} if template.tables else {}
         for name, build in template.tables:
             table = build(sizes).to(self.device)
@@ -174,11 +198,13 @@ class LoweredCall:
 
     @property
     def recipe(self) -> SampleRecipe:
-        """The recipe of a sample with these sizes, scalars and dtypes."""
+        """The recipe of a sample with the sizes, scalars, dtypes, layouts and absent arguments of this call."""
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> SampleRecipe:
-        """Return the recipe of a sample like this call, where symbols have the values in ``at``."""
+        """Return the recipe of a sample like this call, where symbols have the values in ``at``, and other symbols
+        those of the call.
+        """
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)
         sizes = {k: v for k, v in hints.items() if k in dims} | broadcast_ones(spec, hints)
@@ -188,27 +214,35 @@ class LoweredCall:
             for a in spec.tensors
             if a.tensor and a.name in self.tensors and not a.tensor.concrete
         }
+        # The samples of a proof leave out what the call leaves out.
         absent = tuple(a.name for a in spec.tensors if a.name not in self.tensors)
         return SampleRecipe(absent=absent).but(sizes=sizes, scalars=scalars, dtypes=classes, layouts=self._layouts())
 
     def _layouts(self) -> dict[str, str]:
-        """Return the names of the layouts of the arguments, without arguments whose layout has no name."""
+        """Return the name of the memory layout of each tensor argument, by argument name, without those whose layout
+        has no name.
+        """
         layouts = {}
         for name, value in self.tensors.items():
             sizes, strides = ([inductor_lowering.size_hint(s) for s in of] for of in (value.shape, value.stride()))
+            # On the meta device, since only sizes and strides are compared.
             layouts[name] = layout_name(torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta"))
         return {name: layout for name, layout in layouts.items() if layout}
 
 
 def _as_hints(value: Any, sizes: Sizes) -> Any:
-    """Return sizes in an argument as the numbers of the call at hand."""
+    """Return ``value`` with each symbolic size, also in a list, as a number: from ``sizes``, else that of the call at
+    hand.
+    """
     if isinstance(value, (list, tuple)):
         return tuple(_as_hints(v, sizes) for v in value)
     return evaluate_size(value, sizes) if isinstance(value, torch.SymInt) else value
 
 
 def _specialise_sizes(value: Any) -> Any:
-    """Return sizes in an argument as numbers, on which the graph is guarded."""
+    """Return ``value`` with each symbolic size, also in a list, as the number of this call. The graph is guarded on
+    that number.
+    """
     if isinstance(value, (list, tuple)):
         return tuple(_specialise_sizes(v) for v in value)
     return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value

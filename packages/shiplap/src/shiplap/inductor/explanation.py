@@ -52,7 +52,9 @@ class UnfusedNeighbour:
     meaning: str = ""
 
     def lines(self) -> Iterator[Line]:
-        """Yield the kernel, and Inductor's reason with its meaning."""
+        """Yield the printed lines of this neighbour: its kernel and operators, Inductor's reason against the fusion,
+        and its meaning.
+        """
         meaning = f"\n{self.meaning}" if self.meaning else ""
         kernel = f"{self.kernel} ({', '.join(self.operators)}), which runs {self.side} it"
         yield from row("outside", f"{kernel}\nInductor: {self.reason}{meaning}", "yellow")
@@ -83,7 +85,9 @@ class CompiledKernel:
     unfused: tuple[UnfusedNeighbour, ...] = ()
 
     def lines(self, number: int, several_graphs: bool) -> Iterator[Line]:
-        """Yield the name and kind, the operators, and what was chosen and what not fused."""
+        """Yield the printed lines of this kernel, numbered ``number``: name and kind, operators, source lines, choices
+        of candidates, and neighbours that were not fused.
+        """
         graph = f"  graph {self.graph + 1}" if several_graphs else ""
         yield line(f"{number}. {self.name or 'no kernel'}", "bold", (f"  {self.kind}{graph}", "dim"))
         yield from row("inside", ", ".join(self.operators))
@@ -109,16 +113,17 @@ class Explanation:
 
     @property
     def graphs(self) -> int:
+        """The number of graphs that were compiled while the explanation was recorded."""
         return len(self.source)
 
     @property
     def ok(self) -> bool:
-        """Whether no candidate was wrong or broken."""
+        """Whether no candidate was wrong, broken or dropped."""
         return not any(v.status in ("wrong", "broken", "dropped") for d in self.fusion_choices for v in d.verdicts)
 
     @property
     def summary(self) -> str:
-        """One line such as ``2 kernels in 1 graph: 1 template, 1 generated``."""
+        """The kernels counted by kind, in one line such as ``2 kernels in 1 graph: 1 template, 1 generated``."""
         kinds = [k.kind for k in self.kernels]
         listed = ", ".join(f"{kinds.count(k)} {k}" for k in ("template", "extern", "generated") if k in kinds)
         return f"{_count_phrase(len(kinds), 'kernel')} in {_count_phrase(self.graphs, 'graph')}" + (
@@ -126,9 +131,12 @@ class Explanation:
         )
 
     def lines(self) -> Iterator[Line]:
-        """Yield each kernel with its operations and candidates, and what was not fused and why."""
+        """Yield the printed lines: each kernel, then the choices of calls that have no kernel any more, then the
+        summary.
+        """
         for number, kernel in enumerate(self.kernels, 1):
             yield from kernel.lines(number, several_graphs=self.graphs > 1)
+        # By identity: two layers may have equal choices.
         listed = {id(choice) for kernel in self.kernels for choice in kernel.fusion_choices}
         for choice in self.fusion_choices:
             if id(choice) not in listed:
@@ -137,7 +145,9 @@ class Explanation:
         yield line(self.summary, "bold")
 
     def as_json(self, facts: Mapping[str, str], source: bool = False) -> dict[str, Any]:
-        """Return one JSON-ready object: facts, the fields, the summary; with ``source`` the generated code."""
+        """Return the explanation as one JSON-ready dict: ``facts`` about the machine, the fields and the summary, and
+        with ``source`` the generated code.
+        """
         value = value_json(self, facts, ok=self.ok, summary=self.summary, graphs=self.graphs)
         if not source:
             del value["source"]
@@ -145,7 +155,8 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Compile ``fn`` for ``args``, run it once, and describe the kernels.
+    """Compile ``fn`` for ``args``, run it once, and return an ``Explanation``, which lists the kernels of its compiled
+    graphs and their operators.
 
     The compilation is fresh: no cache is read or written, and code compiled before in this process is forgotten. If
     arguments require gradients, the forward graph is explained.
@@ -191,7 +202,9 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
-    """Yield the kernels of a graph with their operators, lines and choices."""
+    """Yield the kernels of a compiled graph in their order, each with its operators, source lines, choices and unfused
+    neighbours. ``made`` holds the choices of this graph.
+    """
     groups = graph.groups_with_kernel_names()
     for group in groups:
         nodes = tuple(o.node for o in group.origins)
@@ -208,9 +221,8 @@ def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionCho
 
 
 def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
-    """Return the names of operators as the user declared them.
-
-    The registered name of an op that was declared again with another schema ends in a number.
+    """Return the names of the operators of one kernel, each once, as the user declared them. The registered name of an
+    op that was declared again with another schema ends in a number.
     """
     # The part below autograd is the overload that appears in a compiled graph.
     known = {_schema_name(op.below_autograd): op.spec.name for op in registry.declared_op_list()}
@@ -218,19 +230,24 @@ def _declared_operator_names(group: FusedGroup) -> tuple[str, ...]:
 
 
 def _schema_name(overload: Any) -> str:
+    """Return the qualified name of an operator overload without the overload's own part, such as ``aten::add``."""
     return str(overload._schema.name)
 
 
 def _source_lines(group: FusedGroup) -> tuple[str, ...]:
+    """Return the lines of source, each once, from which the operators of one kernel come."""
     return tuple(dict.fromkeys(o.where for o in group.origins if o.where))
 
 
 def _unfused_neighbours(
     graph: ReportedGraph, groups: Sequence[FusedGroup], template: FusedGroup
 ) -> Iterator[UnfusedNeighbour]:
-    """Yield what a template reads or writes and was not fused with, and why."""
+    """Yield each kernel that writes an input of the kernel ``template``, or reads its output, and was not fused with
+    it, with Inductor's reason.
+    """
     for other in groups:
         before, after = template.reads & set(other.writes), other.reads & set(template.writes)
+        # A kernel without a buffer in common is no neighbour.
         if other is template or not (before or after):
             continue
         reason = _last_refusal(graph, *((other, template) if before else (template, other)))
@@ -244,8 +261,8 @@ def _unfused_neighbours(
 
 
 def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -> str:
-    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``, which runs
-    later.
+    """Return Inductor's last reason for not fusing any part of ``first`` with any part of ``second``, which runs later,
+    or an empty text.
     """
     logged = ""
     # Inductor tries pairs several times while it fuses. The last reason is the one that held at the end.
@@ -256,12 +273,14 @@ def _last_refusal(graph: ReportedGraph, first: FusedGroup, second: FusedGroup) -
 
 
 def _fused_parts(name: str) -> set[str]:
-    """Return the parts of a fused node, which Inductor names ``op0_op1``."""
+    """Return the set of the operation names in the name of a fused node, which Inductor joins as ``op0_op1``."""
     return set(name.split("_"))
 
 
 def _explain_refusal(reason: str, other: FusedGroup) -> str:
-    """Return Inductor's reason in plain words, or ""."""
+    """Return the meaning, in plain words, of Inductor's ``reason`` for not fusing a template with ``other``, or an
+    empty text where it is not known.
+    """
     # Inductor gives this reason for several causes, of which a reduction is the one that can be seen here.
     if reason.startswith("template epilogue not satisfied"):
         return REDUCTION if other.reduces else "the template's store does not admit it"
@@ -269,4 +288,5 @@ def _explain_refusal(reason: str, other: FusedGroup) -> str:
 
 
 def _count_phrase(n: int, what: str) -> str:
+    """Return the number ``n`` with the noun ``what``, in the plural unless ``n`` is 1: ``1 kernel``, ``2 kernels``."""
     return f"{n} {what}" + "s" * (n != 1)

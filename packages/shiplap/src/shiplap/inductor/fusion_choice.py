@@ -28,7 +28,7 @@ class CandidateVerdict:
     time_us: float | None = None
 
     def lines(self) -> Iterator[Line]:
-        """Yield the candidate with its status, time and detail."""
+        """Yield the printed line of this result: the candidate with its status, time and detail."""
         time = f"alone {self.time_us:.1f} us" if self.time_us is not None else ""
         detail = ", ".join(part for part in (time, self.detail) if part)
         text = f"{self.candidate}: {detail}" if detail else self.candidate
@@ -48,7 +48,9 @@ class FusionChoice:
     verdicts: tuple[CandidateVerdict, ...] = ()
 
     def lines(self) -> Iterator[Line]:
-        """Yield the call, the chosen candidate with the reason, and the result of each candidate."""
+        """Yield the printed lines of this choice: the call, the chosen candidate with the reason, and the result of
+        each candidate.
+        """
         yield from row("op", f"{self.op}  {self.sizes}  {self.dtypes}")
         yield from row("chosen", f"{self.chosen}: {self.reason}", "green")
         for verdict in self.verdicts:
@@ -56,7 +58,7 @@ class FusionChoice:
 
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
-    """Keep a choice among the recent ones and pass it to the watchers."""
+    """Keep ``choice`` among the recent 1000 of this process, and call each watcher with it."""
     _recent.append(choice)
     for watcher in _watchers:
         watcher(choice)
@@ -64,7 +66,7 @@ def remember_fusion_choice(choice: FusionChoice) -> None:
 
 @contextmanager
 def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[None]:
-    """Call ``watcher`` with every choice made within this context."""
+    """Call ``watcher`` with every choice that a compilation makes within this context."""
     _watchers.append(watcher)
     try:
         yield
@@ -73,7 +75,7 @@ def watch_fusion_choices(watcher: Callable[[FusionChoice], None]) -> Iterator[No
 
 
 def fusion_choices(op: str = "") -> tuple[FusionChoice, ...]:
-    """Return the choices of this process, oldest first, or those of one op.
+    """Return the last 1000 choices of this process, oldest first, or those among them for the op named ``op``.
 
     Code from a cache has no choice here, because another process made the choice.
     """

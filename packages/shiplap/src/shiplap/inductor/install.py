@@ -23,8 +23,8 @@ LOWERING = ("inductor", "torch_private", "codegen", "declare", "plan", "dispatch
 
 
 def install_lowerings() -> None:
-    """Register the lowering of every op that has templates, and of every op with a part below autograd, unless
-    registered.
+    """Register the lowering of every op that has templates, and of every op with an overload below autograd, unless it
+    is registered already.
 
     An op of the second kind is registered only after the program has loaded Inductor, which lowers the graph that this
     trace makes.
@@ -44,6 +44,7 @@ def install_lowerings() -> None:
         if op.templates:
             say_opaque(op)
         if loaded and available("calls from Inductor's code"):
+            # An op that nothing has to record has one overload for both.
             if op.below_autograd is not op.overload and op.overload not in _installed:
                 _lower_below(op)
             if op.overload not in _seen:
@@ -51,7 +52,9 @@ def install_lowerings() -> None:
 
 
 def say_opaque(op: Op) -> None:
-    """Give notice, once, that templates are not used, since no run has verified them on this torch."""
+    """Issue a notice, once, that the templates of ops are not used, since no run has verified them on this version of
+    torch.
+    """
     notice(
         "templates are opaque",
         f"no template is used: no run has verified them on torch {torch.__version__}; compiled code calls "
@@ -60,7 +63,7 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
-    """Let graphs call the op below autograd."""
+    """Let Inductor's code call the overload of ``op`` below autograd in place of the outer one."""
     from shiplap.torch_private import inductor_lowering
 
     inductor_lowering.call_below(op.overload, op.below_autograd)
@@ -68,13 +71,16 @@ def _lower_below(op: Op) -> None:
 
 
 def _make_kernel_visible(op: Op) -> None:
-    """Make the Triton kernel of an op visible to Inductor, where torch's flag for fusion into such kernels is on."""
+    """Register the lowering that shows the Triton kernel of ``op`` to Inductor for fusion, where torch's flag for such
+    fusion is on. Do nothing for an op without such a kernel.
+    """
     from shiplap.torch_private import inductor_lowering
 
     if not inductor_lowering.user_kernels_fuse():
         return
     from shiplap.inductor.triton_kernels import is_single_launch, lower_triton_op
 
+    # Inductor's node for such kernels is one launch.
     if is_single_launch(op):
         inductor_lowering.call_below(op.overload, op.below_autograd)
         inductor_lowering.replace_lowering(op.overload, partial(lower_triton_op, op, op.below_autograd))
@@ -82,7 +88,7 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register the lowering of an op with templates."""
+    """Register :func:`lower_op` as Inductor's lowering of both overloads of ``op``, which has templates."""
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
 
@@ -98,7 +104,9 @@ _PLAIN = "4"
 
 
 def _part_of_key(op: OpState) -> str:
-    """Return the part of a graph's cache key for an op: for templates, the code that lowers them."""
+    """Return the part of a compiled graph's cache key that one op adds: a version number, and for an op with templates
+    the digest of the code that lowers them.
+    """
     if not op.templates:
         return _PLAIN
     if not available("templates in Inductor's lowering"):

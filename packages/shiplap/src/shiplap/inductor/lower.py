@@ -39,7 +39,9 @@ UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
 def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lower one call of ``op`` to a node of the graph."""
+    """Return the Inductor node for one call of ``op``: the kernel of the chosen template candidate, or the fallback,
+    which is the op's own kernel or its reference.
+    """
     with LoweredCall.bind(op, args, kwargs) as call:
         wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
         if wanted is None:
@@ -61,22 +63,27 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
-    """Guard the graph against sizes for which the template is not proven, and return ``choice``, else the fallback."""
+    """Return ``choice`` after guarding the graph against sizes for which the template is not proven, or the fallback
+    where no guard can do that.
+    """
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
     return _unproven_sizes(call, f"no guard can hold the graph to {call.sizes.text}", list(choice.verdicts))
 
 
 def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the fallback for a call whose templates cannot be proven for all sizes of the graph."""
+    """Return the choice of the fallback, with a notice, for a call whose templates cannot be proven for all sizes of
+    the graph. ``why`` is the reason.
+    """
     notice(f"sizes {call.op.identity} {why}", f"{call.op.spec.name}: no template is used: {why}")
     return _fusion_choice(call, REFERENCE, why, verdicts)
 
 
 def _choose_candidate(call: LoweredCall) -> FusionChoice:
-    """Return the candidate for a call: the stored one, a measured one if the user requested that, or the first proven
-    one.
+    """Return the choice for a call: the stored or installed one, else a measured one if the user requested tuning, else
+    the first candidate that is proven, else the fallback.
     """
+    # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):
         return _fusion_choice(call, REFERENCE, "its candidates are tuned", [])
     switch = switches_of(call.op)
@@ -109,7 +116,9 @@ def _choose_candidate(call: LoweredCall) -> FusionChoice:
 
 
 def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
-    """Return the candidate that will probably be proven first for a call, or None if no proof is needed."""
+    """Return the candidate that will probably be proven first for a call, so that its compilation can start early, or
+    None if no proof is needed.
+    """
     switch = switches_of(call.op)
     valid = [c for c in template_candidates(call)[0] if switch.only in c.label] if switch.templates else []
     if call.sizes.problem:
@@ -124,14 +133,15 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
         first = preferred_candidate(selection, [c.label for c in valid])
     else:
         first = choice.label
+    # A fallback needs no proof, and a stored choice was proven when it was measured.
     if first in (REFERENCE, UNTUNED_REFERENCE) or (choice is not None and choice.origin == "stored"):
         return None
     return next(iter(_default_candidates(valid, first)), None)
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that are tried without a measurement, beginning with the one named ``first`` if there is
-    one.
+    """Return the candidates that may be used without a measurement: those of default templates, and the one labelled
+    ``first``, which leads the list.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -140,7 +150,7 @@ def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[Temp
 def _apply_known_choice(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], choice: Choice
 ) -> FusionChoice:
-    """Return the choice for a call that has a stored or installed choice.
+    """Return the choice for a call for which ``choice`` is known: stored, installed or frozen.
 
     A stored choice was verified when it was measured, with this very source on this machine. Another one is proven
     here.
@@ -155,7 +165,9 @@ def _apply_known_choice(
 def _by_default(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str, first: str = ""
 ) -> FusionChoice:
-    """Return the choice where nothing is measured. ``first`` is the choice for the call without its neighbours."""
+    """Return the choice where nothing is measured: the candidate labelled ``first`` (of ``sl.tune``) or a default one,
+    if it is proven, else the reference. An unmeasured template gives a notice.
+    """
     if first in (REFERENCE, UNTUNED_REFERENCE):
         return _fusion_choice(call, first, f"the choice of sl.tune; {reason}", verdicts)
     taken = _default_candidates(valid, first)
@@ -166,6 +178,7 @@ def _by_default(
             call, REFERENCE, "templates are chosen by measurement only: mode='max-autotune'", verdicts
         )
     choice = _first_proven(call, taken, verdicts, reason)
+    # A choice that nobody measured may make the model slower, so the user is told once.
     if not tuned and choice.chosen != REFERENCE and not switches_of(call.op).only:
         notice(
             f"unmeasured {call.op.identity}",
@@ -178,7 +191,9 @@ def _by_default(
 def _first_proven(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
 ) -> FusionChoice:
-    """Return the choice of the first candidate that is proven, else of the reference."""
+    """Return the choice of the first candidate in ``valid`` that is proven, else of the reference. Each verdict is
+    appended to ``verdicts``.
+    """
     for candidate in valid:
         verdicts.append(prove_template(candidate))
         if verdicts[-1].status == "ok":
@@ -188,10 +203,13 @@ def _first_proven(
 
 
 def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node of an op without a template: a call of its own kernel, or its reference traced into the graph."""
+    """Return the node of a call that uses no template: a call of the op's own kernel, or its reference traced into the
+    graph for Inductor to fuse.
+    """
     if call.op.native_kernels(call.device.type):  # without the eager form of a template, which was refused here
         return _opaque_call(call, overload, args, kwargs)
     try:
+        # Inductor fuses the operators of the reference with their neighbours.
         graph = inductor_lowering.trace_to_aten(call.reference, list(call.tensors.values()))
     except Exception:  # a reference that cannot be traced is called as it stands
         return _opaque_call(call, overload, args, kwargs)
@@ -201,7 +219,9 @@ def fallback_node(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwarg
 
 
 def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return a call of the op itself. SL307 in a package, where a call of the op would need Python."""
+    """Return the node that calls the op itself as a whole. Raise SL307 in a package (AOTInductor), where that call
+    would need Python.
+    """
     if dynamo.is_packaging():
         kinds = {a.name: a.tensor for a in call.op.spec.tensors if a.tensor and not a.tensor.concrete}
         dtypes = {kinds[name].dtype_class: dtype for name, dtype in call.dtypes.items() if name in kinds}
@@ -210,7 +230,7 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Give a notice of a candidate that is not used, with the reason."""
+    """Issue a notice that a template candidate of ``op`` is not used, with the reason in ``verdict``."""
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",
@@ -218,7 +238,9 @@ def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
 
 
 def _fusion_choice(call: LoweredCall, chosen: str, reason: str, verdicts: list[CandidateVerdict]) -> FusionChoice:
-    """Return the record of a choice, with sizes and dtypes of the call."""
+    """Return the record of a choice: the candidate labelled ``chosen``, the reason and the verdicts, with the sizes and
+    dtypes of the call as text.
+    """
     # The numbers are those of the call at hand, also where the graph serves a range of sizes.
     sizes = ", ".join(f"{k}={v}" for k, v in call.hints.items())
     sizes += f"; any {call.sizes.text}" if call.sizes.text and chosen != REFERENCE else ""

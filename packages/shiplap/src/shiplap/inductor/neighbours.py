@@ -30,7 +30,9 @@ class FusibleSurroundings:
 
     @staticmethod
     def around_call(call: LoweredCall) -> FusibleSurroundings:
-        """Return the nodes after the current one that may be fused with it, transitively."""
+        """Return the call with the pointwise operations, casts and views after it, at most 24, that depend on its
+        result and may be fused with it.
+        """
         node = inductor_lowering.current_node()
         inside: dict[fx.Node, None] = {node: None}
         for other in node.graph.nodes:
@@ -46,18 +48,22 @@ class FusibleSurroundings:
 
     @property
     def text(self) -> str:
-        """The names of the operations, such as ``add, gelu``: part of the key of a choice."""
+        """The names of the operations around the call, such as ``add, gelu``. This text is part of the key of a stored
+        choice.
+        """
         return ", ".join(_operator_base_name(n) for n in self.nodes)
 
     @cached_property
     def _inputs(self) -> tuple[fx.Node, ...]:
-        """Nodes that the call and its surroundings read, in order of their first use."""
+        """The graph nodes outside that the call and its surroundings read, in order of their first use."""
         inside = {self.node, *self.nodes}
         read = [i for n in (self.node, *self.nodes) for i in n.all_input_nodes if i not in inside]
         return tuple(dict.fromkeys(read))
 
     def graph(self) -> fx.GraphModule:
-        """Return the call and its surroundings as a graph with fixed sizes, with the fakes that lowerings read."""
+        """Return a new FX graph of the call and its surroundings with fixed sizes, whose inputs are ``_inputs`` and
+        whose outputs are the results that the rest of the model reads.
+        """
         graph, made = fx.Graph(), {}
         for node in self._inputs:
             made[node] = graph.placeholder(node.name)
@@ -70,18 +76,20 @@ class FusibleSurroundings:
         return inductor_lowering.with_values(fx.GraphModule(torch.nn.Module(), graph), self.fakes())
 
     def fakes(self) -> list[Any]:
+        """Return the fake tensors, of fixed sizes, of the inputs of :meth:`graph`."""
         return [inductor_lowering.fixed_fake(n.meta["val"]) for n in self._inputs]
 
     def arguments(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return real tensors for :meth:`graph`: the op's own arguments from ``args``, normal numbers for the
-        others.
+        """Return real tensors as inputs of :meth:`graph`: the call's own from ``args``, normally distributed numbers
+        for the others.
         """
+        # Valid values for the op; for its neighbours any numbers will do.
         given = dict(zip(self.node.all_input_nodes, [a for a in args if isinstance(a, Tensor)], strict=False))
         return [inductor_lowering.real_tensor_like(n.meta["val"], given.get(n)) for n in self._inputs]
 
 
 def _can_fuse(node: fx.Node) -> bool:
-    """Whether a node is pointwise, a cast or a view."""
+    """Whether a node of the graph is a pointwise operation, a cast or a view that returns one tensor."""
     overload = overload_of(node)
     if overload is None:
         return False
@@ -90,4 +98,5 @@ def _can_fuse(node: fx.Node) -> bool:
 
 
 def _operator_base_name(node: fx.Node) -> str:
+    """Return the name of a node's ATen operator without namespace and overload, such as ``add``."""
     return str(node.target).split(".")[1]

@@ -32,8 +32,8 @@ _graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictio
 
 
 def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
-    """Return the progress of the graph that contains ``call``. At its first call, start the compilers of the later
-    calls.
+    """Return the progress of the graph that contains ``call``. At the first call of a graph, also send the kernels that
+    ``likely`` names for its calls to Inductor's worker processes.
     """
     graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)
@@ -48,7 +48,9 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 
 
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
-    """Return the calls of ops with templates behind ``call``, in the order in which they are lowered."""
+    """Return the calls of ops with templates behind ``call`` in the graph, as pairs (op, FX node), in the order in
+    which they are lowered.
+    """
     ops: dict[Any, Op] = {
         overload: op
         for op in registry.declared_op_list()
@@ -60,7 +62,9 @@ def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
 
 
 def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
-    """Start to compile the likely candidate of a node, unless that of an equal node was started."""
+    """Start to compile the kernel that ``likely`` returns for the call ``node``, unless one of an equal call, listed in
+    ``kinds``, was started. Errors are logged only.
+    """
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
     # Equal layers of a network have equal kernels, of which one compilation is enough.
@@ -69,6 +73,7 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
         return
     kinds.add(kind)
     try:
+        # The lowering of the candidate reads the current node, which is an earlier one now.
         with inductor_templates.lowering_at(node), inductor_templates.stand_ins(values) as nodes:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: nodes.get(n.name, values[n.name]))
             with LoweredCall.bind(op, args, kwargs) as call:
@@ -78,7 +83,9 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
 
 
 def _start_compiler(candidate: TemplateCandidate | None) -> None:
-    """Compile a candidate in another process, unless its verdict is known."""
+    """Compile the kernel of ``candidate`` in another process, unless its verdict is known. Do nothing for None and for
+    templates with tables or copied inputs.
+    """
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph
     if known_verdict(candidate) is None:
@@ -87,7 +94,9 @@ def _start_compiler(candidate: TemplateCandidate | None) -> None:
 
 
 def _describe_argument(value: Any) -> str:
-    """Return a tensor's dtype, shape, strides and device, or a value, as text."""
+    """Return an argument as text that is equal for equal calls: dtype, shape, strides and device of a tensor, or
+    ``str`` of another value.
+    """
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {value.device}"
     return str(value)

@@ -29,7 +29,9 @@ class CompileProgress:
     _status: Status | None = None
 
     def step(self, op: str) -> None:
-        """Report that the next call is being lowered."""
+        """Count one more call as being lowered, and after three seconds show the count, with the name ``op``, on
+        stderr.
+        """
         self.done += 1
         seconds = time.monotonic() - self.began
         # Most compilations end sooner, and a line for each of them would be noise.
@@ -38,6 +40,7 @@ class CompileProgress:
         text = f"torch.compile: {op}, kernel {self.done} of {self.total}, {seconds:.0f} s"
         if sys.stderr.isatty():
             self._on_terminal(text)
+        # Lines in a log stay, so there are few of them.
         elif seconds - self._last >= EACH:
             self._last = seconds
             print(text, file=sys.stderr, flush=True)
@@ -45,21 +48,23 @@ class CompileProgress:
             self.end()
 
     def _on_terminal(self, text: str) -> None:
-        """Show ``text`` in the status line."""
+        """Show ``text`` in the status line of the terminal, which is started at the first use."""
         if self._status is None:
             self._status = make_console(stderr=True).status(text)
             self._status.start()
         self._status.update(text)
 
     def end(self) -> None:
-        """Remove the line from a terminal."""
+        """Remove the status line from the terminal, if there is one."""
         if self._status is not None:
             self._status.stop()
             self._status = None
 
 
 def start_progress(total: int, graph: Any) -> CompileProgress:
-    """Return the progress of ``graph``. It ends with the last call, or with the graph if its lowering fails."""
+    """Return a counter of the ``total`` calls of ``graph`` that get kernels. Its status line ends with the last call,
+    or when the graph is freed.
+    """
     progress = CompileProgress(total)
     # Lowering may fail before the last call, and a status line would stay on the terminal.
     weakref.finalize(graph, progress.end)
@@ -67,4 +72,5 @@ def start_progress(total: int, graph: Any) -> CompileProgress:
 
 
 def _progress_is_wanted() -> bool:
+    """Whether progress is shown: SHIPLAP_PROGRESS is set, or stderr is a terminal."""
     return settings().progress or sys.stderr.isatty()

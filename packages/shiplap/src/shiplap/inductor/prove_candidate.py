@@ -34,12 +34,15 @@ _verdicts: dict[tuple[str, Key], CandidateVerdict] = {}  # also of proofs that f
 
 
 def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
-    """Return arguments with the sizes, scalars and dtypes of ``call``, drawn from the declaration."""
+    """Return a sample with the sizes, scalars and dtypes of ``call``, whose values are drawn from the op's declaration
+    with ``seed``.
+    """
     return Samples(call.op, seed, str(call.device)).build(call.recipe)
 
 
 def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
-    """Return the verdict on a candidate: ``ok`` if it agrees with the reference on all samples.
+    """Return the verdict on a candidate: ``ok`` if its outputs agree with the reference on all samples, else ``wrong``,
+    ``broken`` or ``refused`` with the reason.
 
     The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
     over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
@@ -53,14 +56,14 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 
 
 def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
-    """Return the verdict on an equal candidate for an equal call, of this process or of another one.
-
-    None where there is none, or where the candidate cannot be rendered.
+    """Return the verdict that this process, or an earlier one on disk, has on an equal candidate for an equal call.
+    Return None where there is none, or where the candidate cannot be rendered.
     """
     key = _proof_key(candidate)
     if key is None:
         return None
     verdict = _verdicts.get((settings().cache_dir, key))
+    # Only good verdicts are kept on disk.
     if verdict is None and read_proof(key) is not None:
         sizes = candidate.call.sizes.text
         verdict = _verdicts[settings().cache_dir, key] = CandidateVerdict(
@@ -70,10 +73,11 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
 
 
 def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
-    """Keep the verdict of a proof: for this process, and if it is good on disk."""
+    """Keep the verdict of a proof under the key of the candidate: in this process, and if it is ``ok`` also on disk."""
     key = _proof_key(candidate)
     if key is None:
         return
+    # The oldest go first: dicts keep the order of insertion.
     while len(_verdicts) >= KEPT:
         _verdicts.pop(next(iter(_verdicts)), None)
     _verdicts[settings().cache_dir, key] = verdict
@@ -82,8 +86,8 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
 
 
 def _proof_key(candidate: TemplateCandidate) -> Key | None:
-    """Return the key of the candidate's text, of its call with sizes, scalars, dtypes and memory, and of the op's
-    sampler.
+    """Return the key under which verdicts on a candidate are stored: the text of its kernel, its call with sizes,
+    scalars, dtypes and memory, and the op's sampler. None if rendering fails.
     """
     try:
         rendered = candidate.digest
@@ -104,8 +108,11 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
-    """Return the verdict on a candidate: it is compared with the reference over the drawn cases."""
+    """Return the verdict on a candidate after running it on every drawn sample and comparing it with the reference. It
+    ends at the first failure.
+    """
     call = candidate.call
+    # Random integers would be invalid indices, and a wrong verdict would follow.
     if needs_builder(call.op):
         return CandidateVerdict(
             candidate.label, "refused", "integers that mean something, and no @op.samples to draw them"
@@ -118,6 +125,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
             try:
                 if sizes is None:
                     run = candidate.prepare(case.fresh())
+                    # Such a kernel may be right in a proof and wrong in a later call.
                     if state := candidate.state():
                         return CandidateVerdict(candidate.label, "wrong", f"it keeps values from call to call: {state}")
                 else:
@@ -133,6 +141,7 @@ def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> Candidat
                 return CandidateVerdict(candidate.label, "refused", f"no memory to compare results, {case.label}")
             if problem:
                 return CandidateVerdict(candidate.label, "wrong", f"{problem}, seed {case.seed}, {case.label}")
+    # The sizes of the call alone do not prove a range.
     if call.sizes.symbols and cases.others < LEAST:
         return CandidateVerdict(candidate.label, "refused", f"hardly any sizes in {call.sizes.text} can be drawn")
     return CandidateVerdict(candidate.label, "ok", f"for {call.sizes.text}" if call.sizes.text else "")
@@ -145,9 +154,13 @@ class _Cases:
     """
 
     def __init__(self, candidate: TemplateCandidate, seeds: tuple[int, ...]) -> None:
+        """Keep the candidate, its call and the seeds of the samples at the sizes of the call."""
         self.candidate, self.call, self.seeds, self.others = candidate, candidate.call, seeds, 0
 
     def __iter__(self) -> Iterator[tuple[SampleCase, Sizes | None]]:
+        """Yield pairs (sample, sizes): None for a sample of the call's sizes in shared memory, else the values of the
+        size symbols of a sample in memory of its own.
+        """
         call = self.call
         for seed in self.seeds:
             yield draw_sample(call, seed), None
@@ -160,11 +173,12 @@ class _Cases:
             if (case := samples.make(call.recipe_at(sizes))) is not None:
                 self.others += 1
                 yield case, sizes
+        # Once more the first sizes: a kernel may have kept something of the others.
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
-        """Yield draws of numbers that stand in the code, as many small samples as are needed to use each number
-        everywhere.
+        """Yield small samples of the call whose values lie around the constants in the code, at most eight, so that
+        each constant occurs at every place.
         """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]
@@ -177,19 +191,24 @@ class _Cases:
 
 
 def _compare_outputs(call: LoweredCall, case: SampleCase, outs: tuple[Tensor, ...]) -> str:
-    """Return the difference between outputs and the reference's, or ""."""
+    """Return how outputs ``outs`` differ from the results of the op's reference on ``case`` beyond the tolerance, or an
+    empty text.
+    """
     sums = derive_reduction(call.op.spec, case.env)
     work = sums.terms * outs[0].numel()
     with on_one_thread() if work <= ALONE else nullcontext():
         own = reference_effects(call.op, case.args)
+        # float64 takes many times as long, on a GPU above all.
         wide = reference_effects64(call.op, case.args) if work <= WIDE else _as_float64(own)
         return compare_within_tolerance(outs, own, wide, sums).problem
 
 
 def _as_float64(own: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors ``own``, those of floating-point dtypes converted to float64."""
     return tuple(t.double() if t.is_floating_point() else t for t in own)
 
 
 def _wait_for_call_device(call: LoweredCall) -> None:
+    """Wait until the device of the call has finished its work. The CPU needs no wait."""
     if call.device.type != "cpu":
         torch.accelerator.synchronize()

@@ -34,14 +34,19 @@ class StandaloneFunction:
 
     @staticmethod
     def compile_for_call(call: LoweredCall, function: Callable[..., Any]) -> StandaloneFunction:
-        """Compile ``function``, while the graph of ``call`` is lowered."""
+        """Return ``function`` compiled by Inductor without tuning, for tensors of the sizes and strides of ``call``,
+        while the graph of ``call`` is lowered.
+        """
+        # With fixed sizes: it is measured at those of the call alone.
         values = [inductor_lowering.fixed_fake(v) for v in call.values if isinstance(v, Tensor)]
         with inductor_lowering.no_autotuning():
             compiled = inductor_lowering.compile_graph(inductor_lowering.trace_to_aten(function, values), values)
         return StandaloneFunction(compiled, tuple((tuple(v.shape), tuple(v.stride())) for v in values))
 
     def bind_copies(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return the compiled function on copies of the tensors among ``args``."""
+        """Return a function without parameters that runs the compiled function on copies of the tensors among ``args``,
+        in the layouts of the call.
+        """
         tensors = [a for a in args if isinstance(a, Tensor)]
         laid = [_copy_with_layout(t, *like) for t, like in zip(tensors, self.like, strict=True)]
         return partial(run_graph, self.run, laid)
@@ -55,52 +60,65 @@ class TracedCandidate(TemplateCandidate):
     _alone: StandaloneFunction | None = field(default=None, repr=False)
 
     def render(self) -> StandaloneFunction:
-        """Return the function compiled by itself. Raises the errors of its operations for such arguments."""
+        """Return the template's function compiled by itself, once. Raises the errors of its operations for arguments
+        like those of the call.
+        """
         if self._alone is None:
             self._alone = StandaloneFunction.compile_for_call(self.call, self._function)
         return self._alone
 
     @property
     def _function(self) -> Callable[..., Any]:
+        """The template's function as a function of the tensors of the call that are present."""
         assert self.template.function is not None
         return self.call.function_of_tensors(self.template.function)
 
     @property
     def digest(self) -> str:
-        """The digest of the function, of the libraries that it calls, and of the memory that it reads."""
+        """The digest of the function, of the version of PyTorch, and of the sizes and strides that the function
+        reads.
+        """
         memory = [(list(v.shape), list(v.stride())) for v in self.call.tensors.values()]
         text = f"{self.template.identity}|{memory}|{torch.version.git_version}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Return False: there is no kernel before the graph is compiled."""
+        """Return False, since there is no kernel to compile before the graph is compiled."""
         return False
 
     def precompile(self, args: tuple[Any, ...]) -> None:
+        """Raise NotImplementedError, since a function of PyTorch compiles nothing beside other candidates."""
         raise NotImplementedError(f"{self.label} compiles nothing beside others")
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """Return a function that runs the compiled function on copies of ``args`` and returns the outputs."""
         return self.render().bind_copies(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return the compiled function on ``args``. At other sizes of one graph its operations are the same."""
+        """Return a function that runs the template's operations eagerly on ``args``, of any sizes. At other sizes of
+        one graph the operations are the same.
+        """
         assert self.template.function is not None
+        # Eagerly, since compiling for each size of a proof would take too long.
         positional, named = self.call.op.spec.split(args)
         return lambda: flatten_op_results(self.template.function(*positional, **named))  # type: ignore[misc]
 
     def state(self) -> str:
-        """Return an empty text: the operations of PyTorch keep no values from call to call."""
+        """Return an empty text, since the operations of PyTorch keep no values from call to call."""
         return ""
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the node of the traced function in the current graph."""
+        """Return the Inductor node of the function traced into the current graph. Without ``fusion`` it is excluded
+        from fusion.
+        """
         graph = inductor_lowering.trace_to_aten(self._function, list(self.call.tensors.values()))
         node = inductor_lowering.inline_graph(graph, self.call.nodes)
         return node if fusion else inductor_lowering.exclude_from_fusion(node)
 
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the candidates of the op's templates for this call, and a reason for each template that cannot be used.
+    """Return the usable candidates of the op's templates for a call, and a dict from the label of each other candidate
+    to the reason against it. Both are computed once for a call.
 
     A candidate that has been rendered for the call is not rendered again.
     """
@@ -111,7 +129,9 @@ def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dic
 
 
 def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the candidates that can serve the call, and the reasons against the others."""
+    """Return a candidate for each template and config that supports the call, and the reasons against the others by
+    label.
+    """
     valid: list[TemplateCandidate] = []
     refused: dict[str, str] = {}
     for template in call.op.templates.get(call.device.type, ()):
@@ -126,9 +146,10 @@ def _list_template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate
 
 
 def _copy_with_layout(tensor: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return a copy of ``tensor`` in new memory with these sizes and strides."""
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def run_graph(compiled: Callable[..., Any], args: list[Any]) -> tuple[Tensor, ...]:
-    """Return the results of a compiled graph, which takes and returns lists, on ``args``."""
+    """Return the results of a compiled graph on ``args`` as a tuple. Such a graph takes and returns lists."""
     return tuple(compiled(*args))

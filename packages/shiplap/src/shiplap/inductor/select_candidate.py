@@ -59,13 +59,17 @@ _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
 def forced_candidate(op: str) -> str | None:
-    """Return the candidate that a trial compilation has to use, or None."""
+    """Return the label of the candidate of the op named ``op`` that the trial compilation in progress has to use, or
+    None.
+    """
     return _forced.get({}).get(op)
 
 
 @contextmanager
 def force_candidate(op: str, candidate: str) -> Iterator[None]:
-    """Compile with this candidate of ``op``, which has been proven."""
+    """Within this context, compile calls of the op named ``op`` with the candidate labelled ``candidate``, which has
+    been proven.
+    """
     token = _forced.set({**_forced.get({}), op: candidate})
     try:
         yield
@@ -86,12 +90,16 @@ class FallbackCandidate(Candidate):
     _alone: StandaloneFunction | None = None
 
     def render(self) -> None:
-        """Compile the reference, while the call's graph is lowered."""
+        """Compile the reference for this call, once, while its graph is lowered. Do nothing for an op with a kernel of
+        its own.
+        """
         if self._alone is None and not self.call.op.native_kernels(self.call.device.type):
             self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the fallback: its kernel alone where it has one, else the op."""
+        """Return a function that runs the fallback on ``args``: the op, where it has a kernel of its own, else the
+        compiled reference on copies.
+        """
         self.render()
         if self._alone is None:
             return lambda: flatten_op_results(self.call.op.execute(*args))
@@ -112,19 +120,21 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return the selection of a call, with its key inside of these neighbours and alone."""
+        """Return the selection for a call: its neighbours in the graph, sample inputs, and the keys under which its
+        choice is stored, with neighbours and alone.
+        """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
         layouts = ";".join(",".join(inductor_lowering.layout_key(n)) for n in call.nodes)
         extra = {"epilogue": around.text, "layouts": layouts, "sizes": call.sizes.text, "static": str(call.static)}
+        # What ``sl.tune`` stores, which knows no neighbours.
         alone = {**dict(ALONE), "layouts": layouts, "sizes": "", "static": "True"}
         return CandidateSelection(call, around, drawn, key_for(call.op, drawn, extra), key_for(call.op, drawn, alone))
 
 
 def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
-    """Return the choice for this call and its surroundings, or for ``key``: stored or installed.
-
-    A frozen table is the only source if there is one.
+    """Return the stored or installed choice for ``key``, by default that of the selected call with its neighbours, or
+    None. A frozen table is the only source if there is one.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
@@ -134,9 +144,8 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
-    """Return the candidate to try first where nothing was measured with these neighbours, or an empty text.
-
-    The result is the choice for the call alone, in compiled code or, if it is one of ``names``, for eager calls.
+    """Return the label of the candidate to try first where nothing was measured with these neighbours, or an empty
+    text: the choice for the call alone, else the one for eager calls if it is in ``names``.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -146,7 +155,9 @@ def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> 
 
 
 def why_not_measurable() -> str:
-    """Return the reason why a measurement is not allowed now, or an empty text."""
+    """Return the reason why a measurement is not allowed now (a backward pass, a capture of a CUDA graph), or an empty
+    text.
+    """
     if in_backward():
         return "a backward pass is waiting"
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -161,11 +172,13 @@ def measure_candidates(
     report: Report | None = None,
     within: WorkerProcess | None = None,
 ) -> tuple[Choice, list[CandidateVerdict]]:
-    """Verify and time the fallback and ``candidates``; store the choice, and return it with a verdict per candidate.
+    """Verify and time the fallback and ``candidates``, store the choice of the fastest, and return the choice with a
+    verdict per candidate.
 
     A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
     run in this process. A compilation that measures for itself passes none of the three.
     """
+    # A compilation measures for itself, in a worker that all compilations share.
     call, own = selection.call, options is None
     options = options or SelectionOptions(seconds=SECONDS)
     listed = render_candidates(call, candidates)
@@ -185,7 +198,9 @@ def measure_candidates(
 def _list_verdicts(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]
 ) -> list[CandidateVerdict]:
-    """Return the verdicts of the measured candidates, the fastest alone first, and then of the dropped ones."""
+    """Return the verdicts of the measured candidates: first the timed ones, the fastest alone first, and then the
+    dropped ones with the reason.
+    """
     around = selection.surroundings.text
     together = {i: f"with {around}: {show_time(t.median)}" for i, t in raced.items()}
     timed = [(i, round(ranking.timings[i].median * 1e6, 3)) for i in ranking.order]
@@ -197,7 +212,9 @@ def _list_verdicts(
 
 
 def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """Return the fallback and ``candidates``, rendered here. Verification reports a candidate whose rendering fails."""
+    """Return a list of the fallback and ``candidates``, each rendered in this thread. An error of rendering is left for
+    the verification to report.
+    """
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
         with suppress(Exception):
@@ -212,7 +229,9 @@ atexit.register(_isolation.stop)
 
 
 def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess | None) -> Bench:
-    """Return a bench in another process if that can draw the same call: static sizes, and layouts that have a name."""
+    """Return the bench that verifies and times the candidates of ``task``: in the worker process where that can draw
+    the same call (static sizes, layouts that have a name), else in this process.
+    """
     # A recipe names layouts, so the worker can draw only those that have a name.
     named = dict(task.inputs.recipe.layouts)
     known = all(name in named or t.is_contiguous() for name, t in call.tensors.items())
@@ -226,11 +245,14 @@ def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess
 def _choose_finalist(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, here: bool
 ) -> tuple[Choice, dict[int, Timing]]:
-    """Return the choice, and the times of the candidates that were raced with their surroundings."""
+    """Return the choice, and the times by index of the candidates that were compiled and raced with their surroundings.
+    ``here`` says that the ranking was verified in this process.
+    """
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
     near = [i for i in order if alone[i].median <= NEAR * alone[order[0]].median][:FINALISTS]
     ambient = _tuned_in_final_graph(selection.call, listed, alone)
+    # The fallback always takes part: a template has to beat it.
     near += [i for i in order if i not in near and (i == 0 or i in ambient)]
     if not here:  # proven in the other process, and again as rendered in this one
         check = LocalBench(selection.inputs, listed)
@@ -251,6 +273,7 @@ def _choose_finalist(
         around = _race_with_surroundings(selection, listed, finalists, ambient)
     timings: dict[int, Timing] = _without_equal_fallback(listed, around) or alone
     ranked = sorted(timings, key=lambda i: _ranking_cost(listed[i], timings[i])) or [0]
+    # No race took place, so that the order alone decides.
     if not around:
         ranked, how = order or [0], "alone"
     return _selection_choice(
@@ -259,7 +282,9 @@ def _choose_finalist(
 
 
 def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Return whether a candidate is correct at all sizes of its graph. A finding states the reason if it is not."""
+    """Whether a candidate is proven at all sizes of its graph. If it is not, append a finding with the reason to the
+    ranking.
+    """
     verdict = prove_template(candidate)
     if verdict.status != "ok":
         op, evidence = candidate.call.op, f"{candidate_label(candidate)}: {verdict.detail}"
@@ -269,7 +294,9 @@ def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
 
 
 def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
-    """Return the times without the untuned fallback, unless it is clearly faster than the tuned one."""
+    """Return the times by index without that of the untuned fallback, unless it is clearly faster than the tuned
+    one.
+    """
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
         return dict(around)
@@ -277,22 +304,22 @@ def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> 
 
 
 def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
-    """Return the time by which candidates are ranked.
-
-    The time of the fallback is reduced by the resolution of the clock: an equally fast template is no gain.
+    """Return the seconds by which candidates are ranked: the median, reduced by the resolution of the clock for the
+    fallback, since an equally fast template is no gain.
     """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
 def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
-    """Return the candidates that Inductor will tune in the graph, and that may therefore become faster than they were
-    alone.
+    """Return the indices of the candidates that Inductor will tune in the final graph, and that may therefore become
+    faster than the times ``alone`` show.
 
     These are templates that are PyTorch code, and the fallback. A fallback that is an own kernel is called unchanged. A
     library's call is always in the result, because Inductor's tuning begins with it.
     """
     if not inductor_lowering.is_autotuning() or not alone:
         return set()
+    # Each finalist costs a compilation, and tuning is not expected to gain more than this factor.
     limit = TUNED * min(t.median for t in alone.values())
     traced = {i for i in alone if isinstance(listed[i], TracedCandidate) and alone[i].median <= limit}
     if 0 not in alone or call.op.native_kernels(call.device.type):
@@ -302,14 +329,18 @@ def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[i
 
 
 def _inductor_tunes(candidate: Candidate) -> bool:
-    """Return whether a candidate is PyTorch code, which Inductor tunes if the mode requests it."""
+    """Whether a candidate is PyTorch code, a traced template or the tuned fallback, which Inductor tunes if the compile
+    mode requests it.
+    """
     return isinstance(candidate, TracedCandidate) or (candidate.kernel == REFERENCE and candidate.config != UNTUNED)
 
 
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the choice that follows from ``times``, which hold the seconds of each candidate, the best one first."""
+    """Return the record of the choice of the first candidate in ``times``, which hold the seconds by index, the best
+    one first. ``how`` says in which surroundings they were measured.
+    """
     ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
     return Choice(
@@ -333,7 +364,9 @@ def _selection_choice(
 
 
 def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
-    """Return the sentence on a choice: its time, the fallbacks' and the next candidate's."""
+    """Return the reason of a choice as one sentence: the best time, those of the fallbacks, the next candidate's, and
+    how many candidates were dropped.
+    """
     if not times:
         return "the fallback: no template could be run"
     best, fallbacks = ranked[0], [i for i in ranked if listed[i].kernel == REFERENCE]
@@ -341,18 +374,23 @@ def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, floa
     against = "".join(f", {text}" for text in reasons)
     other = next((i for i in ranked[1:] if i not in fallbacks), None)
     behind = f", next {candidate_label(listed[other])} {show_time(times[other])}" if other is not None else ""
+    # Named, so that a wrong candidate does not go unnoticed.
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     return f"fastest {how}: {show_time(times[best])}{against}{behind}" + (f"; {wrong} dropped" if wrong else "")
 
 
 def _name_fallback(candidate: Candidate) -> str:
+    """Return the name of a fallback candidate in a reason: ``fallback``, or ``fallback untuned`` where Inductor
+    compiles it without tuning.
+    """
     return "fallback untuned" if candidate.config == UNTUNED else "fallback"
 
 
 def _race_with_surroundings(
     selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
-    """Time the finalists, compiled with their surroundings. A candidate that cannot be compiled is left out.
+    """Return the times by index of the finalists, each compiled with the operations around the call and run in turns. A
+    candidate that cannot be compiled is left out.
 
     All are compiled in the mode of this compilation, so that kernels beside a template are those of the final graph,
     and are not tuned again for it. PyTorch code that is not in ``ambient`` is compiled without tuning, which would be
@@ -375,4 +413,5 @@ def _race_with_surroundings(
     for index, future in loading.items():
         with suppress(Exception):
             runs[index] = clock.ready(partial(run_graph, future.result(), args))
+    # One runner cannot be compared.
     return race_runs(runs, clock, RacePlan(seconds=2.0)) if len(runs) > 1 else {}

@@ -48,14 +48,25 @@ class SizedCall(Protocol):
     """The call of an op in a graph, as far as its sizes matter: ``env`` has the size of each dim, symbolic or not."""
 
     @property
-    def op(self) -> Op: ...
+    def op(self) -> Op:
+        """The declared op that is called."""
+
     @property
-    def env(self) -> Mapping[str, Any]: ...
+    def env(self) -> Mapping[str, Any]:
+        """The dims and scalars of the call by name, symbolic or not."""
+
     @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The fake tensors of the call by argument name."""
+
     @property
-    def device(self) -> torch.device: ...
-    def numbers(self, sizes: Sizes) -> dict[str, Any]: ...
+    def device(self) -> torch.device:
+        """The device of the tensors of the call."""
+
+    def numbers(self, sizes: Sizes) -> dict[str, Any]:
+        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
+        of the call.
+        """
 
 
 @dataclass(frozen=True)
@@ -86,25 +97,31 @@ class SizeRange:
     memory: tuple[tuple[tuple[Any, Any], ...], ...] = field(default=(), repr=False)
 
     def limit_graph(self) -> bool:
-        """Guard the graph that is being lowered against sizes beyond the range, and return whether it is guarded."""
+        """Guard the graph that is being lowered against sizes beyond the range. Return whether all guards could be
+        set.
+        """
         return all(inductor_lowering.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
     def points(self, mined: CodeConstants, tiles: Sequence[int] = ()) -> Iterator[Sizes]:
-        """Yield the sizes at which a candidate is run. Its code has the constants ``mined``, and its config has
-        ``tiles``.
+        """Yield the sizes, as a value for each symbol, at which a candidate is run for its proof. ``mined`` holds
+        constants of its code, ``tiles`` those of its config.
         """
         seen: list[Sizes] = []
-        for together in (*self._ends(), *self._edges(mined, tiles)):
-            for sizes in [together] if self._admits(together) else filter(self._admits, self._single(together)):
-                if sizes not in seen and (laid := self._strided(sizes)) is not None:
+        for together in (*self._end_sizes(), *self._edge_sizes(mined, tiles)):
+            # Sizes that do not fit together are tried one by one.
+            for sizes in [together] if self._admits(together) else filter(self._admits, self._vary_each(together)):
+                if sizes not in seen and (laid := self._with_strides(sizes)) is not None:
                     seen.append(sizes)
                     yield laid
 
     def _admits(self, sizes: Sizes) -> bool:
-        laid = self._strided(sizes)
+        """Whether the conditions of the graph hold for ``sizes``, and tensors of such sizes can be laid out in
+        memory.
+        """
+        laid = self._with_strides(sizes)
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
-    def _strided(self, sizes: Sizes) -> Sizes | None:
+    def _with_strides(self, sizes: Sizes) -> Sizes | None:
         """Return ``sizes`` with values for the symbols of strides: those of the call, or larger ones where elements
         would share memory. None if elements share memory all the same, or a tensor spans more than a sample may.
         """
@@ -124,43 +141,50 @@ class SizeRange:
                 return None
         return whole
 
-    def _single(self, sizes: Sizes) -> Iterator[Sizes]:
-        """Yield each of the sizes alone, with the other sizes as in the call."""
+    def _vary_each(self, sizes: Sizes) -> Iterator[Sizes]:
+        """Yield, for each symbol, its value in ``sizes`` with all other symbols as in the call."""
         for s in self.symbols:
             yield {o.symbol: sizes[o.symbol] if o is s else o.hint for o in self.symbols}
 
-    def _ends(self) -> Iterator[Sizes]:
-        """Yield one size after the other at both of its ends, then all of them as large as a sample may be."""
+    def _end_sizes(self) -> Iterator[Sizes]:
+        """Yield sizes at the ends of the range: each symbol at its upper and its lower end beside small others, then
+        all of them as large as a sample may be.
+        """
         if not self.symbols:
             return
         for s in self.symbols:
-            yield self._beside({s.symbol: s.upper or s.hint}, 0)
-            yield self._beside({s.symbol: s.lower}, 1)
+            yield self._fill_others({s.symbol: s.upper or s.hint}, 0)
+            yield self._fill_others({s.symbol: s.lower}, 1)
         together = {s.symbol: s.upper or s.hint for s in self.symbols}
-        while self.work(together) > self._work_of_large and any(v > s.lower for s, v in self._with(together)):
-            together = {s.symbol: max(s.lower, v // 2) for s, v in self._with(together)}
+        while self.work(together) > self._work_of_large and any(v > s.lower for s, v in self._symbol_values(together)):
+            together = {s.symbol: max(s.lower, v // 2) for s, v in self._symbol_values(together)}
         yield together
 
-    def _edges(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
-        """Yield each size at all its edges, with other sizes at edges as well, as far as the sample stays small."""
-        limit = max(self._work_of_many, TALL * self.work(self._beside({}, 0)))  # where other sizes are fixed, and large
-        left = {s.symbol: self._values(s, mined, tiles, limit) for s in self.symbols}
+    def _edge_sizes(self, mined: CodeConstants, tiles: Sequence[int]) -> Iterator[Sizes]:
+        """Yield sizes that combine, for all symbols, values where errors are likely (ends of tiles, constants of the
+        code), as long as samples stay small.
+        """
+        limit = max(
+            self._work_of_many, TALL * self.work(self._fill_others({}, 0))
+        )  # where other sizes are fixed, and large
+        left = {s.symbol: self._edge_values(s, mined, tiles, limit) for s in self.symbols}
         spent = 0
         for turn in range(FEW if self.interpreted else MANY):
             taken: dict[Any, int] = {}
+            # The symbol with the most values left determines the number of turns.
             for symbol in sorted(left, key=lambda s: -len(left[s])):
                 values = left[symbol]
-                if values and (not taken or self.work(self._beside({**taken, symbol: values[0]}, turn)) <= limit):
+                if values and (not taken or self.work(self._fill_others({**taken, symbol: values[0]}, turn)) <= limit):
                     taken[symbol] = values.pop(0)
-            sizes = self._beside(taken, turn)
+            sizes = self._fill_others(taken, turn)
             spent += self.work(sizes)
             if not taken or (turn >= FEW and spent > SPENT * limit):
                 return
             yield sizes
 
-    def _values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
-        """Return sizes of one symbol that take no longer than ``limit``, those that most probably reveal an error
-        first.
+    def _edge_values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
+        """Return values of one size symbol at which a proof is worth while and takes no longer than ``limit``, the ones
+        most likely to reveal an error first. They lie around tiles, constants and guards.
         """
         upper = s.upper if s.upper is not None else s.hint
         compared, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
@@ -178,38 +202,43 @@ class SizeRange:
             *own,
             *sizes_near_constants(mined),
         ]
+        # A guard demands multiples, so values are moved to the multiples beside them.
         for divisor in sorted(divisors):
             listed = [n for v in listed for n in (v // divisor * divisor, (v // divisor + 1) * divisor)]
         fitting = [v for v in dict.fromkeys(listed) if s.lower <= v <= upper]
-        return [v for v in fitting if self.work(self._beside({s.symbol: v}, 0)) <= limit]
+        return [v for v in fitting if self.work(self._fill_others({s.symbol: v}, 0)) <= limit]
 
-    def _beside(self, sizes: Sizes, turn: int) -> Sizes:
-        """Return ``sizes`` with small sizes for the other symbols, which differ from turn to turn."""
+    def _fill_others(self, sizes: Sizes, turn: int) -> Sizes:
+        """Return ``sizes`` completed with small sizes for the other symbols, which differ from turn to turn."""
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
         for place, s in enumerate(self.symbols):
             if s.symbol not in whole:
                 _, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
+                # Different sizes for different symbols, so that exchanged dims show.
                 value = small[(turn + place) % len(small)] * prod(divisors)
                 whole[s.symbol] = min(max(value, s.lower), s.upper if s.upper is not None else s.hint)
         return whole
 
-    def _with(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
+    def _symbol_values(self, sizes: Sizes) -> Iterator[tuple[SizeSymbol, int]]:
+        """Return the pairs (symbol, value) of the range's symbols and their values in ``sizes``."""
         return ((s, sizes[s.symbol]) for s in self.symbols)
 
     @property
     def _work_of_many(self) -> int:
-        """The most operations of one sample among many."""
+        """The most operations that one sample may take where many small ones are run."""
         return INTERPRETED if self.interpreted else SMALL
 
     @property
     def _work_of_large(self) -> int:
-        """The most operations of a sample of large sizes."""
+        """The most operations that a sample may take whose sizes are all large."""
         return INTERPRETED if self.interpreted else LARGE
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """Return the range of sizes that the graph of ``call`` may serve, as far as it can be proven."""
+    """Return the range of sizes that the graph of ``call`` may serve, as far as a proof can cover it. It is empty for
+    fixed sizes.
+    """
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
     if not symbols:
@@ -224,26 +253,32 @@ def size_range(call: SizedCall) -> SizeRange:
     return _with_ends(call, free)
 
 
-def _elements(tensor: Tensor, sizes: Sizes) -> int:
-    """Return the number of elements of a tensor, or of the memory that it spans if that is larger."""
+def _count_elements(tensor: Tensor, sizes: Sizes) -> int:
+    """Return the number of elements of a tensor at ``sizes``, or that of the memory which it spans, if larger."""
     dims = [tuple(inductor_lowering.evaluate_size(n, sizes) for n in of) for of in (tensor.shape, tensor.stride())]
     spanned = sum(max(0, n - 1) * step for n, step in zip(*dims, strict=True))
     return int(max(prod(dims[0]), spanned))
 
 
 def _dims_outwards(tensor: Tensor) -> tuple[tuple[Any, Any], ...]:
-    """Return sizes with strides, from the smallest stride to the largest."""
+    """Return the pairs (size, stride) of a tensor, from the smallest stride to the largest."""
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     return tuple(sorted(dims, key=lambda dim: inductor_lowering.size_hint(dim[1])))
 
 
 def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
-    """Return a function from sizes to the approximate number of operations of a sample, ``element`` for each value."""
+    """Return a function from sizes to the approximate number of operations of a sample of the call. Each element of
+    inputs and outputs costs at least ``element`` operations.
+    """
 
     def work(sizes: Sizes) -> int:
+        """Return the approximate number of operations of a sample at ``sizes``: the op's own, or those for drawing and
+        comparing its elements. It is beyond every limit for too large tensors.
+        """
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
-        inputs = sum(_elements(t, sizes) for t in call.tensors.values())
+        inputs = sum(_count_elements(t, sizes) for t in call.tensors.values())
+        # Beyond what a sample may have at all.
         if max(outputs, inputs) > MAX_RESULT_ELEMENTS:
             return NEEDED * FASTER + 1
         return max(estimate_operations(call.op.spec, env), element * (outputs + inputs))
@@ -252,7 +287,9 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
 
 
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
-    """Return ``free`` with an end for each size: its own end if that can be proven, else one that a guard sets."""
+    """Return the range ``free`` with an upper end for each symbol: its own if a proof can cover it, else one that a
+    guard of the graph sets. ``problem`` says where neither works.
+    """
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     drawn = free.work if far == FAR else _work_of(call, DRAWN)
     ended, guarded, problem = list(free.symbols), list[SizeSymbol](), ""
@@ -260,8 +297,12 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
     for place, s in enumerate(free.symbols):
 
         def cost(size: int, s: SizeSymbol = s, work: Callable[[Sizes], int] = free.work) -> int:
+            """Return the operations of a sample with ``size`` for the symbol ``s`` and at most 64 for the other
+            symbols, by the function ``work``.
+            """
             return work({**{o.symbol: min(o.hint, 64) for o in free.symbols}, s.symbol: size})
 
+        # No guard can check such a size: data decides it, or there is no other graph to go to.
         if not s.backed or dynamo.is_packaging():
             upper, needed = _end_by_conditions(free, s)
             guarded += needed
@@ -280,9 +321,10 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
 
 
 def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: int) -> int:
-    """Return an end for a size that has none: at least twice the size of the call, and up to ``far`` if the proof stays
-    short.
+    """Return an upper end for a size: at least twice the size of the call, and up to ``far`` if ``cost`` of a proof
+    there stays below ``limit``.
     """
+    # Else the graph would be compiled again for a call that is a little larger.
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
     upper = max(far, least)
     while upper > least and cost(upper) > limit:
@@ -291,7 +333,9 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: 
 
 
 def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
-    """Return the end of a size that no guard can check, and the ends of the sizes from which it follows."""
+    """Return the upper end of a size that no guard can check, or None, and the symbols, with ends to guard, from which
+    it follows.
+    """
     if s.upper is not None or dynamo.is_packaging():
         return s.upper, []
     for bound in inductor_lowering.bounds_of(free.conditions, s.symbol):
@@ -309,7 +353,7 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
-    """Return why a size cannot be proven over its range."""
+    """Return the reason, for people, why a size with the end ``upper`` cannot be proven over its range."""
     name = _name_symbol(call, s)
     if dynamo.is_packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"
@@ -317,7 +361,9 @@ def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> st
 
 
 def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
-    """Return the dim of the op that a symbol stands for, or one that contains it."""
+    """Return the name of the op's dim that a symbol stands for, ``part of <dim>`` where a dim contains it, or ``a
+    size``.
+    """
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)
     part = next((f"part of {k}" for k, v in named if s.symbol in v.node.expr.free_symbols), None)
@@ -325,6 +371,6 @@ def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
 
 
 def _show_range(call: SizedCall, free: SizeRange) -> str:
-    """Return the range as text, such as ``m 2..1024, n 2..4096``."""
+    """Return the range of each symbol as text, such as ``m 2..1024, n 2..4096``."""
     shown: Sequence[tuple[str, SizeSymbol]] = [(_name_symbol(call, s), s) for s in free.symbols]
     return ", ".join(f"{name} {s.lower}..{'' if s.upper is None else s.upper}" for name, s in shown)

@@ -48,20 +48,24 @@ class TemplateCandidate(Candidate):
     _run: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        """Set the kernel's name to that of the template."""
         self.kernel = self.template.name
 
     @property
     def label(self) -> str:
+        """The name of the candidate: the template's, followed by the config in parentheses if there is one."""
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def why_refused(self) -> str:
-        """Return the reason why the template cannot be used for this call, or an empty text."""
+        """Return the reason why ``supports`` of the template refuses this call with this config, or an empty text."""
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
 
     def render(self) -> Any:
-        """Return the candidate as an Inductor choice. Raises the error of a failed rendering."""
+        """Return the candidate as an Inductor choice, that is a kernel rendered for this call, made once. Raises the
+        error of a failed rendering.
+        """
         if self._choice is None:
             buffers = self.call.buffers(self.template)
             self._slots = tuple((name, inductor_lowering.memory_layout(node)) for name, node in buffers.items())
@@ -70,23 +74,24 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """The digest of the kernel as it is rendered for this call, alone, and of the memory that it reads."""
+        """The digest of the kernel's text as it is rendered for this call, and of the memory that it reads."""
         text = inductor_templates.kernel_source(self.render())
         memory = [(name, _memory_of_slot(expressions, {})) for name, expressions in self._slots]
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
 
     def compile_apart(self) -> bool:
-        """Start compiling the kernel in another process, after it has been rendered, and return whether it was
-        started.
-        """
+        """Start compiling the rendered kernel in another process. Return whether it was started."""
         return inductor_templates.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the kernel alone, after it has been rendered. Any thread may call this method."""
+        """Compile the rendered kernel in this process, without a graph. Any thread may call this method. ``args`` is
+        not read.
+        """
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel alone, and return a function that runs it on ``args`` into a poisoned output.
+        """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
+        output, which is filled with NaN or a byte pattern before.
 
         The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
@@ -95,6 +100,7 @@ class TemplateCandidate(Candidate):
         """
         self.render()
         inputs, out = self._inputs(args, {}, self.call.scratch), self.call.scratch(f"out {self.split_k}", self._output)
+        # The output of another candidate must not pass for that of this one.
         _poison_output(out)
         if self._run is None:
             self.precompile(args)
@@ -102,8 +108,8 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a run of the same kernel on ``args`` of other sizes, as the compiled graph may call it, in memory of
-        their own.
+        """Return a function that runs the kernel on ``args``, of the sizes in ``sizes``, as the compiled graph may call
+        it. Inputs and output are in fresh memory.
         """
         self.render()
         if self._run is None:
@@ -113,16 +119,23 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _make_launcher(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that launches the compiled kernel into ``out``, and keeps the inputs alive."""
+        """Return a function without arguments that launches the compiled kernel and returns its output ``out``, with
+        split-K the sum of the partial outputs. It keeps ``inputs`` alive.
+        """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
+            """Launch the compiled kernel and return its output, or with split-K the sum of its partial outputs, as a
+            tuple of one tensor.
+            """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
 
         return call
 
     def state(self) -> str:
-        """Return the variables in which the compiled kernel keeps values from call to call, or an empty text."""
+        """Return the names of the global variables in which the compiled kernel keeps values from call to call, joined
+        by commas, or an empty text.
+        """
         choice = self.render()
         library = inductor_templates.kernel_library(choice)
         if library is None:
@@ -131,7 +144,9 @@ class TemplateCandidate(Candidate):
         return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
-        """Return memory with the strides of the buffers that the kernel was rendered for, filled with ``args``."""
+        """Return tensors filled with ``args`` and the template's tables, in memory with the strides and offsets for
+        which the kernel was rendered. ``room`` allocates each under a name.
+        """
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
         tensors = []
@@ -139,23 +154,24 @@ class TemplateCandidate(Candidate):
             memory = _memory_of_slot(expressions, sizes)
             value = given[name] if name in given else tables[name](self.call.numbers(sizes)).to(self.call.device)
             flat = room(f"{name} {memory}", _allocate_buffer, memory, value)
+            # An empty tensor may have no valid strided view.
             if value.numel():
                 flat.as_strided(*memory).copy_(value)
             tensors.append(flat)
         return tensors
 
     def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
-        """Return memory for the output, or for its partial sums."""
+        """Return memory for the output at ``sizes``, or with split-K for its partial sums in float32."""
         shape = self.call.shape(sizes)
         if self.split_k > 1:
             return torch.empty((self.split_k, *shape), dtype=torch.float32, device=self.call.device)
         return torch.empty(shape, dtype=self.call.output.dtype, device=self.call.device)
 
     def node(self, fusion: bool = True) -> Any:
-        """Return the kernel as the lowered result. With ``fusion``, Inductor may fuse neighbours into it, if that pays.
+        """Return the Inductor node that runs the kernel as the result of the call. With ``fusion``, Inductor may fuse
+        neighbours into it, unless the template's ``fuses`` declines.
 
-        With split-K, a pointwise operation after the kernel adds partial sums. Inductor then fuses neighbours into that
-        operation.
+        With split-K, a pointwise operation after the kernel adds partial sums, and neighbours are fused into that one.
         """
         pays = self.template.fuses is None or self.template.fuses(self.call.hints)
         node = inductor_lowering.choice_node(self.render(), fusion and pays)
@@ -170,7 +186,7 @@ class TemplateCandidate(Candidate):
 
     @cached_property
     def split_k(self) -> int:
-        """The split-K factor: the number of partial sums that the kernel stores."""
+        """The split-K factor: the number of partial sums that the kernel stores, 1 without split-K."""
         declared = self.template.split_k
         if declared is None:
             return 1
@@ -178,11 +194,13 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Return whether the source of a kernel has the name of a variable, or of a function that contains the variable.
+    """Whether ``words``, the words of a kernel's source, contain the name of the variable ``symbol`` (a mangled C++
+    name), or of a function around it.
 
     The headers of torch have constants that are variables in code that no compiler optimises. No template names them.
     """
     names, rest = [symbol.partition(".")[0]], symbol
+    # A mangled name has each part behind its length.
     while found := re.search(r"\d+", rest):
         length, rest = int(found[0]), rest[found.end() :]
         names.append(rest[:length])
@@ -194,27 +212,34 @@ class SpecialisedSizes(Mapping[str, Any]):
     """Sizes as numbers. Each size that is read becomes a constant of the compiled code."""
 
     def __init__(self, env: Mapping[str, Any]) -> None:
+        """Keep ``env``, the sizes by name, symbolic or not."""
         self.env = env
 
     def __getitem__(self, name: str) -> Any:
+        """Return the size ``name`` as a number, on which the graph is guarded from then on."""
         value = self.env[name]
         return inductor_lowering.static_size(value) if isinstance(value, torch.SymInt) else value
 
     def __iter__(self) -> Iterator[str]:
+        """Return an iterator over the names of the sizes."""
         return iter(self.env)
 
     def __len__(self) -> int:
+        """Return the number of sizes by name, without reading any."""
         return len(self.env)
 
 
 def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
+    """Return the sum of the partial outputs along the first dim, in the dtype of the call's output."""
     return partial_sums.sum(0).to(call.output.dtype)
 
 
 def _render_template(
     call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
 ) -> Any:
-    """Return the node of a template's kernel. Raises NotImplementedError for arguments in one buffer."""
+    """Return the Inductor choice of a template's kernel for a call, config and input buffers. Raises
+    NotImplementedError for two arguments that are views of one buffer.
+    """
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:
         layout = inductor_lowering.fixed_layout(
@@ -250,11 +275,12 @@ def _render_template(
 
 
 def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Return ``template.grid`` in the form that Inductor calls: sizes by position, then the config."""
+    """Return ``template.grid`` in the form that Inductor calls: the sizes ``names`` by position, then the config."""
     assert template.grid is not None
     declared = template.grid
 
     def grid(*given: Any, cdiv: Callable[[Any, Any], Any]) -> tuple[Any, Any, Any]:
+        """Return the template's launch grid. ``given`` are the sizes by position, followed by the config."""
         *sizes, config = given
         return declared(dict(zip(names, sizes, strict=True)), config, cdiv)
 
@@ -262,7 +288,9 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
 
 
 def _poison_output(out: Tensor) -> None:
-    """Fill an output with values that no kernel computes by accident."""
+    """Fill an output in place with values that no kernel computes by accident: NaN, or a byte pattern for other
+    dtypes.
+    """
     if out.is_floating_point():
         # NaN in one element that the kernel does not write makes the comparison fail.
         out.fill_(float("nan"))
@@ -271,7 +299,9 @@ def _poison_output(out: Tensor) -> None:
 
 
 def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
-    """Return sizes, strides and offset as numbers."""
+    """Return the sizes, strides and offset of a buffer as numbers. Symbols have the values in ``sizes``, and others
+    those of the call.
+    """
     shape, strides, offset = expressions
     return (
         tuple(evaluate_size(n, sizes) for n in shape),
@@ -281,12 +311,14 @@ def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
 
 
 def _fresh_memory(name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Return memory at addresses that no other run has used."""
+    """Return ``make(*args)``: memory at addresses that no other run has used. ``name`` is not read."""
     return make(*args)
 
 
 def _allocate_buffer(memory: Memory, value: Tensor) -> Tensor:
-    """Return memory that starts where a buffer of these sizes, strides and offset starts."""
+    """Return flat uninitialised memory, of the dtype and device of ``value``, that is long enough for a buffer of these
+    sizes, strides and offset.
+    """
     sizes, strides, offset = memory
     length = offset + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) + 1 if value.numel() else 0
     return torch.empty(length, dtype=value.dtype, device=value.device)

@@ -25,6 +25,7 @@ _force: dict[str, TemplateSwitches] = {}
 
 
 def switches_of(op: Op) -> TemplateSwitches:
+    """Return the switches that :func:`switches` has set for ``op``, by default all on."""
     return _force.get(op.spec.name, TemplateSwitches())
 
 
@@ -32,7 +33,8 @@ def switches_of(op: Op) -> TemplateSwitches:
 def switches(
     op: Op, *, templates: bool | None = None, fusion: bool | None = None, only: str | None = None
 ) -> Iterator[None]:
-    """Within this context code is compiled with ``op``'s templates off, without fusion, or with one candidate only.
+    """Within this context, compile calls of ``op`` with its templates off, without fusion, or with the candidate whose
+    label contains ``only``.
 
     The switches are part of every compile cache key. A comparison therefore never gets the code that it is compared
     with from the cache.

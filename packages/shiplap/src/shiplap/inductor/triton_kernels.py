@@ -18,12 +18,16 @@ from shiplap.torch_private import inductor_lowering
 
 
 def is_single_launch(op: Op) -> bool:
-    """Return whether some call of ``op`` is one launch of a Triton kernel, whatever a choice table contains."""
+    """Whether ``op`` has, on some device, one Triton kernel of a single launch as its only kernel, whatever a choice
+    table contains.
+    """
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
 
 def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Lower one call of ``op``: to the kernel itself if that is enabled and possible, else to a call."""
+    """Return the Inductor node for one call of ``op``: its Triton kernel itself, open to fusion, if that is enabled and
+    possible, else a call of the op.
+    """
     if inductor_lowering.user_kernels_fuse() and inductor_lowering.emits_python_wrapper():
         made = _launch_node(op, args, kwargs)
         if made is not None:
@@ -32,7 +36,7 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node of a plain Triton launch in place of the op, or None where the call goes through the op."""
+    """Return the node of a plain Triton launch in place of the op, or None where the call has to go through the op."""
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
     values, output = op.spec.complete(*fakes), fx.meta["val"]
@@ -53,8 +57,8 @@ def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 
 
 def _user_kernel_node(op: Op, launch: PlainLaunch, given: Mapping[str, tuple[Any, Any]], output: Tensor) -> Any:
-    """Return the node of a launch, or None. ``given`` maps an argument to its node and its value, a fake for
-    tensors.
+    """Return the Inductor node of a Triton launch, or None for an output that is not contiguous. ``given`` maps each
+    argument to its IR node and its value, a fake for tensors.
     """
     target, inputs = "", {}
     for parameter, tensor in launch.tensors.items():

@@ -51,13 +51,16 @@ _request: ContextVar[TemplateTuningRequest | None] = ContextVar("shiplap_tuned_c
 
 
 def is_tuning_templates() -> bool:
-    """Return whether :func:`tune_templates` is compiling."""
+    """Whether :func:`tune_templates` is compiling now."""
     return _request.get() is not None
 
 
 def answer_tuning_request(call: LoweredCall) -> bool:
-    """Choose a candidate for ``call`` if :func:`tune_templates` compiles it. The call then uses the fallback."""
+    """Find the choice for ``call`` and put it into the request, if :func:`tune_templates` compiles this call for the
+    first time. Return whether it did. The call then uses the fallback.
+    """
     request = _request.get()
+    # The reference of the op may call other ops with templates.
     if request is None or request.op is not call.op or request.key is not None:
         return False
     selection = CandidateSelection.of(call)
@@ -83,8 +86,8 @@ def tune_templates(
     report: Report,
     isolation: WorkerProcess | None,
 ) -> Choice:
-    """Return the choice among the templates of ``op`` in compiled code, for calls like ``recipe``: stored, and
-    installed.
+    """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``: an earlier one, or
+    the fastest by measurement, which is stored and put into use.
 
     Raises:
         ShiplapError: SL502, SL606, SL610 without valid inputs. SL607 for a missing frozen entry in strict mode. SL608
@@ -110,6 +113,7 @@ def tune_templates(
             got=f"no entry in {tuned_choices.frozen}",
             expected="a frozen choice",
         )
+    # A frozen table is the only source of choices.
     if not tuned_choices.frozen and asked.key is not None:
         remember_choice(asked.key, choice)
         install_choices(op, [choice])
@@ -117,7 +121,9 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile the op alone, which fills in ``asked``, and return the reason if that fails."""
+    """Compile the op alone, which fills in the request ``asked``. Return the reason if that fails, else an empty
+    text.
+    """
     token = _request.set(asked)
     try:
         compile_alone(asked.op, drawn)
@@ -132,7 +138,9 @@ def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
 
 
 def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
-    """Return the declared default of a call for which a frozen table has no entry."""
+    """Return the choice of the first default template for a call without an entry in the frozen table, or of the
+    reference.
+    """
     blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)
     blank = blank.but(reason=f"declared default: not in {tuned_choices.frozen}", origin="default")
@@ -140,7 +148,7 @@ def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate
 
 
 def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Choice:
-    """Return the record that the reference is taken, with the reason."""
+    """Return the record that the reference is chosen for calls like ``drawn``, with the reason."""
     place: Mapping[str, str] = dict(ALONE)
     blank = key_for(op, drawn, place) if key is None else key
     return Choice(
@@ -157,4 +165,7 @@ def _reference_choice(op: Op, drawn: Inputs, key: Key | None, reason: str) -> Ch
 
 
 def _skipped_finding(op: Op, evidence: str, recipe: SampleRecipe) -> Finding:
+    """Return the tuning finding, of the verdict ``skip``, that a candidate of ``op`` was not measured, with the reason
+    ``evidence``.
+    """
     return Finding("tune.candidates", "skip", op.spec.name, evidence, str(recipe), "")

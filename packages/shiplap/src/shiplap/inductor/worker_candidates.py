@@ -21,12 +21,13 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
-    """Append the candidates of a call to the list of :func:`provide`, if that function compiles. Return whether it
-    does.
+    """Append the fallback and ``candidates``, rendered, to the list of :func:`provide`, if that function compiles.
+    Return whether it does.
 
     The call then uses the fallback.
     """
     listed = _collected.get()
+    # A compilation of the user's, in this process.
     if listed is None:
         return False
     from shiplap.inductor.select_candidate import render_candidates
@@ -36,12 +37,14 @@ def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate
 
 
 def is_collecting() -> bool:
-    """Return whether :func:`provide` is compiling."""
+    """Whether :func:`provide` is compiling now."""
     return _collected.get() is not None
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the fallback and every template candidate for calls like ``drawn``, ready to be verified and raced."""
+    """Return the fallback and every template candidate for calls like ``drawn``, rendered by compiling the op alone,
+    ready to be verified and raced.
+    """
     listed: list[Any] = []
     token = _collected.set(listed)
     try:
@@ -52,10 +55,15 @@ def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
 
 
 def compile_alone(op: Op, drawn: Inputs) -> None:
-    """Compile a call of ``op`` without other operations, and run it. No code of an earlier compilation is reused."""
+    """Compile a call of ``op`` on ``drawn`` without other operations, and run it once. No code of an earlier
+    compilation is reused.
+    """
     from shiplap.torch_private import inductor_lowering
 
     def call(*args: Any, **named: Any) -> Any:
+        """Return the result of the op. Each compilation copies the code of this function, so that Dynamo compiles it
+        anew.
+        """
         return op.overload(*args, **named)
 
     positional, named = op.spec.split(drawn.real[0].fresh())

@@ -78,23 +78,30 @@ class JudgeSession:
 
     @property
     def problem(self) -> JudgeProblem:
-        """The problem of the subject, which draws inputs and computes expected results."""
+        """The problem of the subject: the object that draws inputs and computes the results that are expected of a
+        candidate.
+        """
         return self.subject.problem
 
     def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
-        """Let ``compiled_first`` wait, and move all deadlines by the time that it takes."""
+        """Call ``compiled_first``, if given, and move the deadlines of the judgement, of ``prisoner`` and of ``paces``
+        by the time that it took.
+        """
         if self.compiled_first is None:
             return
         began = time.monotonic()
         self.compiled_first()
         waited = time.monotonic() - began
+        # The time was spent for others, so this judgement gets it back.
         self.budget = replace(self.budget, began=self.budget.began + waited)
         prisoner.until += waited
         for pace in paces:
             pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
-        """Record that an argument is the same in each draw: a gap, unless the caller asks for these inputs alone."""
+        """Record, with the reason ``why``, that the input ``name`` is the same in each draw: as a gap of the verdict,
+        or as unchecked where the caller asks for these inputs alone.
+        """
         if self.options.vary_shapes:
             self.missing[name] = why
         else:
@@ -102,7 +109,9 @@ class JudgeSession:
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
-        """A context that turns an error of the candidate into a reason, with ``label`` as its input."""
+        """Turn a CandidateError raised inside the ``with`` into a reason against the candidate, with ``label`` as the
+        input that shows it. A lack of the machine is raised on.
+        """
         try:
             yield
         except MachineLack:  # it ends the judgement, since the process may be gone
@@ -130,7 +139,8 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate ``ENDURANCE_CALLS`` times on new values, or until ``ends``. Raises CandidateError.
+        """Call the candidate on new values of ``form``, 100 times and on a CPU then in batches, and compare all
+        results. Raise CandidateError for a fault, work after the call, or a leak.
 
         ``seconds`` is the time of the whole judgement, of which further calls take a share.
         """
@@ -154,11 +164,14 @@ class Endurance:
             self._run_batches(form, min(ends, time.monotonic() + LATE_SHARE * seconds))
 
     def _run_batches(self, form: InputForm, ends: float) -> None:
-        """Call the candidate again and again in batches, and compare all results, until ``ends``."""
+        """Call the candidate in batches on values of ``form``, in shuffled order, and compare all results, until 4096
+        further calls are made or the time ``ends`` is reached.
+        """
         sets = [self.problem.draw(form) for _ in range(CALLS_AT_ONCE)]
         if len({str(ArgumentArena(0).pack(list(args))) for args in sets}) > 1:  # a batch has one layout
             return
         pairs = [(args, self.problem.expect_effects(form, args)) for args in sets]
+        # Inputs that change would have to be written anew between the calls of a batch.
         if any(expected.changed for _, expected in pairs):
             return
         with CallBatch(self.witness, 0, sets, blank=True) as batch:
@@ -171,14 +184,19 @@ class Endurance:
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
-        """Return the resources of the process, without the arguments and results that it keeps on request."""
+        """Return the files, threads and memory that the candidate's process holds now, without the arguments and
+        results that it keeps on request.
+        """
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
 
 
 def describe_leak(before: ProcessResources, after: ProcessResources, calls: int) -> str:
-    """Return a description of the resource that grows with each call, or an empty text."""
+    """Return a description of the resource that grew over ``calls`` calls by more than the limit of a leak (files,
+    threads or memory), or an empty text.
+    """
     for what, first, last in (("files", before.files, after.files), ("threads", before.threads, after.threads)):
+        # Fewer may be caches that are still being filled.
         if last - first >= LEAKS_PER_CALL * calls:
             return f"{last - first} more {what} after {calls} more calls"
     if after.memory - before.memory > LEAKED_BYTES:
@@ -189,8 +207,8 @@ def describe_leak(before: ProcessResources, after: ProcessResources, calls: int)
 def change_parameters(
     state: dict[str, Tensor], load: Callable[[dict[str, Tensor]], bool], *, zeros: bool = True
 ) -> bool:
-    """Change the parameters in ``state``, and load them with ``load``. Return False if that is not
-    possible.
+    """Change the parameters in ``state`` by random factors, and load them with ``load``. Return False, with ``state``
+    unchanged, if there are none or ``load`` returns False.
 
     Each number is multiplied by a random factor of its own, so that positive numbers stay positive. With ``zeros``, a
     parameter of numbers near zero only, as a bias or a scale often is at first, gets positive numbers.
@@ -203,10 +221,13 @@ def change_parameters(
 
 
 def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
-    """Return random values of the same signs and about the same sizes as those of a parameter."""
+    """Return random values of the shape and the signs of a parameter, and of about its sizes. With ``zeros``, a
+    parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
+    """
     if not value.is_floating_point():
         return value.clone()
     rng = torch.Generator().manual_seed(SECRET_RANDOM.getrandbits(62))
+    # A bias of zeros hides that a candidate leaves it out.
     if zeros and not (value.abs() > NEAR_ZERO).any():
         return (0.1 + 0.4 * torch.rand(value.shape, generator=rng)).to(value.device, value.dtype)
     factor = 0.5 + torch.rand(value.shape, generator=rng, dtype=torch.float64)
@@ -214,7 +235,8 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
 
 
 def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Change the parameters of reference and candidate, then compare a call and the state of the module after it.
+    """Load other parameters into reference and candidate, then compare a call on ``form`` and the state of the module
+    after it. Faults and gaps are recorded in ``case``.
 
     A candidate that computed something from the first values of its parameters has wrong results now.
     """
@@ -233,6 +255,7 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
             # A zero parameter must stay zero, so try again with zeros unchanged.
             if zeros and not problem.gives_numbers(args):
                 continue
+            # Computed before the call, from a copy, since the reference must not change.
             kept = problem.kept_after(args)
             witness.call(args, problem.expect_effects(form, args))
             case.calls += 1
@@ -241,11 +264,13 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
 
 
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Compare gradients on the first form twice, on timed forms, and on a secret choice of others.
+    """Compare the gradients of candidate and reference: on the first form twice, on timed forms, and on a secret choice
+    of others. Faults and gaps are recorded in ``case``.
 
     No further form is begun after ``ends``.
     """
     wanted = case.options.gradients
+    # An op that declares a gradient promises it.
     required = case.subject.gradients if wanted is None else wanted
     if wanted is False or (forms[0].recipe and not required):
         case.unchecked.append("gradients")
@@ -293,7 +318,8 @@ class _NoGradient(Exception):
 def _compare_form_gradients(
     case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
 ) -> bool:
-    """Compare the gradients on one form. Return False if the reference has none there.
+    """Compare the gradients on one form, with the gradients of results laid out as ``way`` says. Return False if the
+    reference has none there.
 
     Raises CandidateError, or _NoGradient for a candidate without any, unless they are ``required``.
     """
@@ -322,7 +348,7 @@ def _compare_form_gradients(
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
     def recompute() -> list[Tensor]:
-        """Return the gradients in float64 again."""
+        """Compute the reference's gradients in float64 once more, and return those that the candidate gives as well."""
         again = case.problem.gradients(args, seeds, wide=True)
         return [again[i] for i in kept]
 
@@ -332,7 +358,8 @@ def _compare_form_gradients(
 
 
 def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
-    """Return a random gradient of ``result`` in the memory layout ``way``.
+    """Return a random gradient for a result, of its shape and dtype, in the memory layout ``way``: ``"plain"``,
+    ``"turned"`` or ``"one"``.
 
     The layouts are rows, columns (``"turned"``), and one number for all elements (``"one"``), as behind a sum.
     """
@@ -345,13 +372,15 @@ def _draw_output_gradient(result: Tensor, way: str) -> Tensor:
 
 
 def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[OperatorUse] | str) -> str:
-    """Return why a candidate is the reference again, or an empty text.
+    """Return the reason why a candidate is the reference again, from the framework operators that a call of each ran,
+    or an empty text. An operator list may be a text, where none was read.
 
     The condition is that a call runs each operator of the reference: on the same shapes or, if the reference runs
     several operators, on as many elements in rows of the same length.
     """
     if isinstance(reference, str) or isinstance(candidate, str) or not reference:
         return ""
+    # A candidate may run more operators than the reference, and still be it.
     same = not Counter(map(str, reference)) - Counter(map(str, candidate))
     wanted, ran = _count_operator_elements(reference), _count_operator_elements(candidate)
     if not same and (len(wanted) < 2 or any(ran[what] < count for what, count in wanted.items())):
@@ -361,7 +390,7 @@ def describe_resubmission(reference: list[OperatorUse] | str, candidate: list[Op
 
 
 def _count_operator_elements(operators: list[OperatorUse]) -> Counter[str]:
-    """Count the elements on which each operator ran, keyed by operator and length of rows.
+    """Return the number of elements on which each operator ran, keyed by its name and the lengths of its rows.
 
     An operator that runs on parts of a tensor therefore counts as much as one that runs on the whole.
     """

@@ -58,21 +58,27 @@ class ImplausibleTiming(CandidateError):
     """
 
     def __init__(self, check: str, evidence: str, calls: Mapping[str, Sequence[CallOutcome]]) -> None:
+        """Keep the share of time in which the processes other than the candidate waited for a processor, from their
+        ``calls`` by name.
+        """
         super().__init__(check, evidence)
         made = [c for name, each in calls.items() if name != "candidate" for c in each]
         self.busy = 1.0 - sum(c.quiet for c in made) / max(sum(c.wall for c in made), 1e-9)
 
     @property
     def proven(self) -> bool:
-        """Whether load on the machine is too small to explain the times."""
+        """Whether the timed processes waited so little for a processor that load on the machine cannot explain the
+        times.
+        """
         return self.busy < BUSY_SHARE
 
 
 @cache
 def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
-    """Return the highest measured rates of a device: bytes moved in a second, and operations of a
-    product in a second.
+    """Return the highest measured rates of a device, once per device: bytes copied in a second, and floating-point
+    operations of a matrix product in a second.
     """
+    # Larger than the caches, and long enough to be timed.
     size, edge, dtype = (
         (FLUSH_BYTES, 768, torch.float32) if device == "cpu" else (16 * FLUSH_BYTES, 4096, torch.float16)
     )
@@ -86,7 +92,7 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
 
 
 def _time_once(device: str, work: Callable[[], object]) -> float:
-    """Return the seconds of one call of ``work``, the work on the device included."""
+    """Return the seconds of one call of ``work``, including the work that it leaves to the device."""
     settle = torch.get_device_module(device).synchronize
     settle()
     # Work that was queued before must not count.
@@ -104,7 +110,8 @@ def measure_form(
     ends: float,
     pace: StepDeadline,
 ) -> Timed:
-    """Time each of the processes ``judged`` in turn and return the times of this form.
+    """Return the times of one call for this form, after timing each of the processes ``judged`` in turn on new values
+    and comparing all results of the candidate.
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
     process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
@@ -129,6 +136,7 @@ def measure_form(
                 raise
             if plan is None or plan.count == 1:
                 raise DeviceUnavailable(f"the memory of the device is too small: {str(e)[:200]}") from None
+            # Half the calls need half the memory for arguments and results.
             plan = replace(plan, count=plan.count // 2)
             device_driver().free_bytes()
 
@@ -142,7 +150,10 @@ class _BatchPlan:
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return the plan of fewer calls or, of few, of calls that are not queued."""
+        """Return an easier plan after a batch could not be queued: one of half as many calls or, if there are few, of
+        calls that are not queued.
+        """
+        # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
         return replace(self, count=self.count if few else self.count // 2, queued=self.queued and not few)
 
@@ -156,7 +167,9 @@ def _measure_planned(
     pace: StepDeadline,
     plan: _BatchPlan,
 ) -> Timed:
-    """Return the times of the batches of a plan. Raises CallsNotQueued, beside the errors of ``measure_form``."""
+    """Return the times of up to ``rounds`` batches of ``plan.count`` calls for each process, in secret order. Raises
+    CallsNotQueued, beside the errors of ``measure_form``.
+    """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
     repeated: list[CallOutcome] = []
@@ -196,9 +209,8 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the outcome of calls on all sets of arguments and, with ``expected``, on the same values again.
-
-    A candidate that stores results is faster the second time.
+    """Return the outcome of one batch of calls on ``sets``, and, with ``expected``, a list with that of the same values
+    again. A candidate that stores results is faster the second time.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -221,7 +233,7 @@ def _run_turn(
 @cache
 @built_outside_modes
 def _flush_room() -> torch.Tensor:
-    """Return memory whose writing empties the caches."""
+    """Return memory whose writing empties the caches of the CPU, the same in each call."""
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8)
 
 
@@ -233,7 +245,8 @@ def _plan_batches(
     pace: StepDeadline,
     ends: float,
 ) -> _BatchPlan:
-    """Return the plan of batches in which the exchange of messages takes a small share.
+    """Return the plan of batches for a form: so many calls that the exchange of messages takes a small share, as memory
+    and time allow, found by timing a few probe batches.
 
     A batch has one call for inputs whose shapes or plain arguments differ from draw to draw.
     """
@@ -258,6 +271,7 @@ def _plan_batches(
             _run_turn(judged["candidate"], "candidate", probe, expected)
         # Drawing and comparing take longer than most kernels.
         each = (time.monotonic() - began) / len(probe)
+    # All rounds of all calls have to fit into the time.
     fewest = LEAST_LONG if on_device else MIN_ROUNDS
     most = max(1, min(most, int(min(CHECKED_S, 0.5 * (ends - time.monotonic())) / (fewest * each))))
     # Twice, since a kernel that is loaded for the first time blocks the queue.
@@ -279,9 +293,8 @@ def _plan_batches(
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
-    """Return ``plan``, after one call of each process if calls are to be queued.
-
-    Memory that is allocated and kernels that are loaded now cannot block a queue.
+    """Return ``plan`` unchanged, after one unqueued call of each process if calls are to be queued. Memory is allocated
+    and kernels are loaded then, which would block a queue.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):
@@ -297,7 +310,8 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Return ``timed`` with the reference timed again after the candidate has ended, where that time is less.
+    """Return ``timed`` with the times of the reference, plain and compiled, replaced by lower ones where they are
+    measured again now, after the candidate has ended.
 
     After ``ends``, the least number of rounds is enough.
 
@@ -325,17 +339,21 @@ def remeasure_without_candidate(
 
 
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
-    """Return the net seconds of each process except ``"nothing"``: the wall time without that of the exchange.
+    """Return the least net seconds of a batch for each process except ``"nothing"``: the wall time without that of the
+    exchange of messages.
 
     It is at least the time by the clock of the process, which states none for a GPU.
     """
+    # The first outcome is cold.
     own = {name: min(min(c.spent, c.wall) for c in made[1:]) for name, made in calls.items()}
     nothing = min(c.wall for c in calls["nothing"])
     return {n: max(min(c.wall for c in made) - nothing, own[n]) for n, made in calls.items() if n != "nothing"}
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise ImplausibleTiming where a second call on the same values takes much less time than the first."""
+    """Raise ImplausibleTiming where the candidate's second batch on the same values takes less than half as long as any
+    on new values, since it then remembers results.
+    """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only
     most = max(c.wall for c in repeated) - empty
@@ -347,7 +365,8 @@ def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[Ca
 def _summarize_timing(
     problem: JudgeProblem, form: InputForm, args: Args, calls: Mapping[str, list[CallOutcome]], count: int = 1
 ) -> Timed:
-    """Return the times of one form, after checks of the two clocks and of the least possible time.
+    """Return the times of one form, each per call. Raise ImplausibleTiming where the clocks disagree or a time is below
+    what the machine's measured rates allow.
 
     Each outcome is that of ``count`` calls.
     """
@@ -363,6 +382,7 @@ def _summarize_timing(
         result = problem.expect_effects(form, args).own
     tree_map(lambda t: outs.append(t.numel() * t.itemsize), result)
     flops = problem.flops(args)
+    # Measured here, since no table knows the machine.
     bandwidth, operations = measure_peak_rates(device)
     # A factor of 8: caches and sparse values can beat the measured rates, but not by that much.
     bound = count * max(sum(outs) / (8 * bandwidth), flops / (8 * operations))
@@ -378,7 +398,8 @@ def _summarize_timing(
 
 
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
-    """Raise ImplausibleTiming where the wall time of every call is much longer than the candidate's own clock says.
+    """Raise ImplausibleTiming where the wall time of each call is much longer than the candidate's own clock claims, or
+    where it answers faster than an idle process.
 
     ``net`` is the least wall time of its calls without the exchange. ``nothing`` is the time of an exchange.
     """

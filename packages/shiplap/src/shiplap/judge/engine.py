@@ -100,6 +100,7 @@ def judge(
     # One call must not use up the time of the judgement.
     one_call = min(options.bounds.seconds, budget.one_call)
     options = replace(options, bounds=replace(options.bounds, seconds=one_call))
+    # Only the kernel of Linux can lock a process in as the sandbox does.
     if not sys.platform.startswith("linux"):
         raise error("SL617", where="judge", got=sys.platform, expected="Linux, whose kernel can lock a process in")
     asked = JudgeTarget.of(reference, REFERENCE)
@@ -136,7 +137,9 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the ledger of a judgement. What the reference refuses, or the caller leaves out, does not apply."""
+    """Return the cells of the judgement's ledger: for each axis of the inputs and each duty, how many samples were
+    compared. Axes that the reference refuses or the caller leaves out do not apply, with the reason.
+    """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
     case.ledger.absent.pop("order of calls", None)
@@ -155,20 +158,25 @@ def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
 
 
 def _target_label(target: JudgeTarget, given: Any) -> str:
-    """Return the name of a target as the caller gave it, without the folder."""
+    """Return the name of a target for reports: its file without the folder, or its module, with the object's name where
+    the caller named one.
+    """
     home = Path(target.home).name if target.home.endswith(".py") else target.home
     named = not isinstance(given, (str, os.PathLike)) or ":" in str(given)
     return f"{home}:{target.names[0]}" if named else home
 
 
 def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack) -> None:
-    """Run all checks in order, and record faults and omissions in ``case``. The order is from cheap to expensive."""
+    """Run all checks of a judgement, from cheap to expensive, and record faults and gaps in ``case``. A known fault
+    ends it before the next expensive check.
+    """
     if case.candidate.file and case.candidate.file == case.reference.file:
         case.missing["separation"] = "reference and candidate are in one file: importing one runs the other"
     case.unchecked += UNCHECKED_OF_FUNCTIONS if case.subject.kind != "reference" else []
     if case.subject.kind != "reference" and not case.options.vary_layouts:
         case.unchecked.append("layouts other than contiguous ones")
     case.unchecked += ["fakes, torch.compile and graph replay: 'shiplap audit' looks at those of a declared op"]
+    # Cheap, and before any code of the candidate runs.
     if names := find_suspicious_names(case.candidate.file, case.candidate.names):
         case.reasons.append(Reason("source", "; ".join(names[:5]), case.candidate.names[0]))
     with case.record_faults("all calls"), _note_lack(case):
@@ -197,7 +205,9 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
 
 
 def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
-    """Return whether candidates can be compared with this reference, and note what inputs and results leave open."""
+    """Whether candidates can be compared with this reference at all. Record in ``case`` the arguments that never vary
+    and other gaps that inputs and results show.
+    """
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
     given, alike = {f.given[0] for f in forms if f.given}, {f.alike for f in forms}
@@ -216,7 +226,9 @@ def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> 
 
 @contextmanager
 def _note_lack(case: JudgeSession) -> Iterator[None]:
-    """A context that turns a lack of time, of memory or of anything else of the machine into an incomplete verdict."""
+    """Turn a lack of time, memory, device or another resource inside the ``with`` into an entry of ``case.missing``,
+    which makes the verdict incomplete.
+    """
     try:
         yield
     except Timeout as e:
@@ -230,14 +242,13 @@ def _note_lack(case: JudgeSession) -> Iterator[None]:
 
 
 def _max_other_shapes(case: JudgeSession) -> int:
-    """Return the number of other shapes for which there is time. A slow reference gets fewer."""
+    """Return the number of other shapes to try, 4 to 14. A slow reference gets fewer."""
     return max(LEAST_SHAPES, min(MOST_SHAPES, int(0.02 * case.options.seconds / max(case.problem.takes, 1e-4))))
 
 
 def _hidden_folders(case: JudgeSession, target: JudgeTarget) -> list[str]:
-    """Return the folders that the process of ``target`` must not read.
-
-    That is the folder of the reference, for the candidate, if the judge itself added the folder to ``sys.path``.
+    """Return the folders that the process of ``target`` must not read: for the candidate that of the reference, if the
+    judge itself added it to ``sys.path``.
     """
     folder = str(Path(case.reference.file).parent) if case.reference.file else ""
     return [folder] if target is case.candidate and folder in added_folders else []
@@ -252,7 +263,9 @@ def _start_target_process(
     *,
     compiled: bool = False,
 ) -> TargetProcess:
-    """Start a sandboxed process and load ``target`` in it. The process ends with ``stack``."""
+    """Start a sandboxed process, load ``target`` into it as ``kind`` and return it. The process ends with ``stack``.
+    Raise SL617 if it does not start.
+    """
     folder = str(Path(target.file).parent) if target.file else ""
     try:
         # A device is opened to the sandbox only if the arguments lie on it.
@@ -272,6 +285,7 @@ def _start_target_process(
     stack.callback(witness.end)
     if accelerated:
         witness.check_device(case.options.device)
+    # Shared memory: tensors are not copied through a pipe.
     arena = ArgumentArena()
     message = LoadTarget(
         target.home,
@@ -289,8 +303,8 @@ def _start_target_process(
 
 
 def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
-    """Compare the candidate with the reference on every form. Forms that will be timed come first,
-    and a second time.
+    """Compare the candidate with the reference on every form, timed ones first and once more at the end. Faults, gaps
+    and looked-at cells are recorded in ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -318,7 +332,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
 @contextmanager
 def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """A context in which a candidate may refuse other layouts than contiguous ones with an error.
+    """Accept an error that the candidate raises inside the ``with`` for a layout that is not contiguous, or a fault for
+    a tensor in place of None: record it as unchecked or missing, not as a fault.
 
     An error is loud, and nobody gets a wrong result. A tensor in the place of None is a guess at what the reference is
     meant for, so a fault there leaves the comparison open.
@@ -340,7 +355,9 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
-    """Return the axes in which a form differs from the first one."""
+    """Return the axes of the ledger (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which
+    a form differs from the first one.
+    """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
     varied = {
@@ -357,14 +374,16 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
 ) -> None:
-    """Compare the results on one form.
+    """Compare the candidate's results with the reference's on one form, and where the form will be timed also on nearby
+    values and on new values in the tensors of the last call. Raise CandidateError if they differ.
 
-    A form that will be timed is also called on slightly different values, and on new values in the tensors of the last
-    call. If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
+    If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
-        """Call the candidate once and compare."""
+        """Call the candidate once on ``args``, with ``in_place`` in the tensors of the call before, and compare the
+        results.
+        """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)
         case.calls += 1
@@ -377,6 +396,7 @@ def _check_one_form(
             return
         witness.call(args, expected)
     case.calls += 1
+    # The same tensors cannot be passed again once they were written to.
     if expected.changed or not (form.timed or (brief and form.reduced and form.usual)):
         return
     with SEEDING:  # it draws from the generators of this process
@@ -392,7 +412,9 @@ def _check_one_form(
 
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Call the candidate many times on the smallest form, and note it if the candidate is too slow for all calls."""
+    """Call the candidate many times on the smallest form and record faults. Record a gap if the candidate is too slow
+    for all calls before ``ends``.
+    """
     usual = [f for f in forms if f.usual] or list(forms)
     form = min(usual, key=case.problem.count_elements)
     args = case.problem.draw(form)
@@ -411,14 +433,19 @@ def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequenc
 
 
 def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
-    """Return the operators sorted by their texts, since threads of one call run theirs in any order."""
+    """Return the operators as sorted texts, since threads of one call run theirs in any order. A text, given where none
+    were read, is returned unchanged.
+    """
     return operators if isinstance(operators, str) else sorted(map(repr, operators))
 
 
 def _measure_all_forms(
     case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
 ) -> None:
-    """Check that the candidate is not the reference again, then time all timed forms."""
+    """Record a fault if the candidate runs the reference's own operators again. Otherwise time candidate and reference
+    on all timed forms, and add the times to ``case``.
+    """
+    # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
     form = next((f for f in forms if f.timed), forms[0])
     args = case.problem.draw(form)
@@ -471,10 +498,9 @@ def _measure_all_forms(
 
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
-    """Time one form, and measure implausible times again.
-
-    If they stay implausible, the verdict is incomplete where load on the machine may be the reason. Otherwise
-    ImplausibleTiming is raised, which counts as a fault.
+    """Time one form within ``seconds`` and add the times to ``case``, with up to three attempts where they are
+    implausible. If they stay so, raise ImplausibleTiming where only the candidate can be the reason, else record a gap,
+    since load on the machine may be it.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:
@@ -493,7 +519,9 @@ def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, 
 def _start_compiled_reference(
     case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack, timed: Sequence[InputForm]
 ) -> TargetProcess:
-    """Start a process with the compiled reference, and compile it for each form that will be timed."""
+    """Return a started process with ``torch.compile`` of the reference, compiled by a call of each form that will be
+    timed.
+    """
     made = _start_target_process(case, launcher, stack, case.reference, case.subject.kind, compiled=True)
     made.prisoner.until = case.budget.time_of_share(COMPILING_SHARE)
     for form in timed:

@@ -60,11 +60,14 @@ class StepDeadline:
     """
 
     def __init__(self, last: float) -> None:
+        """Set ``last``, the moment (``time.monotonic``) at which every step must be over. No step has been made yet."""
         self.last, self.longest = last, 0.0
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """A context for one step, in which the process ``asked`` replies. Raises Timeout if it is too late to begin."""
+        """Measure one step inside the ``with``, without the time in which the process ``asked`` replies. Raise Timeout
+        at its start if a step as long as the longest one so far would end too late.
+        """
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
             raise Timeout("the time of the judgement is over")
@@ -82,20 +85,20 @@ class JudgeBudget:
 
     @property
     def ends(self) -> float:
-        """The moment after which no new work is planned."""
+        """The moment (``time.monotonic``) after which no new work is planned."""
         return min(self.began + PLANNED_SHARE * self.seconds, self.last)
 
     @property
     def last(self) -> float:
-        """The moment after which no process of the judgement runs."""
+        """The moment (``time.monotonic``) after which no process of the judgement runs."""
         return self.began + self.seconds - min(ENDING_S + ENDING * self.seconds, 0.5 * self.seconds)
 
     @property
     def one_call(self) -> float:
-        """The seconds that one call may take."""
+        """The seconds that one call of the candidate may take."""
         return ONE_CALL_SHARE * self.seconds
 
     def time_of_share(self, share: float) -> float:
-        """Return the moment at which this share of the remaining time is over."""
+        """Return the moment (``time.monotonic``) at which ``share`` of the time from now to ``ends`` is over."""
         now = time.monotonic()
         return now + share * max(0.0, self.ends - now)

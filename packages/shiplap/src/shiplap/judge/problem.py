@@ -52,11 +52,15 @@ class _CalledNames(torch.overrides.TorchFunctionMode):
     """A context that keeps the names of the functions of torch that run in it."""
 
     def __init__(self) -> None:
+        """Start with no names of called functions."""
         super().__init__()
         self.names: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Keep the name of a function, and call it."""
+        """Add the name of a called function of torch to ``names``, or ``ops.`` for a custom operator, and return its
+        result.
+        """
+        # An operator of others may be anything, a product too.
         custom = type(func).__module__.startswith("torch._ops")
         self.names.add("ops." if custom else str(getattr(func, "__name__", "ops.")))
         return func(*args, **(kwargs or {}))
@@ -85,7 +89,8 @@ class JudgeProblem:
     compares_nesting: bool = False  # whether a result has to lie in the same containers
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return the forms of inputs on which the candidate is called.
+        """Return the forms of inputs, that is shapes and kinds of values, on which the candidate is compared with the
+        reference.
 
         ``numbers`` are constants of the candidate, at which it may branch. ``most`` limits the number of other
         shapes.
@@ -93,21 +98,26 @@ class JudgeProblem:
         raise NotImplementedError
 
     def draw(self, form: InputForm) -> Args:
-        """Return arguments of this form, with values from a new, secret seed."""
+        """Return the arguments of one call of this form, with values from a new, secret seed."""
         raise NotImplementedError
 
     def count_elements(self, form: InputForm) -> int:
-        """Return the number of elements of the arguments of a form."""
+        """Return the number of elements of all tensor arguments of a form."""
         shapes = form.shapes or [t.shape for t in tensors_among(self.draw(form))]
         return sum(map(math.prod, shapes))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the length of the sums behind one element of the results."""
+        """Return the number of terms that are summed for one element of the results, which scales the tolerance for
+        rounding.
+        """
         raise NotImplementedError
 
     def expect_effects(self, form: InputForm, args: Args) -> ExpectedEffects:
-        """Run the reference on copies of ``args`` and return its effects."""
+        """Return the effects that a right candidate has on ``args``: the reference's results, the arguments that it
+        changes, and a function that compares others with them.
+        """
         with torch.no_grad():
+            # The candidate gets the arguments themselves, which must be unchanged.
             given = tree_map(lambda t: t.detach().clone(), args)
             result = self.call(*given)
             before, after = tensors_among(args), tensors_among(given)
@@ -120,12 +130,16 @@ class JudgeProblem:
         sums = self.sums(form, args)
 
         def recompute() -> list[Tensor]:
-            """Run the reference in float64 again."""
+            """Run the reference in float64 on the same arguments once more, and return its results and changed
+            arguments.
+            """
             with torch.no_grad():
                 return self._run(self.wide, tree_map(widen_tensor, args), changed)
 
         def against(got: Sequence[Tensor]) -> Difference:
-            """Return the difference between ``got`` and the effects of the reference."""
+            """Return the difference between ``got``, the effects of a candidate, and those of the reference beyond
+            rounding.
+            """
             if agrees_without_float64(got, own, sums, wide_sums=True, near="none"):
                 return Difference()
             with torch.no_grad():
@@ -136,7 +150,9 @@ class JudgeProblem:
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the effects of the reference in float64, or ``own`` if the reference refuses float64."""
+        """Return the effects of the reference on ``precise``, arguments in float64, or ``own`` if it refuses float64 or
+        returns other shapes.
+        """
         try:
             wide = self._run(self.wide, precise, changed)
         except (RuntimeError, TypeError, ValueError):  # the reference requires a narrower precision
@@ -145,18 +161,22 @@ class JudgeProblem:
         return wide if fits else own
 
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
-        """Return the effects of ``call`` on copies of ``args``: its results, then the arguments that it changes."""
+        """Return the effects of ``call`` on copies of ``args``: its results as tensors, then the arguments at the
+        places ``changed``.
+        """
         given = tree_map(lambda t: t.detach().clone(), args)
         outs = _result_tensors(call(*given))
         after = tensors_among(given)
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load these values into the parameters of the reference. Return False if it has none."""
+        """Load ``state`` into the parameters of the reference. Return False here, since a problem without a module has
+        none.
+        """
         return False
 
     def why_unfit(self, timed: Sequence[InputForm]) -> tuple[str, str] | None:
-        """Return why no candidate can be compared with this reference, or None.
+        """Return a reason (its kind and a text) why no candidate can be compared with this reference, or None.
 
         The reasons are results that are random, and results that are nearly the same for all inputs.
         """
@@ -181,7 +201,8 @@ class JudgeProblem:
         return "results", "the reference has nearly the same results for all inputs: a constant would do"
 
     def note_products(self, args: Args) -> None:
-        """Note whether a call of the reference runs functions of torch that may be matrix products.
+        """Set ``runs_products``: whether a call of the reference on ``args`` runs functions of torch that may be matrix
+        products.
 
         A compiled script shows none of its functions, so that it may.
         """
@@ -192,12 +213,16 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the effects of the reference in its own precision."""
+        """Return the effects of the reference on ``args`` in its own precision, where ``like`` says which arguments it
+        changes.
+        """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
 
     def gives_numbers(self, args: Args) -> bool:
-        """Return whether the reference computes finite results with its current parameters."""
+        """Whether the reference computes only finite results on ``args`` with its current parameters, without an
+        error.
+        """
         with torch.no_grad():
             try:
                 outs = _result_tensors(copy.deepcopy(self.call)(*tree_map(lambda t: t.detach().clone(), args)))
@@ -206,7 +231,9 @@ class JudgeProblem:
         return all(bool(torch.isfinite(o).all()) for o in outs if o.is_floating_point())
 
     def kept_after(self, args: Args) -> dict[str, Tensor]:
-        """Return the entries of the reference's state that one call changes, such as running means."""
+        """Return the entries of the reference's state, by name with the values after it, that one call on ``args``
+        changes, such as running means. The reference stays as it is.
+        """
         if not isinstance(self.call, torch.nn.Module):
             return {}
         before, module = self.call.state_dict(), copy.deepcopy(self.call)
@@ -216,8 +243,11 @@ class JudgeProblem:
         return {k: v for k, v in after.items() if k in before and bitwise_difference([v], [before[k]])}
 
     def compare_kept(self, expected: Mapping[str, Tensor], got: Sequence[Tensor]) -> None:
-        """Raise CandidateError where the state of the candidate's module differs from that of the reference."""
+        """Raise CandidateError where ``got``, the state of the candidate's module after a call, differs from
+        ``expected``, that of the reference by name.
+        """
         own = [t.detach().clone() for t in expected.values()]
+        # There is no run in float64 that would have kept this state.
         wide = [widen_tensor(t) for t in own]
         largest = max(own, key=lambda t: t.numel(), default=None)
         if largest is None:
@@ -230,7 +260,9 @@ class JudgeProblem:
             raise CandidateError("state", f"{', '.join(expected)} after a call: {problem}")
 
     def flops(self, args: Args) -> int:
-        """Return the number of operations in the matrix products of the reference."""
+        """Return the number of floating-point operations in the matrix products of one call of the reference, 0 if it
+        runs none.
+        """
         if not self.runs_products:
             return 0
         from torch.utils.flop_counter import FlopCounterMode  # imported late, since it loads Triton and Dynamo
@@ -242,19 +274,23 @@ class JudgeProblem:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the parameters of the reference that require a gradient."""
+        """The names of the parameters of the reference that require a gradient, empty for a function."""
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
     def wide_gradients(self, args: Args, seeds: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients in float64, or an empty list if the reference refuses float64."""
+        """Return the reference's gradients in float64 for the gradients ``seeds`` of its results, or an empty list if
+        it refuses float64.
+        """
         try:
             return self.gradients(args, seeds, wide=True)
         except (RuntimeError, TypeError, ValueError):  # the reference requires a narrower precision
             return []
 
     def gradients(self, args: Args, seeds: Sequence[Tensor], *, wide: bool) -> list[Tensor]:
-        """Return the gradients of floating arguments, then of parameters, for these gradients of the results."""
+        """Return the reference's gradients for the gradients ``seeds`` of its results: first of the floating-point
+        arguments, then of the parameters. ``wide`` computes in float64.
+        """
         given = [widen_tensor(a).detach().clone() if isinstance(a, Tensor) and wide else a for a in args]
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in given]
         call = self.wide if wide else self.call
@@ -265,27 +301,28 @@ class JudgeProblem:
         grads = torch.autograd.grad(
             outs, wanted, [s.to(o.dtype) for s, o in zip(seeds, outs, strict=True)], allow_unused=True
         )
+        # An argument without influence has the gradient 0.
         return [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
 
 
 def _clearly_differ(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
-    """Return whether some results differ by more than a tenth of their size."""
+    """Whether some result differs between two lists by more than a tenth of its norm."""
     pairs = [(a, b) for a, b in zip(first, second, strict=True) if a.shape == b.shape and a.numel()]
     return any(float((a - b).norm()) > 0.1 * float(a.norm() + b.norm()) for a, b in pairs if a.itemsize > 1)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape, dtype and bits."""
+    """Whether two tensors have the same shape, dtype and bits."""
     return a.shape == b.shape and a.dtype == b.dtype and bits_are_equal(a, b)
 
 
 def _is_floating_tensor(value: Any) -> bool:
-    """Return whether ``value`` is a tensor of floating-point numbers."""
+    """Whether ``value`` is a tensor of floating-point numbers."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _result_tensors(result: Any) -> list[Tensor]:
-    """Return the leaves of a result as tensors."""
+    """Return the leaves of a result, also in nested containers, as a list of tensors."""
     return [v if isinstance(v, Tensor) else torch.tensor(v) for v in tree_leaves(result)]
 
 
@@ -293,8 +330,12 @@ class OpProblem(JudgeProblem):
     """The reference of a declared op, on samples of the audit."""
 
     def __init__(self, op: Op, sizes: Sequence[dict[str, Any]], device: str) -> None:
+        """Take the reference of ``op`` as the problem. ``sizes`` are those at which it is timed, empty for the largest
+        samples of the audit.
+        """
+
         def body(*args: Any) -> Any:
-            """Call the reference with arguments in the order of the schema."""
+            """Return the result of the op's reference for ``args``, the arguments in the order of the op's schema."""
             positional, named = op.spec.split(args)
             return op.reference(*positional, **named)
 
@@ -302,7 +343,9 @@ class OpProblem(JudgeProblem):
         self.op, self.asked, self.device = op, sizes, device
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return samples of all kinds, sizes that are secret, and the sizes at which the op is timed."""
+        """Return forms of samples of the audit of all kinds, samples of secret sizes, and those, marked as timed, of
+        the sizes at which the op is timed.
+        """
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
         large = [samples.base.but(sizes=s) for s in self.asked]
@@ -316,7 +359,9 @@ class OpProblem(JudgeProblem):
         return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
     def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
-        """Return recipes with one random size, and with sizes from the constants of the candidate."""
+        """Return recipes of samples with one random size each, and with sizes taken from ``numbers``, constants of the
+        candidate, at most ``most`` of those.
+        """
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
         ]
@@ -325,20 +370,23 @@ class OpProblem(JudgeProblem):
         # Two random sizes for each dim: no candidate can special-case them.
         pairs += [(n, 1 + SECRET_RANDOM.randrange(MAX_DRAWN_SIZE)) for n in names * 2]
         recipes = [samples.base.but(sizes={n: v}) for n, v in pairs]
+        # A size may break a precondition of the op.
         return [r for r in recipes if samples.make(r) is not None]
 
     def draw(self, form: InputForm) -> Args:
-        """Return the arguments of the recipe, with values from a secret seed."""
+        """Return the arguments of a sample of the form's recipe, with values from a secret seed."""
         assert isinstance(form.recipe, SampleRecipe)
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the sums that the dims of the declaration show."""
+        """Return the number of terms that are summed for one element of the results, as the dims of the declaration
+        show.
+        """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
 
 def _pick_evenly(items: list[Any], count: int) -> list[Any]:
-    """Return at most ``count`` items, evenly spaced."""
+    """Return at most ``count`` of ``items``, evenly spaced over the list."""
     step = max(1.0, len(items) / count)
     return [items[int(i * step)] for i in range(min(count, len(items)))]
 
@@ -357,6 +405,9 @@ class FunctionProblem(JudgeProblem):
         vary_layouts: bool = True,
         file: str = "",
     ) -> None:
+        """Keep the reference ``call`` and ``inputs``, the function that makes the arguments of one call, with a copy of
+        a module in float64 for expected results.
+        """
         # A plain function computes in the precision of its arguments, so it needs no copy.
         wide = copy.deepcopy(call).double() if isinstance(call, torch.nn.Module) else call
         super().__init__(name, call, wide, tolerance)
@@ -364,14 +415,19 @@ class FunctionProblem(JudgeProblem):
         self.vary_shapes, self.vary_layouts, self.file = vary_shapes, vary_layouts, file
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load these values into both copies of the module of the reference."""
+        """Load ``state`` into both copies of the reference's module, the plain one and the one in float64. Return False
+        for a function, which has none.
+        """
         modules = [m for m in (self.call, self.wide) if isinstance(m, torch.nn.Module)]
+        # load_state_dict converts the values for the module in float64.
         for module in modules:
             module.load_state_dict(dict(state))
         return bool(modules)
 
     def _make_arguments(self) -> Args:
-        """Return inputs from the function of the reference, with a new seed."""
+        """Return the arguments of one call from the input function of the reference, as a tuple, with a new secret
+        seed.
+        """
         with SEEDING:
             seed_torch(secrets.randbits(62))
             made = self.inputs()
@@ -379,7 +435,9 @@ class FunctionProblem(JudgeProblem):
 
     @cached_property
     def first(self) -> Args:
-        """The inputs of one draw on which the reference ran. Raises SL615 or SL616."""
+        """The inputs of one draw on which the reference ran without an error, made once. Raises SL615 if they cannot be
+        made and SL616 if the reference fails.
+        """
         try:
             made = self._make_arguments()
         except Exception as e:
@@ -402,7 +460,8 @@ class FunctionProblem(JudgeProblem):
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Note which inputs have the same values in two draws.
+        """Set ``constant``, ``always`` and ``flags``: which tensors have the same values in two draws of the inputs,
+        ``first`` and ``second``.
 
         A candidate can compute with such an input in advance, so times on it are not valid.
         """
@@ -416,10 +475,14 @@ class FunctionProblem(JudgeProblem):
         self.flags = [i for i in self.always if first[i].dtype == torch.bool]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return forms of varied shapes and values on which the reference runs."""
+        """Return forms of varied shapes, values and layouts on which the reference runs, the form of its own inputs
+        first.
+        """
 
         def runs(form: InputForm) -> bool:
-            """Return whether the reference accepts the form and returns enough finite numbers."""
+            """Whether the reference accepts the form and returns enough finite numbers. False, with ``hurried`` set,
+            once the time for the search is over.
+            """
             if time.monotonic() > self.until:
                 self.hurried = True
                 return False
@@ -448,7 +511,8 @@ class FunctionProblem(JudgeProblem):
         return make_input_forms(self.first, runs, most=most, facts=facts, layouts=self.vary_layouts)
 
     def draw(self, form: InputForm) -> Args:
-        """Return new inputs, varied into the form with a secret seed.
+        """Return new inputs of this form: drawn by the reference's input function, or an earlier draw where inputs are
+        large, and varied with a secret seed.
 
         Drawing large inputs takes long, so a form whose values are others, or parts of these, varies an earlier draw.
         """
@@ -457,8 +521,11 @@ class FunctionProblem(JudgeProblem):
         return vary_arguments(made, form, secrets.randbits(62))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the estimated length of sums, from element counts and operations of the reference."""
+        """Return the estimated number of terms behind one element of the results, from element counts and
+        floating-point operations of the reference.
+        """
         key = str(form.shapes)
+        # Sizes decide it, so that it is computed once for each shape.
         if key not in self.terms:
             with torch.no_grad():
                 outs = _result_tensors(self.call(*tree_map(lambda t: t.detach().clone(), args)))

@@ -9,7 +9,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.sampling.ledger import Cell
 
 JudgeVerdict = Literal["accepted", "refused", "incomplete"]
-EXIT_CODES: dict[str, int] = {"accepted": 0, "refused": 1, "incomplete": 3}
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,14 @@ class Timed:
 
     @property
     def speedup(self) -> float:
-        """The time of the reference divided by the time of the candidate."""
+        """The time of one call of the reference divided by that of one call of the candidate."""
         return self.reference / max(self.candidate, 1e-9)
 
     @property
     def min_speedup(self) -> float:
-        """The speedup if the candidate hid as much time as possible. Use this figure for rewards."""
+        """The speedup if the candidate hid as much of its time as the clock's resolution allows. Use this figure for
+        rewards.
+        """
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
 
@@ -83,7 +84,6 @@ class JudgeResult(ResultWithVerdict):
         seconds: the duration of the whole judgement.
         ledger: the cells of an axis and an obligation that the calls belong to. A required one that is untouched is
             also in ``missing``.
-        exit_code: 0 for accepted, 1 for refused, 3 for incomplete.
     """
 
     reference: str
@@ -95,27 +95,29 @@ class JudgeResult(ResultWithVerdict):
     calls: int
     seconds: float
     ledger: tuple[Cell, ...] = ()
-    good: ClassVar[str] = "accepted"
+    _good: ClassVar[str] = "accepted"
 
     @property
     def verdict(self) -> JudgeVerdict:
+        """The verdict: ``"refused"`` with a reason, else ``"incomplete"`` with a missing comparison, else
+        ``"accepted"``.
+        """
         return "refused" if self.reasons else "incomplete" if self.missing else "accepted"
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.verdict]
-
-    @property
     def headline(self) -> str:
+        """The verdict in one line: the candidate, the verdict and, where it was timed, the speedups."""
         fast = f", {self.speedup:.2f}x the reference, at least {self.min_speedup:.2f}x" if self.speedup else ""
         return f"{self.candidate}: {self.verdict}{fast}"
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """Return the rows of the report: reasons, missing checks, times, skipped checks and compared calls."""
+        """The rows of the printed report: reasons, missing checks, times, cells that do not apply, the number of
+        compared calls, and unchecked properties.
+        """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]
-        rows += [Row("times", "ok", _times(timed)) for timed in self.timings]
+        rows += [Row("times", "ok", _times_text(timed)) for timed in self.timings]
         left_out = [c for c in self.ledger if c.required and c.state == "does not apply"]
         rows += [Row(str(c), "skip", f"does not apply: {c.reason}") for c in left_out]
         rows.append(
@@ -126,15 +128,15 @@ class JudgeResult(ResultWithVerdict):
     @property
     def speedup(self) -> float:
         """The geometric mean of the speedups of all timed shapes. It is 0 if the candidate is not accepted."""
-        return self._mean([t.speedup for t in self.timings])
+        return self._geometric_mean([t.speedup for t in self.timings])
 
     @property
     def min_speedup(self) -> float:
         """The geometric mean of :attr:`Timed.min_speedup`. It is 0 if the candidate is not accepted."""
-        return self._mean([t.min_speedup for t in self.timings])
+        return self._geometric_mean([t.min_speedup for t in self.timings])
 
-    def _mean(self, values: list[float]) -> float:
-        """Return the geometric mean, or 0 if the candidate is not accepted."""
+    def _geometric_mean(self, values: list[float]) -> float:
+        """Return the geometric mean of ``values``, or 0 if there are none or the candidate is not accepted."""
         from math import exp, log
 
         if self.verdict != "accepted" or not values:
@@ -142,7 +144,7 @@ class JudgeResult(ResultWithVerdict):
         return exp(sum(log(max(v, 1e-12)) for v in values) / len(values))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: all fields, the verdict, and the speedups."""
+        """Return all fields, the verdict and the speedups as plain JSON-ready values."""
         timings = [{**asdict(t), "speedup": t.speedup, "min_speedup": t.min_speedup} for t in self.timings]
         return {
             "verdict": self.verdict,
@@ -154,8 +156,10 @@ class JudgeResult(ResultWithVerdict):
         }
 
 
-def _times(timed: Timed) -> str:
-    """The times of one shape in one line."""
+def _times_text(timed: Timed) -> str:
+    """Return the measured times of one shape as one line of a report: candidate, reference, their resolution and the
+    number of calls.
+    """
     compiled = f", compiled {timed.compiled * 1e6:.1f} us" if timed.compiled is not None else ""
     share = f"{100 * timed.light / max(timed.candidate, 1e-9):.0f} % of what the machine could do"
     return (

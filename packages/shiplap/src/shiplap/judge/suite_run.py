@@ -52,7 +52,7 @@ class SuiteVerdict:
     result: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields as plain values."""
+        """Return all fields as a dict of plain values."""
         return asdict(self)
 
 
@@ -64,20 +64,23 @@ class TimingTurns:
     """
 
     def __init__(self) -> None:
+        """Start with no judgement that compiles or runs."""
         self._state = threading.Condition()
         self._compiling = 0
         self._busy = False
 
     @contextmanager
     def judgement(self) -> Iterator[Callable[[], None]]:
-        """A context of one judgement. The value is called when its candidate has compiled, and waits for its turn."""
+        """Hold a place for one judgement inside the ``with``. The value is a function to call when its candidate has
+        compiled, which waits until no other judgement compiles or runs.
+        """
         with self._state:
             self._state.wait_for(lambda: not self._busy)
             self._compiling += 1
         alone = False
 
         def take_turn() -> None:
-            """Wait until no other judgement compiles or runs."""
+            """Wait until no other judgement compiles or runs, then keep others out until this one ends."""
             nonlocal alone
             with self._state:
                 self._compiling -= 1
@@ -104,11 +107,13 @@ def run_suite(
     jobs: int = 1,
     report: Callable[[SuiteVerdict], None] = lambda verdict: None,
 ) -> Generator[SuiteVerdict, None, None]:
-    """Yield a verdict on each problem, those of ``file`` first.
+    """Yield a verdict on each problem: first those that ``file`` has from an earlier run with the same reference,
+    candidate and options, then the others as they are judged, ``jobs`` at a time.
 
-    ``file`` has the verdicts of earlier runs, and gets those of this one. A verdict there counts if reference,
-    candidate and options are the same. If the caller stops early, all processes are ended.
+    ``file`` has the verdicts of earlier runs, and gets those of this one. If the caller stops early, all processes are
+    ended.
     """
+    # By digest: a changed candidate is judged again.
     known = {(v.problem, v.digest): v for v in read_verdicts(file)} if file is not None else {}
     left: list[tuple[SuiteProblem, str]] = []
     for problem in problems:
@@ -121,7 +126,7 @@ def run_suite(
     free = list(launchers)
 
     def work(problem: SuiteProblem, digest: str) -> SuiteVerdict:
-        """Judge one problem with a launcher of its own."""
+        """Return the verdict on one problem, judged with a launcher that no other judgement uses meanwhile."""
         launcher = free.pop()
         try:
             with turns.judgement() as take_turn:
@@ -134,17 +139,20 @@ def run_suite(
         pending = {pool.submit(work, *each) for each in left}
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from _record(done, file, report)
+            yield from _store_verdicts(done, file, report)
     finally:
+        # Not waited for: the processes of running judgements are ended next.
         pool.shutdown(wait=False, cancel_futures=True)
         for launcher in launchers:
             launcher.finish()
 
 
-def _record(
+def _store_verdicts(
     done: set[Future[SuiteVerdict]], file: Path | None, report: Callable[[SuiteVerdict], None]
 ) -> Iterator[SuiteVerdict]:
-    """Write verdicts to ``file``, and yield them."""
+    """Append each verdict of the futures ``done`` to ``file`` as a line of JSON, call ``report`` with it, and yield
+    it.
+    """
     for verdict in (future.result() for future in done):
         if file is not None:
             begins = not file.is_file() or not file.stat().st_size or file.read_bytes()[-1:] == b"\n"
@@ -161,7 +169,7 @@ def _judge_problem(
     launcher: SandboxLauncher,
     take_turn: Callable[[], None],
 ) -> SuiteVerdict:
-    """Return the verdict on one problem. An error of its reference makes it unusable."""
+    """Return the verdict on one problem of a suite. A problem whose reference raises an error is unusable."""
     named = problem.name, problem.format, digest
     if problem.unusable:
         return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)
@@ -178,7 +186,9 @@ def _judge_problem(
 
 
 def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
-    """Return the digest of the files of a problem and of the options."""
+    """Return the digest of the source files of a problem's reference and candidate and of the options, by which an
+    earlier verdict is recognised.
+    """
     digest = hashlib.sha256(repr((problem.name, problem.unusable, options)).encode())
     for target in (problem.reference, problem.candidate):
         file = JudgeTarget.of(target, ("",)).file if target else ""
@@ -188,7 +198,7 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
 
 
 def read_verdicts(file: Path) -> list[SuiteVerdict]:
-    """Return the verdicts of a file of JSON lines. A line that was cut off does not count."""
+    """Return the verdicts in a file of JSON lines, empty for no file. A line that was cut off is left out."""
     verdicts: list[SuiteVerdict] = []
     for line in file.read_text().splitlines() if file.is_file() else []:
         try:
@@ -199,7 +209,7 @@ def read_verdicts(file: Path) -> list[SuiteVerdict]:
 
 
 def describe_suite(verdicts: Sequence[SuiteVerdict]) -> str:
-    """Return the counts of verdicts in one line."""
+    """Return the counts of the verdicts of a suite in one line, such as ``9 problems: 7 accepted, 2 refused``."""
     words = ("accepted", "refused", "incomplete", UNUSABLE)
     counts = {word: sum(v.verdict == word for v in verdicts) for word in words}
     return f"{len(verdicts)} problems: " + ", ".join(f"{n} {word}" for word, n in counts.items() if n)

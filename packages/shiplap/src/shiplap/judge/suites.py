@@ -53,7 +53,9 @@ class SuiteFolders:
     device: str = HOST
 
     def write(self, role: str, name: str, text: str, extra: Mapping[str, str] | None = None) -> Path:
-        """Write a file of the role ``"reference"`` or ``"candidate"``, with others beside it, and return its path."""
+        """Write the text of a problem's file for ``role``, ``"reference"`` or ``"candidate"``, with the files ``extra``
+        (path to content) beside it, and return its path.
+        """
         folder = self.written / role / re.sub(r"\W+", "_", name)
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in (extra or {}).items():
@@ -61,12 +63,15 @@ class SuiteFolders:
             if (at := (folder / path).resolve()).is_relative_to(folder.resolve()):
                 at.parent.mkdir(parents=True, exist_ok=True)
                 safe_io.write_text(at, content)
+        # A name of its own, since two modules of one name cannot be imported.
         file = folder / f"{re.sub(r'[^a-zA-Z0-9]+', '_', name)}_{role}.py"
         safe_io.write_text(file, text)
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first file of these names in the folder of candidates, at the problem's place or at its top."""
+        """Return the first file of these names in the folder of candidates, at the same place as ``problem``, in a
+        folder of its name, or at the top. None if there is none.
+        """
         if not self.candidates:
             return None
         home, place = Path(self.candidates), problem.parent.relative_to(self.problems)
@@ -75,7 +80,9 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems of a suite, in the order of their names. The formats may be mixed."""
+    """Return the problems of a suite in the order of their names, each once. The formats may be mixed. A problem that
+    cannot be read is unusable.
+    """
     found: dict[str, SuiteProblem] = {}
     for path in sorted(folders.problems.rglob("*"), key=_natural_order):
         if path.is_relative_to(folders.written) or "__pycache__" in path.parts:
@@ -86,30 +93,32 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
                 problems.extend(read(path, folders))
             except (AttributeError, LookupError, OSError, TypeError, ValueError) as e:
                 name = str(path.relative_to(folders.problems))
-                problems.append(_lacking(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
+                problems.append(_unusable_problem(name, kind, f"it cannot be read: {type(e).__name__}: {e}"[:300]))
             for problem in problems:
+                # Two formats may read one folder; the first one counts.
                 found.setdefault(problem.name, problem)
     return list(found.values())
 
 
 def _natural_order(path: Path) -> list[Any]:
-    """Return a key by which ``2_x.py`` comes before ``10_x.py``."""
+    """Return a sort key of a path in which numbers count as numbers, so that ``2_x.py`` comes before ``10_x.py``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def _lacking(name: str, kind: str, why: str) -> SuiteProblem:
-    """Return a problem that cannot be judged."""
+def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
+    """Return the problem ``name`` of the format ``kind`` as one that cannot be judged, with the reason ``why``."""
     return SuiteProblem(name, kind, unusable=why)
 
 
 def _compiled_candidate(name: str, source: str, folders: SuiteFolders) -> Path:
-    """Return a candidate that is the reference of KernelBench's form, compiled by torch."""
+    """Write and return a candidate of KernelBench's form that is the reference's ``source``, compiled by torch."""
     text = source + "\n\nclass ModelNew(Model):\n    forward = torch.compile(Model.forward)\n"
     return folders.write("candidate", name, text)
 
 
 def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem of KernelBench: a file with ``Model`` and ``get_inputs``, and a file with ``ModelNew``.
+    """Yield the problem of KernelBench at ``path``, if it is one: a file with ``Model`` and ``get_inputs``, with its
+    candidate, a file with ``ModelNew``.
 
     A candidate has the name of the problem, or the one that KernelBench gives to samples of a run.
     """
@@ -130,13 +139,15 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
         beside = path.with_name(f"{path.stem}_new.py")
         found = found or (beside if not folders.candidates and beside.is_file() else None)
     if found is None:
-        yield _lacking(name, "KernelBench", "no candidate")
+        yield _unusable_problem(name, "KernelBench", "no candidate")
     else:
         yield SuiteProblem(name, "KernelBench", f"{path}:Model", str(found))
 
 
 def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a task of robust-kbench: ``func_forward.py``, whose model takes the kernel as ``fn``, and its settings."""
+    """Yield the task of robust-kbench at ``path``, if it is one: ``func_forward.py``, whose model takes the kernel as
+    ``fn``, with its settings and its candidate. Files for both are written.
+    """
     if path.name != "func_forward.py":
         return
     name, source = str(path.parent.relative_to(folders.problems)), path.read_text(errors="replace")
@@ -155,10 +166,10 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     if folders.candidates == COMPILED:
         loaded = "kernel = torch.compile(forward_fn)"
     elif kernel is None:
-        yield _lacking(name, "robust-kbench", "no candidate")
+        yield _unusable_problem(name, "robust-kbench", "no candidate")
         return
     elif kernel.suffix == ".cu" and folders.device == HOST:
-        yield _lacking(name, "robust-kbench", "the candidate is CUDA C++, and the device is the CPU")
+        yield _unusable_problem(name, "robust-kbench", "the candidate is CUDA C++, and the device is the CPU")
         return
     elif kernel.suffix == ".cu":
         loaded = "from torch.utils.cpp_extension import load\nfrom pathlib import Path\n"
@@ -173,12 +184,14 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _kernel_file(kernel: Path) -> str:
-    """Return the name under which a kernel of robust-kbench lies beside its candidate."""
+    """Return the file name under which a kernel of robust-kbench is written beside its candidate."""
     return "forward.cu" if kernel.suffix == ".cu" else f"{kernel.stem}_kernel.py"
 
 
 def _first_config(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the first settings of a kind, such as the sizes of the inputs."""
+    """Return the first settings of a kind (``input``, ``init`` or ``shared``) in a task of robust-kbench, such as the
+    sizes of its inputs.
+    """
     listed = settings.get(f"single_{kind}_configs") or [{}]
     return dict(listed[0]) if isinstance(listed[0], dict) else {}
 
@@ -232,7 +245,8 @@ def reference(*args):
 
 
 def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield an operator of BackendBench's folders: ``add__Tensor/add__Tensor_implementation*.py``.
+    """Yield the operator of BackendBench's folders at ``path``, if it is one: the first file
+    ``add__Tensor/add__Tensor_implementation*.py``.
 
     The reference is the operator of torch, with the first sample of its OpInfo.
     """
@@ -251,35 +265,40 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
     source = path.read_text(errors="replace")
+    # An import from __future__ must stay the first statement.
     head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
     candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
     yield SuiteProblem(name, "BackendBench", f"{reference}:reference", f"{candidate}:candidate")
 
 
 def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem of SOL-ExecBench for each solution: a definition, its first workload, and the solution."""
+    """Yield a problem of SOL-ExecBench for each solution, if ``path`` is its definition: the reference with the inputs
+    of the first workload, and the solution.
+    """
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
     name = str(path.parent.relative_to(folders.problems))
     load = next(iter(_read_lines(path.with_name("workload.jsonl"))), None)
     if load is None or not isinstance(definition.get("reference"), str):
-        yield _lacking(name, "SOL-ExecBench", "no workload or no reference")
+        yield _unusable_problem(name, "SOL-ExecBench", "no workload or no reference")
         return
     made = _workload_inputs(definition, load, folders.device)
     if made.startswith("!"):
-        yield _lacking(name, "SOL-ExecBench", made[1:])
+        yield _unusable_problem(name, "SOL-ExecBench", made[1:])
         return
     reference = folders.write("reference", name, f"{definition['reference']}\n\n{made}")
     homes = [path.parent] if not folders.candidates else [Path(folders.candidates) / name, Path(folders.candidates)]
     solutions = [f for home in homes if home.is_dir() for f in sorted(home.glob("solution*.json"))]
     if not solutions:
-        yield _lacking(name, "SOL-ExecBench", "no candidate")
+        yield _unusable_problem(name, "SOL-ExecBench", "no candidate")
     for file in solutions:
         yield _solution_problem(f"{name}/{file.stem}", reference, _read_json(file), definition, folders)
 
 
 def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], device: str) -> str:
-    """Return the source of ``get_inputs`` for a workload, or ``!`` and the reason why it cannot be written."""
+    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench, or ``!`` and the reason why it
+    cannot be written.
+    """
     constants = {n: a["value"] for n, a in definition["axes"].items() if a.get("type") == "const"}
     sizes, lines = {**constants, **load["axes"]}, []
     for name, about in definition["inputs"].items():
@@ -295,7 +314,7 @@ def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], dev
 
 
 def _random_input(shape: list[int], dtype: str, device: str) -> str:
-    """Return the source of a random tensor."""
+    """Return a Python expression for a random tensor of this shape and dtype on the device."""
     if dtype == "bool":
         return f"torch.rand({shape}, device={device!r}) < 0.5"
     if "int" in dtype:
@@ -306,13 +325,15 @@ def _random_input(shape: list[int], dtype: str, device: str) -> str:
 def _solution_problem(
     name: str, reference: Path, solution: Any, definition: Mapping[str, Any], folders: SuiteFolders
 ) -> SuiteProblem:
-    """Return the problem of one solution of SOL-ExecBench."""
+    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate, or an unusable one
+    with the reason.
+    """
     spec = solution.get("spec", {}) if isinstance(solution, dict) else {}
     file, _, function = str(spec.get("entry_point", "")).partition("::")
     if not file.endswith(".py") or not function.isidentifier():
-        return _lacking(name, "SOL-ExecBench", f"the entry point {file or 'none'} is no Python file")
+        return _unusable_problem(name, "SOL-ExecBench", f"the entry point {file or 'none'} is no Python file")
     if spec.get("destination_passing_style"):
-        return _lacking(name, "SOL-ExecBench", "the solution writes to outputs that it is given")
+        return _unusable_problem(name, "SOL-ExecBench", "the solution writes to outputs that it is given")
     sources = {s["path"]: s["content"] for s in solution["sources"]}
     module = Path(file).with_suffix("").as_posix().replace("/", ".")
     text = f"from {module} import {function} as candidate\n"
@@ -321,7 +342,8 @@ def _solution_problem(
 
 
 def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem of gpu-mode's reference kernels: ``task.yml``, ``reference.py`` and ``submission.py``.
+    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``, with ``reference.py`` and
+    ``submission.py`` of its folder.
 
     The first test of the task gives the sizes. On the CPU, the device in the texts is replaced.
     """
@@ -335,19 +357,22 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     found = folders.find_candidate(path, "submission.py", f"{home.name}.py")
     found = found or (home / "submission.py" if not folders.candidates else None)
     if sample is None or found is None or not found.is_file():
-        yield _lacking(name, "gpu-mode", "no test with its sizes" if sample is None else "no candidate")
+        yield _unusable_problem(name, "gpu-mode", "no test with its sizes" if sample is None else "no candidate")
         return
 
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the text of a file for the device, with helpers of names of their own."""
+        """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
+        ``task`` and ``utils`` under names of this problem.
+        """
         text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', file.read_text(errors="replace"))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)
         return re.sub(r"^(\s*)import (task|utils)$", rf"\1import \2_{own} as \2", text, flags=re.M)
 
     beside = [f for place in (home.parent, home) for f in place.glob("*.py") if f.stem in ("task", "utils")]
     helpers = {f"{f.stem}_{own}.py": read(f) for f in beside}
+    # The seed is drawn anew in each call, or all inputs would be alike.
     sizes = ", ".join(f"{k}={v!r}" for k, v in sample.items() if k != "seed")
     seed = ", seed=int(torch.randint(1 << 30, ()))" if "seed" in sample else ""
     inputs = f"\n\ndef get_inputs():\n    return [generate_input({sizes}{seed})]\n"
@@ -358,7 +383,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
 
 def _is_literal(text: str) -> bool:
-    """Return whether a text is a dict of plain values."""
+    """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
     except (ValueError, SyntaxError):
@@ -366,7 +391,7 @@ def _is_literal(text: str) -> bool:
 
 
 def _read_json(file: Path) -> Any:
-    """Return the content of a file, or None if there is none that can be read."""
+    """Return the value in a JSON file, or None if the file cannot be read."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError):
@@ -374,7 +399,7 @@ def _read_json(file: Path) -> Any:
 
 
 def _read_lines(file: Path) -> list[Any]:
-    """Return the values of a file of JSON lines."""
+    """Return the list of the values in a file of JSON lines, empty if the file cannot be read."""
     try:
         return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
     except (OSError, ValueError):

@@ -36,7 +36,9 @@ class JudgeTarget:
 
     @classmethod
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
-        """Return the target that a text or an object names. Raises SL501 if there is none."""
+        """Return the target of a text ``file.py:name`` or ``module:name``, or of an object. ``usual`` are the names to
+        look up where the text has none. Raises SL501 if there is none.
+        """
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)
         home, _, name = str(value).partition(":")
@@ -54,7 +56,8 @@ class JudgeTarget:
 
     @classmethod
     def _of_object(cls, value: Any) -> JudgeTarget:
-        """Return the target of an object that is defined at the top level of a file. Raises SL501.
+        """Return the target of an object that is defined at the top level of a file. Raises SL501 for any other, since
+        another process could not load it.
 
         What the cell of a notebook defines has no file, or the name of one that does not exist.
         """
@@ -77,7 +80,9 @@ class JudgeTarget:
 
     @property
     def file(self) -> str:
-        """The path of the file, found without an import of the module or of its packages; empty if unknown."""
+        """The path of the target's file, found without importing the module or its packages, or an empty text if
+        unknown.
+        """
         if self.home.endswith(".py"):
             return self.home
         spec, places = None, None
@@ -90,7 +95,7 @@ class JudgeTarget:
 
 
 def _find_module_spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec with which Python would load a module from these places, or None.
+    """Return the spec with which Python would load the module ``name`` from the folders ``places``, or None.
 
     ``importlib.util.find_spec`` is not used here because it imports the packages that contain the module.
     """
@@ -133,7 +138,9 @@ def load_subject(
     vary_layouts: bool,
     seed: int,
 ) -> JudgeSubject:
-    """Import the trusted reference and return its problem. Raises SL501, SL601, SL615 or SL616."""
+    """Import the trusted reference and return its problem, with the parameters and seed that the candidate gets as
+    well. Raises SL501, SL601, SL615 or SL616.
+    """
     value = _load_target(target)
     if isinstance(value, Op):
         made: JudgeProblem = OpProblem(value, sizes, device)
@@ -142,6 +149,7 @@ def load_subject(
     module = load_module(target.home)
     init = _call_init_inputs(getattr(module, "get_init_inputs", lambda: []), target)
     call = _build_reference(value, list(init), seed, target)
+    # Copied before the candidate can change anything.
     state = {k: v.detach().clone() for k, v in call.state_dict().items()} if isinstance(call, torch.nn.Module) else {}
     if device != "cpu" and isinstance(call, torch.nn.Module):
         call = call.to(device)
@@ -161,7 +169,9 @@ def load_subject(
 
 
 def _load_target(target: JudgeTarget) -> Any:
-    """Return the object that a target names. Raises SL501 or SL601."""
+    """Return the object that a target names, after importing its module. Raises SL501 if the name does not exist and
+    SL601 if the import fails.
+    """
     try:
         return load_named(target.home, target.names)
     except AttributeError as e:
@@ -173,7 +183,9 @@ def _load_target(target: JudgeTarget) -> Any:
 
 
 def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget) -> Callable[..., Any]:
-    """Return the reference ready to be called: an instance of a class, or the function. Raises SL616."""
+    """Return the reference ready to be called: an instance of a class, made from ``init`` with ``seed``, or the
+    function. Raises SL616 if the constructor fails.
+    """
     try:
         built: Callable[..., Any] = build_callable(value, init, {}, seed)
     except Exception as e:
@@ -184,7 +196,9 @@ def _build_reference(value: Any, init: list[Any], seed: int, target: JudgeTarget
 
 
 def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
-    """Return the arguments of the constructor of the reference. Raises SL615."""
+    """Return the constructor arguments of the reference, from its function ``get_init_inputs``. Raises SL615 if that
+    fails.
+    """
     try:
         return maker()
     except Exception as e:
@@ -192,7 +206,9 @@ def _call_init_inputs(maker: InputMaker, target: JudgeTarget) -> Any:
 
 
 def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str) -> InputMaker:
-    """Return a function that makes the arguments of one call, on the device. Raises SL615 if there is none."""
+    """Return a function that makes the arguments of one call, on ``device``: ``inputs``, or ``get_inputs`` of the
+    reference's module. Raises SL615 if there is none.
+    """
     if inputs is None:
         inputs = getattr(module, "get_inputs", None)
     elif isinstance(inputs, (str, os.PathLike)):
@@ -203,7 +219,7 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
     places = [torch.device(device)] if device != "cpu" else []
 
     def made() -> Any:
-        """Return the arguments of one call, drawn on the device if the function can do so."""
+        """Return the arguments of one call as a list on the device, drawn there if the input function can do so."""
         args = None
         if places:
             try:
@@ -219,7 +235,8 @@ def _find_input_maker(inputs: Any, module: Any, target: JudgeTarget, device: str
 
 
 def write_judge_statement(path: Path, result: JudgeResult, reference: Any, candidate: Any) -> None:
-    """Write the statement of a verdict, whose subjects are the files of both targets. SL602 if that fails.
+    """Write the in-toto statement of a verdict to ``path``, whose subjects are the digests of the files of both
+    targets. SL602 if that fails.
 
     A target without a file, such as a module that is built in, is no subject.
     """

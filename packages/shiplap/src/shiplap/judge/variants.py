@@ -60,15 +60,16 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the values are those of ``get_inputs`` or normal ones, in contiguous memory."""
+        """Whether the values of this form are those of ``get_inputs`` or normally distributed ones, in contiguous
+        memory.
+        """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
 
     @property
     def whole(self) -> bool:
-        """Whether every result of the reference must be finite for this form to be used.
-
-        The reference may not be meant for such values.
+        """Whether every result of the reference must be finite for this form to be used, since the reference may not be
+        meant for such values.
         """
         odd = self.plain >= 0 or self.alike >= 0 or self.mark is not None or self.given is not None
         return self.kind in FINITE_KINDS or bool(self.signed) or odd
@@ -105,14 +106,15 @@ def make_input_forms(
     facts: InputFacts = InputFacts(),
     layouts: bool = True,
 ) -> list[InputForm]:
-    """Return the forms on which a candidate is called.
+    """Return the forms on which a candidate is called: the shapes of ``first`` with every kind of values, then at most
+    ``most`` other, random shapes. ``runs`` says whether the reference accepts a form.
 
-    These are the shapes of ``first`` with every kind of values, then at most ``most`` other shapes that ``runs``
-    accepts. The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
+    The other shapes are random, so no candidate can know them. For large shapes, most kinds of values are
     tried on smaller ones. With ``layouts``, memory that is not contiguous and unaligned starts are tried too.
     """
     own = tuple(tuple(t.shape) for t in tensors_among(first))
     plain = InputForm(_form_label(own, "drawn"), shapes=own)
+    # Large inputs would use up the time for other kinds of values.
     small = _reduce_form(plain, runs) if most and _count_elements(own) > LARGE else plain
     kinds = [replace(small, kind=kind, label=_form_label(small.shapes, kind)) for kind in VALUE_KINDS]
     forms = [f for f in kinds if f.kind == "drawn" or runs(f)]
@@ -146,7 +148,9 @@ def _with_large_forms(
     facts: InputFacts,
     runs: Callable[[InputForm], bool],
 ) -> list[InputForm]:
-    """Return forms of the large shapes, of which some are timed, before those of the reduced shapes."""
+    """Return all forms for large inputs: some of the large shapes, of which most are timed, then ``forms`` of the
+    reduced shapes, then other shapes near the reduced ones.
+    """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
     secret = SECRET_RANDOM.sample(kinds, min(1 if facts.slow else KINDS_AT_SIZE, len(kinds)))
@@ -161,7 +165,8 @@ def _with_large_forms(
 
 
 def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputForm:
-    """Return a form of smaller shapes that ``runs`` accepts, or ``plain`` if there is none.
+    """Return a form of smaller shapes that stands for the large ones of ``plain`` and that ``runs`` accepts, or
+    ``plain`` if there is none.
 
     Random sizes come first, and halves for a reference that requires multiples.
     """
@@ -179,14 +184,17 @@ def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputFo
 def _unusual_value_forms(
     first: tuple[Any, ...], plain: InputForm, varied: bool, facts: InputFacts
 ) -> Iterator[InputForm]:
-    """Yield forms with values that inputs of the reference never have: rows of zeros, other signs, other scalars.
+    """Yield forms like ``plain`` with values that the inputs of the reference never have, such as rows of zeros,
+    negative numbers, other scalars or a tensor in place of None.
 
     With ``varied``, scalars, integers that are always alike and arguments that are always None may have others too.
     """
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return ``plain`` with this kind of values."""
+        """Return a copy of the usual form with the kind of values ``kind``, described as ``what`` in its label, and
+        other ``changes`` of its fields.
+        """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
     if any(t.is_floating_point() for t in all_of):
@@ -215,23 +223,29 @@ def _unusual_value_forms(
 
 
 def _shapes_of_absent(shapes: Shapes, results: Shapes) -> list[tuple[int, ...]]:
-    """Return shapes that an argument may have which is always None: of a bias, of a mask, and of other arguments."""
+    """Return up to six shapes that an argument which is always None may have: that of a bias, and those of results and
+    other arguments.
+    """
     near = [*results, *shapes]
     return list(dict.fromkeys([*((s[-1],) for s in near if s), *near]))[:6]
 
 
 def _is_index_data(t: Tensor) -> bool:
-    """Return whether integers may be indices or labels."""
+    """Whether the integers of ``t`` may be indices or labels: they are int32 or int64."""
     return t.dtype in (torch.int32, torch.int64)
 
 
 def _is_integer_data(t: Tensor) -> bool:
-    """Return whether integers are data. Indices of rows have 64 bits as a rule, and must stay in their range."""
+    """Whether the integers of ``t`` are data and may be varied. Indices of rows have 64 bits as a rule, and must stay
+    in their range.
+    """
     return t.dtype in (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield scales of values below and above some of these numbers. Numbers that are not whole come first."""
+    """Yield scales of values below and above some of ``numbers``, constants of the candidate, at most ``most`` of each
+    kind in secret choice. Numbers that are not whole come first.
+    """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
     for whole in (False, True):
         fitting = sorted(v for v in sizes if (v == int(v)) == whole)
@@ -250,7 +264,8 @@ def _other_shape_forms(
     *,
     reduced: bool = False,
 ) -> list[InputForm]:
-    """Return at most ``most`` random shapes, and as many from constants of the candidate, that the reference accepts.
+    """Return forms of other shapes that the reference accepts (``runs``): at most ``most`` random ones, and as many
+    with sizes that are constants of the candidate.
 
     Shapes of more than ``limit`` elements would take too long in the reference.
     """
@@ -261,6 +276,7 @@ def _other_shape_forms(
         for shapes in listed:
             if shapes in forms or shapes == own or _count_elements(shapes) > limit:
                 continue
+            # Normal values show more, drawn ones are surely valid.
             kind = SECRET_RANDOM.choice(("drawn", "normal"))
             form = InputForm(_form_label(shapes, kind), shapes=shapes, kind=kind, reduced=reduced)
             tried += 1
@@ -274,17 +290,17 @@ def _other_shape_forms(
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:
-    """Return the label of a form: its shapes and kind."""
+    """Return the label of a form for reports: its shapes, such as ``3x4, 4``, and the kind of values."""
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
 def _count_elements(shapes: Shapes) -> int:
-    """Return the number of elements of all tensors."""
+    """Return the number of elements of tensors of these shapes together."""
     return sum(prod(s) for s in shapes)
 
 
 def _varied_sizes(own: Shapes) -> list[int]:
-    """Return the sizes that may vary.
+    """Return the sizes of the shapes ``own`` that may vary, each once, the largest first.
 
     Small sizes that never occur in the first two dims, such as windows of a convolution, are left out.
     """
@@ -293,12 +309,14 @@ def _varied_sizes(own: Shapes) -> list[int]:
 
 
 def _replace_size(own: Shapes, size: int, new: int) -> Shapes:
-    """Return the shapes with each occurrence of ``size`` replaced by ``new``."""
+    """Return the shapes ``own`` with each occurrence of ``size`` replaced by ``new``."""
     return tuple(tuple(new if n == size else n for n in s) for s in own)
 
 
 def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
-    """Yield varied shapes: each size in all places, all sizes at once, then each dim alone."""
+    """Yield random variations of the shapes ``own``: each size changed in all places where it occurs, all sizes at
+    once, then each dim alone.
+    """
     for new in (lambda n: n + 1 + SECRET_RANDOM.randrange(n), lambda n: 1 + SECRET_RANDOM.randrange(n)):
         for size in _varied_sizes(own):
             yield _replace_size(own, size, new(size))
@@ -319,7 +337,9 @@ def _varied_shapes(own: Shapes) -> Iterator[Shapes]:
 
 
 def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shapes]:
-    """Yield shapes in which one size is a constant of the candidate."""
+    """Yield the shapes ``own`` with one size replaced by one of ``numbers``, constants of the candidate, in secret
+    order.
+    """
     pairs = [(size, new) for new in dict.fromkeys(numbers) for size in _varied_sizes(own) if new > 0]
     SECRET_RANDOM.shuffle(pairs)
     for size, new in pairs:
@@ -327,7 +347,9 @@ def _shapes_from_constants(own: Shapes, numbers: Sequence[int]) -> Iterator[Shap
 
 
 def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[Any, ...]:
-    """Return arguments like ``made``, in the shapes and with the values of ``form``, on the same device."""
+    """Return arguments like ``made``, in the shapes, layout and kind of values of ``form``, drawn with ``seed`` on the
+    same device.
+    """
     listed = tensors_among(made)
     device = next((t.device for t in listed if t.device.type != "meta"), torch.device("cpu"))
     rng = torch.Generator(device).manual_seed(seed)
@@ -343,12 +365,12 @@ def vary_arguments(made: tuple[Any, ...], form: InputForm, seed: int) -> tuple[A
 
 
 def _floating_dtype(listed: Sequence[Tensor]) -> torch.dtype:
-    """Return the dtype of the first tensor of floating-point numbers."""
+    """Return the dtype of the first floating-point tensor among ``listed``, by default float32."""
     return next((t.dtype for t in listed if t.is_floating_point()), torch.float32)
 
 
 def _other_scalar(value: bool | int | float) -> bool | int | float:
-    """Return another number of about the same size, or the other flag."""
+    """Return another number of about the same size as ``value``, or the opposite flag."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -357,7 +379,9 @@ def _other_scalar(value: bool | int | float) -> bool | int | float:
 
 
 def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return tensor ``number`` in another shape, with another kind of values, and in another layout."""
+    """Return ``t``, the tensor argument with this number, in another shape, with the kind of values of ``form``, and in
+    its layout.
+    """
     if tuple(t.shape) != shape:
         t = _resample_values(t, shape, rng)
     t = _vary_values(t, form, rng, number)
@@ -373,7 +397,9 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
 
 
 def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return tensor ``number`` with another kind of values."""
+    """Return ``t``, the tensor argument with this number, with the kind of values of ``form`` where the kind concerns
+    its dtype, else as it is.
+    """
     kind, signed = form.kind, number in form.signed
     if number == form.alike:
         return _other_integers(t, rng)
@@ -396,18 +422,22 @@ def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) 
 
 
 def _some_places(t: Tensor, rng: torch.Generator, share: float = 0.25) -> Tensor:
-    """Return a mask with about this share of the places of a tensor."""
+    """Return a random boolean mask of the shape of ``t`` in which about ``share`` of the places are True."""
     return (torch.rand(t.shape, generator=rng, device=rng.device) < share).to(t.device)
 
 
 def _has_other_integers(t: Tensor) -> bool:
-    """Return whether ``_other_integers`` can differ from ``t``, whose range may be that of one number."""
+    """Whether ``_other_integers`` can return other values than those of ``t``, whose range may be that of one
+    number.
+    """
     low, high = int(t.min()), int(t.max())
     return low < high or high > 1
 
 
 def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return other integers of the range of ``t``, in order if those of ``t`` are, as offsets of rows are."""
+    """Return random integers of the range of ``t`` in its shape, in order if those of ``t`` are, as offsets of rows
+    are.
+    """
     if not t.numel():
         return t
     low, high = int(t.min()), int(t.max())
@@ -420,18 +450,22 @@ def _other_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return large random integers, negative only where those of ``t`` are."""
+    """Return random integers of the shape and dtype of ``t`` up to about a million, negative only where those of ``t``
+    are.
+    """
     high = min(torch.iinfo(t.dtype).max, LARGEST_INTEGER)
     low = -high if t.numel() and int(t.min()) < 0 else 0
     return torch.randint(low, high + 1, t.shape, generator=rng, device=rng.device).to(t.device, t.dtype)
 
 
 def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``noise`` transformed into the kind of values of ``form``, on the device of ``t``."""
+    """Return ``noise``, normally distributed numbers, transformed into the kind of values of ``form``, on the device of
+    ``t``.
+    """
     kind, noise = form.kind, noise.to(t.device)
 
     def uniform(shape: Sequence[int] = ()) -> Tensor:
-        """Return random numbers between 0 and 1."""
+        """Return a tensor of this shape of random numbers between 0 and 1, on the device of the values."""
         return torch.rand(tuple(shape), generator=rng, device=rng.device).to(t.device)
 
     # Zeros, halves and minus halves: equal values, and sums without rounding errors.
@@ -458,9 +492,8 @@ def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generat
 
 
 def _resample_values(t: Tensor, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Return a tensor of another shape whose values are drawn from those of ``t``.
-
-    The values of ``t`` are known to be valid for the reference.
+    """Return a tensor of the given shape whose values are drawn from those of ``t``, which are known to be valid for
+    the reference.
     """
     count = prod(shape)
     if not t.numel() or not count:

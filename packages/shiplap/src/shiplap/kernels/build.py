@@ -14,7 +14,7 @@ from shiplap.kernels.triton import replay
 
 
 def compile_sources(op: Op) -> None:
-    """Compile the libraries of the ``sl.source`` kernels of ``op``.
+    """Compile the C, C++ and CUDA libraries of the ``sl.source`` kernels of ``op``, unless they are in the cache.
 
     Sources in CUDA C++ are left out on a machine that has neither a GPU nor nvcc, if the op has other kernels.
     """
@@ -24,12 +24,14 @@ def compile_sources(op: Op) -> None:
             try:
                 library.compile()
             except ShiplapError as e:
+                # SL423 is a missing compiler: without a GPU nobody needs the CUDA kernel here.
                 if e.id != "SL423" or device != "cuda" or torch.cuda.is_available() or len(op.kernels) < 2:
                     raise
 
 
 def build_op(op: Op) -> Path | None:
-    """Build or find what the kernels of ``op`` need to run without Python, and put it into use.
+    """Build or find the compiled code of ``op`` (source libraries, the native binding, the launcher of its templates),
+    and attach it, so that calls run without Python.
 
     Returns the library of the native binding, or None for an op with Triton templates alone.
 
@@ -39,6 +41,7 @@ def build_op(op: Op) -> Path | None:
     """
     compile_sources(op)
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()
+    # Templates have no binding of their own: C++ only repeats their launches.
     if has_templates and replay.is_replay_wanted():
         replay.build_replay_library(op)
     has_native = any(k.native is not None for kernels in op.kernels.values() for k in kernels)

@@ -66,7 +66,9 @@ def build_wheel(
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the other hooks, if the backend has it. A frontend looks for hooks by name."""
+    """Return the hook ``name`` of the configured backend. A frontend looks up hooks by name, so AttributeError means
+    that the backend does not offer it.
+    """
     if name not in HOOKS:
         # PEP 517 regards a missing attribute as a hook that the backend does not offer.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -74,12 +76,15 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_backend(asked: dict[str, Any]) -> Any:
-    """Return the configured backend. SL308 if it cannot be imported."""
+    """Return the configured build backend, a module or an object in one. Raise SL308 if it cannot be imported or builds
+    no wheels.
+    """
     module, _, inner = str(asked["backend"]).partition(":")
     try:
         backend = import_module(module)
         for part in filter(None, inner.split(".")):
             backend = getattr(backend, part)
+    # A backend is foreign code, whose import may raise anything.
     except Exception as e:
         raise _table_error(f"backend = {asked['backend']!r}, which cannot be imported: {e}") from e
     if not hasattr(backend, "build_wheel"):
@@ -88,9 +93,12 @@ def _import_backend(asked: dict[str, Any]) -> Any:
 
 
 def _read_package_table() -> dict[str, Any]:
-    """Return the table ``[tool.shiplap.package]`` of the project in the working folder, where PEP 517 runs a hook."""
+    """Return the table ``[tool.shiplap.package]`` of the ``pyproject.toml`` in the working folder, where PEP 517 runs a
+    hook. Raise SL308 if it is missing or wrong.
+    """
     path = Path("pyproject.toml")
     try:
+        # NAMED: the sources of a project may belong to another user than the one who builds.
         asked: Any = tomllib.loads(safe_io.read_file(path, LIMIT, safe_io.NAMED).decode())
     except (OSError, ValueError, RecursionError) as e:
         raise _table_error(safe_io.unsafe_reason(e)) from None
@@ -108,7 +116,7 @@ def _read_package_table() -> dict[str, Any]:
 
 
 def _table_error(got: str) -> Exception:
-    """Return SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
+    """Return the error SL308 about ``[tool.shiplap.package]`` in pyproject.toml, with the defect in ``got``."""
     return error(
         "SL308",
         where=str(Path("pyproject.toml").absolute()),

@@ -76,7 +76,8 @@ NO_EXTRAS = PackageExtras()
 
 
 def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Import ``modules`` and put into each of their packages the bindings of the ops that it declares.
+    """Import ``modules``, put into each of their packages the native bindings of the ops that it declares, and return
+    the contents of each package.
 
     Args:
         modules: the modules that declare ops, such as ``mylib.ops``.
@@ -92,6 +93,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         TuneError: SL609 for a table that is damaged or was made for another version of an op.
         LaunchError: SL619 for a Triton kernel that generated C++ cannot launch.
     """
+    # The import declares the ops, which are listed only then.
     packages = dict.fromkeys(_import_top_package(name, within) for name in modules)
     ops = {package: [op for op in registry.declared_op_list() if _top_package(op) == package] for package in packages}
     if not any(ops.values()):
@@ -107,6 +109,7 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         (extras.tuned, any(each.choices for each in filled), "choices for an op of the package"),
         (extras.cubins, any(each.cubins for each in filled), "calls on CUDA of an op with an sl.triton kernel"),
     ):
+        # An extra that is for nothing in the package is a mistake of the caller.
         if given and not added:
             where = str(extras.tuned if given is extras.tuned else extras.calls)
             raise error("SL308", where=where, got="nothing that is for this package", expected=what)
@@ -114,9 +117,12 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
 
 
 def _import_top_package(name: str, within: Path) -> str:
-    """Import the module ``name``, and return its top package."""
+    """Import the module ``name`` and return its top package. Raise SL601 if the import fails, SL308 if the package is a
+    single file or lies outside ``within``.
+    """
     try:
         import_module(name)
+    # The module is foreign code, whose import may raise anything.
     except Exception as e:
         raise error("SL601", where=name, got=f"{type(e).__name__}: {e}", expected="a module of the wheel") from e
     package = name.partition(".")[0]
@@ -130,6 +136,7 @@ def _import_top_package(name: str, within: Path) -> str:
             expected="a package: a folder that can hold libraries",
             fix=f"make {package}.py the file {package}/__init__.py",
         )
+    # Bindings would be written into the installed package, and be missing in the wheel.
     if not any(root.is_relative_to(within.resolve()) for root in roots):
         raise error(
             "SL308",
@@ -142,11 +149,14 @@ def _import_top_package(name: str, within: Path) -> str:
 
 
 def _top_package(op: Op) -> str:
+    """Return the top package of the module in which an op is declared."""
     return op.reference.__module__.partition(".")[0]
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write bindings, libraries, tuned choices and cubins into one package, and return its contents."""
+    """Write bindings, libraries, tuned choices and cubins of ``ops`` into the package's folder below ``within``, and
+    return its contents.
+    """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
     libraries = sorted(
@@ -160,6 +170,7 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
     folder = root / FOLDER
     # An earlier run may have left bindings of ops that are no longer declared.
     shutil.rmtree(folder, ignore_errors=True)
+    # Before the plans: a binding opens the libraries of its kernels.
     libraries += sorted(_copy_compiled_sources(ops, folder, root))
     plans: dict[str, LibraryPlan] = {}
     bound, left_out = [], []
@@ -183,7 +194,9 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile into ``folder`` the forms of ``sl.triton`` kernels that the recorded calls need."""
+    """Compile the forms of the ops' ``sl.triton`` kernels that the recorded calls need, write them to ``folder``, and
+    return pairs (kernel, architecture).
+    """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
     for call in calls:
@@ -191,6 +204,7 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
             op = named[call.op]
             compile_call(
                 op,
+                # On the CPU: sizes, dtypes and strides decide a form, and no GPU is needed.
                 Inputs(op, call.parsed, "cpu", SEED).call,
                 extras.cubins,
                 packaged_choices.packaged_kernels(folder, op),
@@ -202,12 +216,13 @@ def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> l
 
 
 def _native_forms(op: Op) -> list[NativeForm]:
+    """Return the native forms (library, symbol, layout demands) of all kernels of an op, each once."""
     return list({id(k.native): k.native for ks in op.kernels.values() for k in ks if k.native is not None}.values())
 
 
 def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
-    """Return the library of a kernel relative to the package. It has to be in the package and to fit the
-    declaration.
+    """Return the path of a kernel's library relative to the package folder ``root``. Raise SL308 if it lies outside,
+    SL401 to SL403 if it does not fit the declaration.
     """
     path = form.library.resolve()
     if not path.is_relative_to(root):
@@ -219,12 +234,15 @@ def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
             fix="build the library into the package, and pass sl.cabi(Path(__file__).with_name('lib....so'), ...)",
         )
     locate_library(path)
+    # Raises SL403 now for a library that was built for another declaration.
     load_symbol(form)
     return str(path.relative_to(root))
 
 
 def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[str]:
-    """Compile the sources of the kernels of ``ops`` and copy the libraries. Return their paths in the package."""
+    """Compile the source kernels of ``ops`` and copy their libraries below ``folder``. Return the libraries' paths
+    relative to the package folder ``root``.
+    """
     copied = set()
     for op in ops:
         compile_sources(op)
@@ -233,6 +251,7 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
                 built = locate_library(form.library)
                 place = folder / built.parent.name
                 place.mkdir(parents=True, exist_ok=True)
+                # Without the keyed seal, which only the building user could check.
                 for name in (LIBRARY, SEAL, built.name):
                     safe_io.copy_whole(built.with_name(name), place / name)
                 copied.add(str((place / built.name).relative_to(root)))
@@ -240,8 +259,11 @@ def _copy_compiled_sources(ops: Sequence[Op], folder: Path, root: Path) -> set[s
 
 
 def _copy_binding(plan: LibraryPlan, folder: Path) -> None:
-    """Copy the library of ``plan``, compiled or from the cache, with its seal and manifest."""
+    """Compile the library of ``plan``, unless it is in the cache, and copy it with its seal and a manifest into
+    ``folder``.
+    """
     binding.compile_plan(plan, next(e.op for e in plan.entries.values()))
+    # It must not exist: the folder of earlier bindings was removed.
     folder.mkdir(parents=True)
     for name in (LIBRARY, SEAL):
         safe_io.copy_whole(plan.place / name, folder / name)

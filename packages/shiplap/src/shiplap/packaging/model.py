@@ -93,6 +93,7 @@ def package_model(
         LibraryError: SL408 for a compiler that links the C++ runtime into libraries, where these end the process.
         CommandError: SL602 if the file cannot be written.
     """
+    # First, since the compilation takes minutes and an op may be refused at once.
     ops = _ops_to_pack(program)
     _compile_forms(program, tuple(architectures) or _current_architecture())
     target = Path(path)
@@ -113,7 +114,9 @@ def package_model(
 def _describe(
     program: torch.export.ExportedProgram, ops: Iterable[Op], options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return what a package says of itself: release, processor, ops, and the inputs with the bounds of their sizes."""
+    """Return the metadata of a package by name: release of torch, processor, ops, and the inputs with the bounds of
+    their sizes.
+    """
     ranges = {str(symbol): f"{bound.lower}..{bound.upper}" for symbol, bound in program.range_constraints.items()}
     inputs = {
         name: f"{str(held.dtype).removeprefix('torch.')} [{', '.join(ranges.get(str(n), str(n)) for n in held.shape)}]"
@@ -131,13 +134,14 @@ def _describe(
 
 
 def _inputs_of(program: torch.export.ExportedProgram) -> dict[str, Any]:
-    """Return the inputs that a caller passes, by name: fake tensors, and other values."""
+    """Return the inputs that a caller of the program passes, by name: fake tensors, and other values."""
     placed = {n.name: node_value(n) for n in program.graph.find_nodes(op="placeholder")}
     return {name: placed[name] for name in program.graph_signature.user_inputs if name in placed}
 
 
 def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | None:
-    """Return what the front library checks of inputs before the model reads them. None where one is no tensor.
+    """Return the facts that the front library checks of inputs before the model reads them: rank, contiguity, equal
+    sizes. None where an input is no tensor.
 
     The model's own checks take their number and their axes for granted, and sizes that one symbol names for equal.
     """
@@ -151,15 +155,15 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
             (name, held.dim(), "true" if list(map(str, rows)) == list(map(str, held.stride())) else "false")
         )
         for d, size in enumerate(held.shape):
+            # One symbol means equal sizes, which the model takes for granted.
             if not isinstance(size, int) and (before := first.setdefault(str(size), (i, d))) != (i, d):
                 same.append((i, d, *before))
     return {"tensors": described, "same": same}
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
-    """Raise SL408 if torch's own package has a second C++ runtime, and ends a process that loads it.
-
-    Some compilers link the C++ runtime into every library. Only such a package is loaded, in a process of its own.
+    """Raise SL408 if torch's package contains a second C++ runtime, which some compilers link into every library, and
+    ends a process that loads it. Such a package is loaded in a child process to find out.
     """
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _model_names(archive)):
@@ -180,7 +184,9 @@ def _refuse_broken(package: Path, target: Path) -> None:
 
 
 def _shares_the_runtime(library: bytes) -> bool:
-    """Return whether a library loads a C++ runtime, instead of containing one."""
+    """Whether the ELF library with this content loads a C++ runtime, instead of containing one. False for a damaged
+    file.
+    """
     try:
         needed, _ = read_requirements(io.BytesIO(library))
     except DAMAGED:
@@ -189,25 +195,28 @@ def _shares_the_runtime(library: bytes) -> bool:
 
 
 def _model_names(archive: zipfile.ZipFile) -> list[str]:
-    """Return the names of the models in a package."""
+    """Return the names of the compiled models in a package's archive."""
     return [name for name in archive.namelist() if MODELS in f"/{name}" and name.endswith(".so")]
 
 
 def _ops_to_pack(program: torch.export.ExportedProgram) -> list[Op]:
-    """Return the ops of the program that its package has to contain. SL307 for an op that only Python can run."""
+    """Return the declared ops of the program that its package has to contain, sorted by name. Raise SL307 for an op
+    that only Python can run.
+    """
     needed: dict[str, Op] = {}
     for op, node in _op_calls(program):
         call = _bind_node(op, node)
         templates = call is not None and op.templates.get(call.device.type)
         if call is not None and not templates:
             refuse_python_in_package(op, call)
+        # A template is in the model itself and needs no library.
         if op.spec.name not in needed and not (templates and _cannot_bind(op)):
             needed[op.spec.name] = op
     return [needed[name] for name in sorted(needed)]
 
 
 def _current_architecture() -> tuple[int, ...]:
-    """Return the architecture of the current device, if there is one."""
+    """Return the architecture of the current CUDA device, such as 90, in a tuple, empty without a device."""
     if not torch.cuda.is_available():
         return ()
     major, minor = torch.cuda.get_device_capability()
@@ -215,18 +224,22 @@ def _current_architecture() -> tuple[int, ...]:
 
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
-    """Compile the kernels of ``sl.triton`` for the calls of the program."""
+    """Compile the ``sl.triton`` kernels for the calls of the program on these architectures, with concrete sizes in
+    place of symbols.
+    """
     for op, node in _op_calls(program) if architectures else ():
         if not launched_kernels(op):
             continue
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
+        # A symbolic size stands for calls that need several forms.
         for call in concrete_calls(op.spec.complete(args, kwargs)):
             with suppress(ArgumentError):  # sizes that the declaration excludes: no call has them
                 compile_call(op, op.bind(call), architectures)
 
 
 def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]:
-    """Yield the calls of declared ops, those in branches and loops included."""
+    """Yield the calls of declared ops in the program as pairs (op, node), those in branches and loops included."""
+    # Branches and loops are graph modules of their own.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             op = registry.find_declared_op(operator_name(node.target)) if overload_of(node) is not None else None
@@ -235,7 +248,9 @@ def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]
 
 
 def _bind_node(op: Op, node: Any) -> Any:
-    """Return the call with the program's own fake tensors, or None if they do not fit the declaration."""
+    """Return the bound call of a node with the program's own fake tensors, or None if they do not fit the
+    declaration.
+    """
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
         return op.bind(op.spec.complete(args, kwargs))
@@ -244,7 +259,7 @@ def _bind_node(op: Op, node: Any) -> Any:
 
 
 def _cannot_bind(op: Op) -> bool:
-    """Return whether generated C++ cannot bind the op. Its template is then packaged alone, inside the model."""
+    """Whether generated C++ cannot bind the op. Its template is then packaged alone, inside the model."""
     try:
         make_plan(op)
     except ShiplapError:
@@ -256,7 +271,9 @@ def _cannot_bind(op: Op) -> bool:
 
 
 def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Path, checks: Mapping[str, Any]) -> Path:
-    """Return ``package`` with a library in front of each of its models, and ``ops`` beside it."""
+    """Return a copy of ``package`` in the folder ``scratch`` with a front library in place of each model, the models
+    under other names, and the library of ``ops`` beside them.
+    """
     made = scratch / f"carrying-{package.name}"
     beside = {} if ops is None else {ops.name: ops.library, **ops.kernels}
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
@@ -267,6 +284,7 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
         for info in source.infolist():
             if info.filename not in models:
                 _add_aligned(target, info.filename, source.read(info))
+        # Beside each model, since the front library looks in its own folder.
         for folder in dict.fromkeys(PurePosixPath(name).parent for name in models):
             for name, path in beside.items():
                 _add_aligned(target, str(folder / name), path.read_bytes())
@@ -282,8 +300,11 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
 
 
 def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a file uncompressed, and aligned as torch's own writer aligns, because a reader may map it."""
+    """Add a file to an archive uncompressed, at an offset that is a multiple of 64 bytes as torch's own writer has it,
+    because a reader may map it.
+    """
     info = zipfile.ZipInfo(name)
+    # A local header has 30 bytes, the name and the extra field, whose own header has 4.
     start = (target.fp.tell() if target.fp is not None else 0) + 30 + len(name.encode()) + 4
     # Readers skip extra fields that they do not know, so the padding may stand in one.
     padding = -start % ALIGNMENT
@@ -292,7 +313,9 @@ def _add_aligned(target: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[str, Any]) -> Path:
-    """Compile the library that replaces ``model``, with a function for each that the model exports."""
+    """Return the compiled library that replaces ``model``: it loads the ops, then the model, and exports the model's
+    functions. SL405 if the compiler fails.
+    """
     source, made = model.with_suffix(".front.cpp"), model.with_suffix(".front")
     functions = _exported_functions(model)
     words = {"ops": ops, "model": f"{model.name}.model", "features": processor_features(), **checks}
@@ -312,7 +335,7 @@ def _compile_front_library(model: Path, ops: str, where: str, checks: Mapping[st
 
 
 def _exported_functions(library: Path) -> list[str]:
-    """Return the C functions of a model that a loader may look up."""
+    """Return the names of the C functions of a model that a loader may look up, sorted. SL405 for a damaged library."""
     try:
         with library.open("rb") as file:
             tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, SymbolTableSection)]
@@ -320,9 +343,11 @@ def _exported_functions(library: Path) -> list[str]:
     except DAMAGED as e:
         got, expected = f"a damaged library: {e}", "a model as torch has compiled it"
         raise error("SL405", where=str(library), got=got, expected=expected, fix="make the package again") from None
+    # A loader looks up these functions alone.
     return sorted(name for name in names if name.startswith("AOTInductor"))
 
 
 def _defined_functions(table: SymbolTableSection) -> Iterable[Any]:
+    """Return the symbols of a table that are functions which the library defines."""
     symbols: Iterable[Any] = table.iter_symbols()
     return (s for s in symbols if s["st_info"]["type"] == "STT_FUNC" and s["st_shndx"] != "SHN_UNDEF")

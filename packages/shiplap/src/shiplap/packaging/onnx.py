@@ -85,22 +85,28 @@ class FunctionForm:
 
     @property
     def name(self) -> str:
-        """The name of the function, with a digest of all that its body fixes."""
+        """The name of the ONNX function for this form: the op's, with a digest of all values, dtypes and sizes that the
+        body fixes.
+        """
         sizes = [
             (str(t.dtype), [s if i not in dims else "varies" for i, s in enumerate(t.shape)]) for t, dims in self.inputs
         ]
+        # Calls of one form share a function, and two forms never do.
         digest = hashlib.sha256(repr((self.values, sizes)).encode()).hexdigest()[:8]
         return f"{self.op.spec.stem}_{digest}"
 
     @property
     def any_size(self) -> FunctionForm:
-        """The form for tensors like these of any sizes."""
+        """The form for tensors of these ranks and dtypes with any sizes, with the same values otherwise."""
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
-        """Call the reference with this form's values and with ``tensors``."""
+        """Return the result of the op's reference with this form's values and with ``tensors`` at their positions."""
 
         def filled(value: Any) -> Any:
+            """Return ``value``, an argument of the form, with the given tensors, or the numbers in them, in place of
+            each ``InputNumber``.
+            """
             if isinstance(value, tuple):
                 return [filled(v) for v in value]
             if not isinstance(value, InputNumber):
@@ -157,6 +163,9 @@ class _Converter:
     """
 
     def __init__(self, opset: int | None, checks: bool) -> None:
+        """Start a model without functions. ``opset`` is the version of the operators, ``checks`` whether the
+        references' checks of data are kept.
+        """
         self.opset, self.checks = opset, checks
         self.operators = OperatorTable()
         self.functions: dict[Any, Any] = {}
@@ -165,7 +174,9 @@ class _Converter:
         self.ops: set[str] = set()
 
     def convert(self, program: torch.export.ExportedProgram, where: str, *, optimize: bool = True) -> Any:
-        """Return torch's ONNX program with a function for each form of a declared op."""
+        """Return torch's ONNX program of ``program``, in which each call of a declared op is a node of its own. The
+        functions of the nodes are added to ``functions``. SL321 if an operator has no form.
+        """
         calls: dict[Any, deque[FunctionForm]] = {}
         forms: list[FunctionForm] = []
         for node in program.graph.nodes:
@@ -173,6 +184,7 @@ class _Converter:
             if op is not None:
                 forms.append(_form_of_call(op, node))
                 calls.setdefault(node.target, deque()).append(forms[-1])
+        # Before the export, whose translation of a call needs the name of its function.
         self._add_forms(forms)
         table = {**self.operators.translations, **{op: _translation(queue, self.names) for op, queue in calls.items()}}
         try:
@@ -193,7 +205,7 @@ class _Converter:
         return model
 
     def _add_forms(self, forms: Iterable[FunctionForm]) -> None:
-        """Make the functions of the forms that have none. SL321 names all ops for which there is none."""
+        """Make the ONNX functions of the forms that have none. SL321 names all ops for which none can be made."""
         alike: dict[str, list[FunctionForm]] = {}
         for form in forms:
             if form.name not in self.names:
@@ -217,7 +229,7 @@ class _Converter:
             raise failure
 
     def _make_general(self, forms: Sequence[FunctionForm]) -> bool:
-        """Make one function for forms that differ in sizes, and return whether there is one."""
+        """Make one function for all of ``forms``, which differ in sizes alone. Return whether that worked."""
         like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
         if like is None:
             return False
@@ -227,13 +239,17 @@ class _Converter:
             try:
                 self._make_functions(general)
             except ShiplapError:
+                # A failed attempt leaves no functions behind.
                 self.functions = before
                 return False
         self.names.update(dict.fromkeys([general.name, *(form.name for form in forms)], general.name))
         return True
 
     def _make_functions(self, form: FunctionForm) -> None:
-        """Make the function of ``form``, and those that its body calls."""
+        """Make the ONNX function of ``form``, and those that its body calls. SL321 if the reference cannot be
+        traced.
+        """
+        # Zeros are valid numbers for any dtype; the values are not part of the trace.
         examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
         varying = tuple([dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for _, dims in form.inputs])
         finder = PathFinder(form.call_reference, examples, varying)
@@ -249,7 +265,9 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
-        """Add the function of a reference's path: one body, or a choice between two."""
+        """Add the function ``name`` for one path of a reference: a single body, or, for a condition on data, a
+        condition, two branches and a choice between them.
+        """
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
             return
@@ -267,7 +285,7 @@ class _Converter:
         self.functions[function.identifier()] = function
 
     def _add_function(self, form: FunctionForm, name: str, body: torch.export.ExportedProgram) -> None:
-        """Add the function of one traced body."""
+        """Add the ONNX function ``name`` with the traced program ``body`` as its body."""
         # Optimization is the runtime's task, which inlines the function first.
         inner = self.convert(body, form.op.spec.name, optimize=False).model
         function = function_of_graph(form.op.spec.namespace, name, inner.graph)
@@ -277,15 +295,18 @@ class _Converter:
 
 
 def _first_reason(e: BaseException) -> str:
-    """Return the innermost cause of torch's error, which is the one that names the operator."""
+    """Return the first line of the innermost cause of torch's error, which is the one that names the operator."""
     while e.__cause__ is not None:
         e = e.__cause__
     return first_line(e)
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
-    """Return the form of a call in an exported graph, or raise where no form can express the call."""
+    """Return the form of a call in an exported graph: values and example tensors. Raise SL321 where no form can express
+    the call.
+    """
     spec = op.spec
+    # ONNX functions have no writes.
     if any(arg.mutated for arg in spec.args):
         raise _no_form(op, "it writes to an argument", "an op that returns its results")
     given: tuple[Any, Any] = node.args, node.kwargs
@@ -293,6 +314,9 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
+        """Return ``value``, an argument of the call, with ``InputNumber`` in place of tensors and computed numbers,
+        whose fakes are collected in order.
+        """
         if isinstance(value, (list, tuple)):
             return tuple([numbered(v) for v in value])
         held = node_value(value) if isinstance(value, Node) else value
@@ -312,7 +336,7 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield the values at the places where ``form`` has a tensor."""
+    """Yield those of ``values``, also in lists, at whose places ``form`` has a tensor, in order."""
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
             yield value
@@ -321,9 +345,15 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
 
 
 def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function that the exporter calls for each call of one op, in the order of the graph."""
+    """Return the function that torch's exporter calls for each call of one op, in the order of the graph, in which
+    ``queue`` has their forms.
+    """
 
     def translate(*args: Any, **kwargs: Any) -> Any:
+        """Return the ONNX node for the next call of the op in the graph, made from the exporter's values of its
+        arguments.
+        """
+        # The exporter translates the calls in the order of the graph, in which the forms are queued.
         form = queue.popleft()
         op = form.op
         inputs = list(_flat_inputs(op.spec.complete(args, kwargs), form.values))
@@ -333,4 +363,5 @@ def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callab
 
 
 def _no_form(op: Op, got: str, expected: str) -> ShiplapError:
+    """Return the error SL321 of an op that has no form in ONNX."""
     return error("SL321", where=op.spec.name, got=got, expected=expected)

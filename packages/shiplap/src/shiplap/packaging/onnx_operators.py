@@ -64,12 +64,14 @@ NAME (value, holds) => (result)
 
 @torch.library.custom_op("shiplap_onnx::checked", mutates_args=())
 def checked(value: Tensor, holds: Tensor, message: str) -> Tensor:
-    """Return ``value``. In ONNX, reading the result fails with ``message`` where ``holds`` is false."""
+    """Return a copy of ``value``. In ONNX, reading the result fails with ``message`` where ``holds`` is false."""
+    # torch demands that a custom op returns no alias of its argument.
     return value.clone()
 
 
 @checked.register_fake
 def _(value: Tensor, holds: Tensor, message: str) -> Tensor:
+    """Return an empty tensor of the shape and dtype of ``value``: the fake implementation of ``checked``."""
     return torch.empty_like(value)
 
 
@@ -77,6 +79,7 @@ class OperatorTable:
     """Translations of operators for one model, and the helper functions that it needs, as texts by name."""
 
     def __init__(self) -> None:
+        """Set the translations of operators that torch's exporter lacks. No helper function is needed yet."""
         self.functions: dict[str, str] = {}
         aten = torch.ops.aten
         self.translations: dict[Any, Callable[..., Any]] = {
@@ -91,7 +94,7 @@ class OperatorTable:
         }
 
     def add_functions(self, model: Any) -> None:
-        """Add the helper functions that translated calls need to a model of ``onnx_ir``."""
+        """Add to a model of ``onnx_ir`` the helper functions that translated calls need."""
         import onnx.parser
         import onnx_ir
 
@@ -103,7 +106,9 @@ class OperatorTable:
 
 
 def _search(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the translation of searchsorted: a function of its own that bisects in a loop."""
+    """Return the translation of searchsorted to a helper function that bisects in a loop. The helper is added to
+    ``functions`` when it is used.
+    """
 
     def search(
         keys: Any,
@@ -114,8 +119,10 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         side: str | None = None,
         sorter: Any = None,
     ) -> Any:
+        """Return the ONNX values for searchsorted: for each of ``wanted`` the position in the sorted ``keys``."""
         op = _operators()
 
+        # The binary search is written for one sorted list.
         if keys.shape is None or len(keys.shape) != 1:
             raise NotImplementedError("searchsorted with more than one axis of keys")
         name = "searchsorted_right" if right or side == "right" else "searchsorted_left"
@@ -130,7 +137,7 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
 
 
 def call_node(domain: str, name: str, inputs: int, outputs: int) -> Any:
-    """Return a function that makes a node of ``domain`` with that many inputs and outputs of any type."""
+    """Return a function that makes an ONNX node ``domain::name`` with that many inputs and outputs of any type."""
     from onnx.defs import OpSchema
     from onnxscript.values import Op, Opset
 
@@ -151,14 +158,14 @@ _TENSOR_TYPES = [f"tensor({element})" for element in _ELEMENTS.split()]
 
 
 def _operators() -> Any:
-    """Return ONNX's operators; onnxscript types them by dtypes, which are not known here."""
+    """Return onnxscript's ONNX operators as Any, since they are typed by dtypes, which are not known here."""
     from onnxscript import opset18
 
     return opset18
 
 
 def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """Translate a sort, which is stable."""
+    """Translate torch's stable sort to TopK, which takes equal values in the order of their indices."""
     op = _operators()
 
     # Of equal values TopK takes the one with the lower index first.
@@ -169,12 +176,14 @@ def _sort(self: Any, *, stable: bool | None = None, dim: int = -1, descending: b
 def _unique_rows(
     self: Any, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    """Translate torch.unique along an axis."""
+    """Translate torch.unique along an axis: the unique rows, the inverse indices and the counts."""
     return _unique(self, axis=dim)
 
 
 def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Translate torch.unique without an axis."""
+    """Translate torch.unique without an axis: the unique values, the inverse indices in the shape of ``self``, and the
+    counts.
+    """
     op = _operators()
 
     values, inverse, counts = _unique(self)
@@ -182,7 +191,7 @@ def _unique_values(self: Any, sorted: bool = True, return_inverse: bool = False,
 
 
 def _unique(self: Any, **axis: int) -> Any:
-    """Return the unique values, their places and their counts."""
+    """Return the ONNX values for the unique values of ``self``, sorted, the inverse indices and the counts."""
     op = _operators()
 
     # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
@@ -193,7 +202,9 @@ def _unique(self: Any, **axis: int) -> Any:
 
 
 def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """Translate torch.any, which is false of no elements."""
+    """Translate torch.any over all dims, one or several, to a sum that is compared with 0, so that the result for no
+    elements is false.
+    """
     op = _operators()
 
     # torch's translation takes a maximum, which of no elements is not 0.
@@ -203,9 +214,12 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the function that adds a check, which fails with its message when the model runs."""
+    """Return the translation of ``checked`` to a helper function that fails with its message when the model runs. The
+    helper is added to ``functions`` when it is used.
+    """
 
     def check(value: Any, holds: Any, message: str) -> Any:
+        """Return the ONNX value of ``value`` behind a check that ``holds`` is true."""
         name = f"check_{hashlib.sha256(message.encode()).hexdigest()[:8]}"
         functions[name] = _CHECK.replace("NAME", name).replace("MESSAGE", json.dumps(message, ensure_ascii=False))
         return call_node(DOMAIN, name, 2, 1)(value, holds)
@@ -217,13 +231,14 @@ def _check(functions: dict[str, str]) -> Callable[..., Any]:
 
 
 def function_of_graph(domain: str, name: str, graph: Any) -> Any:
-    """Return a function of ``onnx_ir`` with ``graph`` as its body. Its initializers become constants."""
+    """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. Its initializers become constants."""
     import onnx_ir
 
     first = next(iter(graph), None)
     for value in [graph.initializers.pop(name) for name in list(graph.initializers)]:
         constant = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", value.const_value)])
         onnx_ir.convenience.replace_all_uses_with(value, constant.outputs[0], replace_graph_outputs=True)
+        # An empty graph has no node to insert before.
         if first is None:
             graph.append(constant)
         else:
@@ -232,7 +247,9 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return the function ``name``, which calls ``name_1`` where ``name_if`` is true and otherwise ``name_0``."""
+    """Return an ``onnx_ir`` function ``name``, which calls ``name_1`` where ``name_if`` returns true and otherwise
+    ``name_0``.
+    """
     import onnx.parser
     import onnx_ir
 

@@ -64,10 +64,12 @@ class _Module(torch.nn.Module):
     """A function as a module."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
+        """Keep the function ``call``, which the module's ``forward`` calls."""
         super().__init__()
         self.call = call
 
     def forward(self, *tensors: Tensor) -> Any:
+        """Return the function's result for ``tensors``."""
         return self.call(*tensors)
 
 
@@ -81,16 +83,20 @@ class _Trace:
     """
 
     def __init__(self, call: Callable[..., Any], answers: Sequence[bool], finish: Finish) -> None:
+        """Prepare one trace of ``call``, whose conditions on data get ``answers`` in turn."""
         self.call, self.answers, self.finish = call, answers, finish
         self.asked, self.guessed = 0, False
         self.raised: Exception | None = None
 
     def run(self, *tensors: Tensor) -> Any:
-        """Call the reference with the answers of this trace, and record what it asks."""
+        """Return ``finish`` of the reference's results, computed with the answers of this trace, and record how many
+        conditions it asks and the error that it raises.
+        """
         with DecideConditions(self.answers, MAX_CONDITIONS, UNKNOWN) as conditions:
             try:
                 results = self.call(*tensors)
             except Exception as e:
+                # An error of the trace itself is no behaviour of the reference.
                 self.raised = e if _raised_outside_torch(e) else None
                 raise
             finally:
@@ -99,7 +105,7 @@ class _Trace:
 
 
 def _raised_outside_torch(e: Exception) -> bool:
-    """Return whether an exception was raised by code outside of torch: by the reference, and not by its trace."""
+    """Whether an exception was raised by code outside of torch: by the reference itself, and not by its trace."""
     trace = e.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -116,27 +122,36 @@ class PathFinder:
     """
 
     def __init__(self, call: Callable[..., Any], examples: tuple[Tensor, ...], shapes: Any) -> None:
+        """Keep the reference, its example tensors and their varying dims. No path has been traced."""
         self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
 
     def find(self, answers: tuple[bool, ...] = ()) -> Path:
-        """Return the tree of paths behind ``answers``. Raise UntraceableReference if there are too many."""
+        """Return the tree of all paths of the reference that begin with ``answers`` to its conditions. Raise
+        UntraceableReference if there are more than 32.
+        """
         self.paths += 1
         if self.paths > MAX_PATHS:
             raise UntraceableReference(f"its data decide more than {MAX_PATHS} ways through it")
         end, asked = self._run(answers)
+        # From the last condition upwards, so that the paths behind a condition are joined before it.
         for number in reversed(range(len(answers), asked)):
             before = answers + (False,) * (number - len(answers))
             end = _join(number, before, end, self.find((*before, True)))
         return end
 
     def program(self, answers: tuple[bool, ...], finish: Finish) -> Any:
-        """Return the exported program of one path."""
+        """Return the exported program of the path with these answers. ``finish`` makes its results from those of the
+        reference and its conditions.
+        """
         return self._export(_Trace(self.call, answers, finish))
 
     def _run(self, answers: tuple[bool, ...]) -> tuple[Path, int]:
-        """Return the end of the path whose further answers are False, and the number of conditions on it."""
+        """Return the end of the path that begins with ``answers`` and goes on with False, and the number of conditions
+        on it.
+        """
 
         def stop(results: Any, asked: list[Any]) -> Any:
+            """Raise ``_Finished``, which ends the trace of a path whose program is not wanted."""
             raise _Finished
 
         trace = _Trace(self.call, answers, stop)
@@ -145,33 +160,39 @@ class PathFinder:
         except Exception as e:
             if trace.raised is not None:
                 return Raised(_text_of(trace.raised)), trace.asked
+            # The wanted end is an exception as well, which torch may have wrapped.
             if not _is_finished(e):
                 raise
+        # The number was a guess, so the traced path need not be the real one.
         if trace.guessed:
             raise UntraceableReference("it reads a number of a tensor in Python; keep it a tensor, or use item()")
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
+        """Return the exported program of one trace, for sizes from 0 on."""
         with sizes_from_zero():
             return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
 
 
 def _is_finished(e: BaseException | None) -> bool:
-    """Whether an error goes back to the end of a trace."""
+    """Whether an error was caused, directly or not, by the wanted end of a trace."""
     while e is not None:
         if isinstance(e, _Finished):
             return True
+        # torch raises errors of its own around that of the function.
         e = e.__cause__ or e.__context__
     return False
 
 
 def _text_of(e: Exception) -> str:
+    """Return the text of an error of the reference, at most 200 characters in one line, without numbers of the data."""
     text = f"{e.id}: {e.got or e.what}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
+    # The number stood for one of the data.
     return " ".join(text.replace(str(UNKNOWN), "?").split())[:200]
 
 
 def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path) -> Path:
-    """Return the path from a condition on: a check where one answer raises, a branch where both return."""
+    """Return the path from condition ``number`` on: a check where one answer raises, a branch where both return."""
     if isinstance(if_true, Raised):
         return if_false if isinstance(if_false, Raised) else _add_check(if_false, (number, False, if_true.message))
     if isinstance(if_false, Raised):
@@ -180,7 +201,7 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
-    """Return a path with one check more on each way that returns."""
+    """Return a path with ``check`` added in front on each way that returns."""
     if isinstance(path, Branch):
         return Branch(path.number, path.answers, _add_check(path.if_false, check), _add_check(path.if_true, check))
     assert isinstance(path, Returned)
@@ -188,9 +209,10 @@ def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
 
 
 def with_checks(path: Returned) -> Finish:
-    """Return what ends the trace of a path: an assertion for each check of it."""
+    """Return a function that ends the trace of a path: it adds an assertion for each check and returns the results."""
 
     def finish(results: Any, asked: list[Any]) -> Any:
+        """Add an assertion for each check of the path to the graph, and return ``results``."""
         for number, answer, message in path.checks:
             condition = condition_tensor(asked[number])
             assert_in_graph(condition if answer else ~condition, message)
@@ -200,7 +222,7 @@ def with_checks(path: Returned) -> Finish:
 
 
 def condition_tensor(condition: Any) -> Tensor:
-    """Return a condition as a bool tensor without axes."""
+    """Return a condition, a tensor or a symbolic bool, as a bool tensor without axes."""
     if not isinstance(condition, Tensor):
         return number_as_tensor(torch.sym_ite(condition, 1, 0)) != 0
     return condition.reshape(()) != 0

@@ -24,11 +24,12 @@ CXX = ((19, 17), (22, 24), (24, 28), (28, 31), (29, 34), (30, 35), (33, 39))
 
 
 def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
-    """Return ``(tag, reason)``: the oldest manylinux that provides everything that ``libraries`` need.
+    """Return the platform tag of a wheel with ``libraries``, the oldest manylinux tag that provides all they need, and
+    an empty text. Else return a linux tag and the reason.
 
     The tag is ``linux_<machine>``, which package indexes refuse, with the reason, if a library needs something else.
     """
-    minor = 17
+    minor = 17  # manylinux_2_17 is manylinux2014
     for path in libraries:
         try:
             with path.open("rb") as file:
@@ -49,7 +50,9 @@ def platform_tag(libraries: Iterable[Path]) -> tuple[str, str]:
 
 
 def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
-    """Return the libraries that ``library`` needs, and the versions of their symbols."""
+    """Return the names of the libraries that an ELF file needs, and the symbol versions, such as ``GLIBC_2.28``, that
+    it needs of them.
+    """
     needed, versions = list[str](), list[str]()
     for section in ELFFile(library).iter_sections():
         if isinstance(section, DynamicSection):
@@ -60,17 +63,18 @@ def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
 
 
 def _printable_name(name: str) -> str:
-    """Return a name from a wheel without characters that control the terminal."""
+    """Return a name from a wheel as it may be printed, with characters that control the terminal escaped."""
     return name if name.isprintable() else ascii(name)
 
 
 def _glibc_minor(version: str) -> int:
-    """Return M of the C library 2.M that comes with a version such as ``GLIBCXX_3.4.30``. ValueError for a newer
-    version.
+    """Return M of the C library 2.M that comes with a symbol version such as ``GLIBCXX_3.4.30``, 0 for another symbol.
+    ValueError for a newer version.
     """
     if match := re.match(r"GLIBC_2\.(\d+)", version):
         return int(match[1])
     if match := re.match(r"GLIBCXX_3\.4\.(\d+)", version):
+        # The first distribution whose C++ library has this version decides the C library.
         known = [minor for newest, minor in CXX if int(match[1]) <= newest]
         if not known:
             raise ValueError(version)

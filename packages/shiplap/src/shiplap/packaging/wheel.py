@@ -74,7 +74,8 @@ class PackedWheel:
 
 
 def package(request: WheelRequest, say: Callable[[str], None] = lambda line: None) -> PackedWheel:
-    """Compile the native bindings of the ops in a wheel, and write a wheel that contains them.
+    """Compile the native bindings of the ops in a wheel, write a wheel that contains them, and return its path and
+    contents.
 
     The new wheel has a platform tag. If its name differs from the old name and both wheels would be in one folder, the
     old wheel is removed.
@@ -91,6 +92,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
     if not request.wheel.exists():
         fix = "pass the path of a wheel, such as one that 'python -m build' wrote to dist/"
         raise error("SL310", where=str(request.wheel), got="No such file or directory", expected="a wheel", fix=fix)
+    # The tags are a part of the name, which the new wheel takes over.
     name = _NAME.fullmatch(request.wheel.name)
     if name is None:
         raise _not_a_wheel(request.wheel, f"the name {request.wheel.name}")
@@ -102,6 +104,7 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
             expected="a tag such as manylinux_2_28_x86_64",
             fix="pass --platform with a tag of lower-case letters, digits and underscores",
         )
+    # Before anything is unpacked or compiled.
     _check_extras(request)
     with tempfile.TemporaryDirectory(prefix="shiplap-wheel-") as scratch:
         unpacked = Path(scratch)
@@ -121,7 +124,9 @@ def package(request: WheelRequest, say: Callable[[str], None] = lambda line: Non
 
 
 def _check_extras(request: WheelRequest) -> None:
-    """Raise SL308 for architectures without calls or calls without architectures, and for an invalid architecture."""
+    """Raise SL308 for architectures without calls, calls without architectures, or an invalid architecture among the
+    request's extras.
+    """
     extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
     if bool(extras.cubins) != (extras.calls is not None):
         got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
@@ -133,7 +138,9 @@ def _check_extras(request: WheelRequest) -> None:
 
 
 def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path]) -> tuple[str, str]:
-    """Return the platform tag of the new wheel, and why package indexes will refuse it."""
+    """Return the platform tag of the new wheel, and the reason why package indexes will refuse it, or an empty text.
+    ``now`` is the tag of the old wheel.
+    """
     if request.platform:
         return request.platform, ""
     read, why = platform_tag(libraries)
@@ -146,10 +153,13 @@ def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path])
 
 
 def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
-    """Unpack a wheel, and return its files by name, without those of an earlier run. SL310 for another kind of file."""
+    """Unpack a wheel into ``folder`` and return its files by name, without native bindings of an earlier run. Raise
+    SL310 for any other or an unsafe file.
+    """
     try:
         with os.fdopen(safe_io.open_file(wheel, safe_io.NAMED), "rb") as file, zipfile.ZipFile(file) as archive:
             files = {info.filename: info for info in archive.infolist() if not info.is_dir()}
+            # Such a name could be written outside of the folder.
             strange = next((n for n in files if PurePosixPath(n).is_absolute() or ".." in PurePosixPath(n).parts), "")
             # The sum of the declared sizes is checked before anything is extracted, against archives that expand
             # without end.
@@ -171,7 +181,7 @@ def _unpack_wheel(wheel: Path, folder: Path) -> dict[str, zipfile.ZipInfo]:
 
 
 def _read_metadata(wheel: Path, file: Path) -> str:
-    """Return the text of a metadata file. SL310 unless it is UTF-8."""
+    """Return the text of a metadata file of the wheel. Raise SL310 unless it is UTF-8."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
@@ -179,16 +189,19 @@ def _read_metadata(wheel: Path, file: Path) -> str:
 
 
 def _not_a_wheel(wheel: Path, got: str) -> Exception:
+    """Return the error SL310 of a file that is not a wheel."""
     return error("SL310", where=str(wheel), got=got, expected="a wheel such as mylib-1.0-py3-none-any.whl")
 
 
 def _dist_info_file(files: Iterable[str], name: str) -> str:
-    """Return the path of the file ``name`` in the folder ``*.dist-info``, or an empty text."""
+    """Return the path of the file ``name`` in the folder ``*.dist-info`` among ``files``, or an empty text."""
     return next((f for f in files if re.fullmatch(rf"[^/]+\.dist-info/{re.escape(name)}", f)), "")
 
 
 def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder: Path) -> Iterator[str]:
-    """Yield the modules that a wheel names as families, else its top packages. SL310 for names that cannot be read."""
+    """Yield the modules that a wheel's entry points name as families, else its top packages. Raise SL310 for entry
+    points that cannot be read.
+    """
     listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     if entry_points := _dist_info_file(files, "entry_points.txt"):
         try:
@@ -206,7 +219,9 @@ def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder:
 
 
 def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo], tag: str) -> None:
-    """Write the files of the old wheel and all new ones under their packages' folders, whole or not at all."""
+    """Write the wheel ``target`` from the unpacked files of the old wheel and the new ones in ``folder``, with the
+    platform ``tag`` and a new RECORD, whole or not at all.
+    """
     about, record = (
         _dist_info_file(files, "WHEEL"),
         _dist_info_file(files, "RECORD") or _dist_info_file(files, "WHEEL").replace("WHEEL", "RECORD"),
@@ -214,6 +229,7 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
     safe_io.write_text(folder / about, _with_tags(_read_metadata(target, folder / about), tag))
     new = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if _is_new(p, folder, files))
     rows = []
+    # In the same folder, since a rename cannot cross file systems.
     scratch = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with writing(target, "the wheel"):
@@ -233,13 +249,16 @@ def _write_wheel(target: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo
 
 
 def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> bool:
-    """Return whether a file was added here. Python's own caches, which the import has made, are not."""
+    """Whether a file was added by Shiplap to the unpacked wheel. Python's own caches, which the import has made, are
+    not.
+    """
     parts = path.relative_to(folder).parts
     return path.is_file() and FOLDER in parts and "/".join(parts) not in files
 
 
 def _zip_entry(name: str) -> zipfile.ZipInfo:
-    """Return the header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
+    """Return the archive header of a file that any user may read, with the time of SOURCE_DATE_EPOCH."""
+    # The same sources make the same wheel, byte by byte.
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
@@ -248,15 +267,18 @@ def _zip_entry(name: str) -> zipfile.ZipInfo:
 
 
 def _record_text(rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return the rows of a wheel's RECORD as CSV text."""
+    """Return the rows (path, digest, size) of a wheel's RECORD as CSV text."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _with_tags(about: str, tag: str) -> str:
-    """Return the file WHEEL with this tag: ``py3-none-linux_x86_64``. Several of a kind are joined by points."""
+    """Return the text ``about`` of the file WHEEL with the tag ``tag``, such as ``py3-none-linux_x86_64``, whose parts
+    may be several joined by points.
+    """
     python, abi, platform = (part.split(".") for part in tag.split("-"))
+    # A wheel with libraries is for one platform, so the old tags and purity are dropped.
     kept = [line for line in about.splitlines() if line and not line.startswith(("Tag:", "Root-Is-Purelib:"))]
     tags = [f"Tag: {py}-{a}-{p}" for py in python for a in abi for p in platform]
     return "\n".join([*kept, "Root-Is-Purelib: false", *tags]) + "\n"

@@ -26,8 +26,8 @@ MODULES, LONGEST = 1000, 1000  # of one wheel; characters of a name
 
 
 def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = NO_EXTRAS) -> list[PackageContents]:
-    """Call ``contents.fill`` in a process of its own, and raise its errors. SL601 for too many modules or invalid
-    names.
+    """Call :func:`fill_packages` in a process of its own, and return its result or raise its error. SL601 for too many
+    modules or invalid names.
     """
     named = (name for name in modules if len(name) > LONGEST or not all(map(str.isidentifier, name.split("."))))
     strange = next(named, None)
@@ -35,6 +35,7 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
         got = "no name of a module" if strange is not None else f"{len(modules)} modules"
         raise error("SL601", where=(strange or modules[0])[:200], got=got, expected="modules of the wheel")
     command = [sys.executable, "-P", "-m", "shiplap.packaging.worker"]  # -P: no module of the current folder
+    # Files and not pipes carry order and answer, as an import may print.
     with tempfile.TemporaryDirectory() as folder:
         answer, order, errors = (Path(folder) / name for name in ("answer.json", "order.json", "stderr"))
         # The worker may have another working folder, so paths are made absolute.
@@ -50,8 +51,8 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
-    """Return the result of the worker, or raise its error. SL308, with ``how`` it ended, if there is no valid
-    result.
+    """Return the result that the worker wrote to ``path``, or raise the error that it wrote. SL308, with the text
+    ``how`` it ended, if there is no valid result.
     """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
@@ -64,14 +65,19 @@ def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageCon
 
 
 def _worker_error(content: dict[str, Any]) -> ShiplapError:
-    """Return the error that the worker raised. ValueError or LookupError if the content is not an error."""
+    """Return the catalogue error that the worker wrote as plain data. ValueError or LookupError if the content is not
+    an error.
+    """
     parts = msgspec.convert({part: content.get(part) for part in ERROR_PARTS}, dict[str, str])
     return error(parts.pop("id"), **parts)
 
 
 def _fill_by_order(order: str) -> None:
-    """Read the order of a worker from a file, fill the packages, and write their contents or the error."""
+    """Fill the packages as the JSON file ``order`` says, and write their contents, or the error as plain data, to the
+    answer file. This is the worker's main function.
+    """
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
+    # In front, so that the package of the wheel hides an installed one.
     sys.path.insert(0, unpacked)
     content: object
     try:

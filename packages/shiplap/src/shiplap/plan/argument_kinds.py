@@ -22,12 +22,16 @@ def number_check(
     Torch would detach such a tensor without a warning. None for an op without numbers. ``recorded`` says that the
     check runs inside the forward of an ``autograd.Function``, where gradients are off.
     """
+    # A number in a list, ``list[float]``, may be a tensor with a gradient as well.
     numbers = [(i, a) for i, a in enumerate(spec.args) if a.scalar and a.scalar.removeprefix("list[")[:-1] in _NUMBERS]
     numbers += [(i, a) for i, a in enumerate(spec.args) if a.scalar in _NUMBERS]
     if not numbers:
         return None
 
     def check(args: Sequence[Value], kwargs: Mapping[str, Value]) -> None:
+        """Raise SL220 where one of the op's number arguments, positional or by keyword, alone or in a list, is a tensor
+        that carries a gradient.
+        """
         for i, arg in numbers:
             value = args[i] if i < len(args) else kwargs.get(arg.name)
             for each in value if isinstance(value, (list, tuple)) else (value,):
@@ -45,7 +49,9 @@ def number_check(
 def arrange_arguments(
     spec: OpSpec, schema: str, args: Sequence[Value], kwargs: Mapping[str, Value]
 ) -> dict[str, Value]:
-    """Return the given arguments by name. Raise SL209, worded as Python's TypeError, where they do not fit."""
+    """Return the values of a call as a dict from argument name to value, without defaults for absent ones. Raise SL209,
+    worded as Python's TypeError, where ``args`` and ``kwargs`` do not fit the signature.
+    """
     values: dict[str, Value] = {}
     missing = ""
     for index, arg in enumerate(spec.args):
@@ -56,8 +62,10 @@ def arrange_arguments(
                 raise _signature_mismatch(spec, schema, f"multiple values for argument {name!r}")
         elif by_name:
             values[name] = kwargs[name]
+        # Only noted: an argument that is given twice further on is reported first.
         elif arg.default is ... and not missing:
             missing = name
+        # A positional value beyond the last positional argument has no parameter to go to.
         if (index < len(args) and arg.keyword_only) or index + 1 == len(spec.args) < len(args):
             raise _signature_mismatch(spec, schema, "too many positional arguments")
     if missing:
@@ -69,5 +77,8 @@ def arrange_arguments(
 
 
 def _signature_mismatch(spec: OpSpec, schema: str, got: str) -> ShiplapError:
+    """Return the SL209 error of a call whose arguments do not fit the signature: ``got`` is the reason, ``schema`` the
+    expected signature.
+    """
     what, fix = "the arguments do not fit the signature", "pass the arguments that 'expected' lists, each once"
     return error("SL209", where=spec.name, what=what, got=got, expected=schema, fix=fix)

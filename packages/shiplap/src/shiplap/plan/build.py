@@ -35,7 +35,9 @@ _Late = Callable[[], None]
 
 
 def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check the arguments of a call and bind its variables."""
+    """Return the steps that check the arguments of a call (class, choices, device, dtype, shape, ``requires=``) and set
+    its variables such as dims and dtypes, in the order in which they run.
+    """
     builder = _PlanBuilder(spec)
     for arg in spec.scalars:
         if arg.cls is not None:
@@ -47,12 +49,15 @@ def argument_steps(spec: OpSpec) -> tuple[Step, ...]:
     for arg in spec.tensors:
         builder.argument(arg)
     builder.relations()
+    # Only now is it known which variables some calls leave unset, and they are declared before all else.
     unset = [UnsetStep(name, type) for name, type in builder.loose.items()]
     return (*unset, *builder.steps)
 
 
 def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
-    """Return the steps that check that no tensor which is written to shares memory with another one."""
+    """Return the steps that check that no tensor which the op writes to (``spec.mutated``) shares memory with another
+    tensor argument or another member of its list.
+    """
     steps: list[Step] = []
     for index, name in enumerate(spec.mutated):
         written = spec.arg(name)
@@ -60,6 +65,7 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
         if written.many:
             steps.append(CheckStep(rules.members_are_distinct(spec.name, name)))
         for arg in spec.tensors:
+            # Each pair of mutated arguments is compared once.
             if arg.name not in spec.mutated[: index + 1]:
                 other = TensorPlace(spec.name, arg.name, arg.many)
                 steps += steps_around(
@@ -69,14 +75,16 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return ``steps`` under the condition that the argument is not None, and for each element of a list."""
+    """Return ``steps`` wrapped so that they run only where the argument is not None, and once for each element where
+    the argument is a list of tensors.
+    """
     if not arg.many:
         return (PresentStep(at, steps),) if arg.optional else steps
     return (EachStep(at, (PresentStep(at, steps),) if arg.absent else steps, arg.optional),)
 
 
 def dtype_step(at: TensorPlace) -> LetStep:
-    """Return the step that binds the dtype of a tensor."""
+    """Return the step that sets the variable ``type_<argument>`` to the dtype of the tensor at ``at``."""
     return LetStep(
         f"type_{at.arg}", VariableType.DTYPE, Expression(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()")
     )
@@ -85,11 +93,13 @@ def dtype_step(at: TensorPlace) -> LetStep:
 def try_expression(
     spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
 ) -> tuple[tuple[Step, ...], Expression]:
-    """Return the steps that evaluate an expression, and its value as a term.
+    """Return the steps that evaluate the declared expression ``expr``, and the term, in Python and C++, that later
+    steps use for its value.
 
     An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
     """
     term = declared_value(expr, names)
+    # Without a step of its own the term stands inside the check, which keeps the generated code short.
     if not can_fail(expr, names):
         return (), term
     return (EvaluateStep(variable, type, expr, term, rules.has_value(spec.name, expr, names)),), shared_variable(
@@ -107,6 +117,7 @@ class _PlanBuilder:
     """
 
     def __init__(self, spec: OpSpec) -> None:
+        """Start with no steps, and with the scalar arguments as the only variables that are set."""
         self.spec, self.names = spec, VariableNames(spec)
         self.steps: list[Step] = []
         self.bound = {self.names(a.name) for a in spec.scalars}
@@ -116,21 +127,27 @@ class _PlanBuilder:
         self.sure = True  # whether every call takes the steps that are written now
 
     def check(self, rule: ArgumentRule) -> None:
+        """Append a step that raises the error of ``rule`` for a call that breaks it."""
         self.steps.append(CheckStep(rule))
 
     @contextmanager
     def block(self, arg: Arg, at: TensorPlace) -> Iterator[None]:
-        """Collect the steps of an argument that may be absent, or of each element of a list, as one block."""
+        """Collect the steps written inside the ``with`` into one block, which runs only where the argument ``arg`` is
+        present, or once for each element of its list.
+        """
         if not (arg.optional or arg.many):
             yield
             return
         outer, bound, self.steps, self.sure = self.steps, set(self.bound), [], False
         yield
         self.steps = [*outer, *steps_around(arg, at, tuple(self.steps))]
+        # A variable set inside the block is unset in a call that skips the block.
         self.bound, self.sure = bound, True
 
     def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *checked: ArgumentRule) -> None:
-        """Set ``variable`` to ``term``, or check the rules ``checked`` where an earlier argument has set it."""
+        """Append a step that sets ``variable`` to ``term`` where no earlier argument has set it. Otherwise append the
+        rules ``checked``, which compare the two. A variable that only some calls have set decides at run time.
+        """
         if variable in self.bound:
             for rule in checked:
                 self.check(rule)
@@ -143,13 +160,19 @@ class _PlanBuilder:
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
+        """Return the text that names the argument which gave ``variable`` its value, for errors: fixed, or the run-time
+        variable ``from_<variable>``.
+        """
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
     def argument(self, arg: Arg) -> None:
-        """Add the checks of a tensor argument: device, dtype and shape."""
+        """Append the steps of one tensor argument: checks that it is a dense tensor, then of its dtype, device, shape
+        and memory.
+        """
         at, kind = TensorPlace(self.spec.name, arg.name, arg.many), arg.tensor
         assert kind is not None
         with self.block(arg, at):
+            # First the kind, then the layout: the later checks read properties that only dense tensors have.
             self.check(rules.is_tensor(at, str(kind)))
             self.check(rules.is_dense(at))
             self.dtype(at, kind)
@@ -160,7 +183,9 @@ class _PlanBuilder:
                 self.check(rule)
 
     def dtype(self, at: TensorPlace, kind: TensorType) -> None:
-        """Add the checks of a dtype, and of those that share its class."""
+        """Append the steps that bind the dtype of a tensor, check it against the declared dtypes, and compare it with
+        the other tensors of its dtype class.
+        """
         self.steps.append(dtype_step(at))
         if kind.dtypes:
             self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
@@ -170,7 +195,7 @@ class _PlanBuilder:
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
-        """Add the checks of a shape, dim by dim."""
+        """Append the steps that bind the shape of a tensor, check its rank, and check or set each dim in order."""
         self.look(at)
         count = len(kind.dims)
         spread = next((i for i, d in enumerate(kind.dims) if d.kind == "variadic"), count)
@@ -182,13 +207,17 @@ class _PlanBuilder:
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
     def look(self, at: TensorPlace) -> None:
-        """Bind the shape of a tensor. In C++ it is a pointer and the number of dims."""
+        """Append the steps that set ``shape_<argument>`` and ``rank_<argument>`` from a tensor. In C++ the shape is a
+        pointer and the rank a number of its own.
+        """
         shape = Expression(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
         self.steps.append(LetStep(f"shape_{at.arg}", VariableType.SHAPE, shape))
         self.steps.append(LetStep(f"rank_{at.arg}", VariableType.SIZE, Expression("", f"{at.tensor.cpp}.dim()")))
 
     def dim(self, arg: Arg, at: TensorPlace, dim: Dim, axis: int) -> None:
-        """Add the check of one dim, or the definition of its size."""
+        """Append the steps of one dim at ``axis``, which is negative behind a variadic dim: a named dim is set or
+        compared, a fixed or computed one is compared.
+        """
         if dim.kind == "name":
             variable = self.names(dim.text)
             same = rules.same_size(at, axis, dim.text, shared_variable(variable), self.origin_of_size(variable))
@@ -199,15 +228,21 @@ class _PlanBuilder:
             self.check(rules.fixed_size(at, axis, dim.size))
         elif dim.expr is not None:
             expr = dim.expr
+            # A size that a later argument gives is not known yet, so the check waits for all arguments.
             if all(self.names(n) in self.bound for n in expr.names):
                 self.computed(at, axis, expr)
             else:
                 self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
 
     def repeated(self, arg: Arg, at: TensorPlace, of: str, axis: int) -> None:
-        """Check a dim that broadcasts, as soon as the size to which it broadcasts is bound."""
+        """Append the check that the size along ``axis`` is 1 or the size of the dim ``of``. The check is put off to
+        ``relations`` while ``of`` is not yet set.
+        """
 
         def write() -> None:
+            """Append the check that the size of the tensor along the axis is 1 or the size of the dim to which it
+            broadcasts.
+            """
             variable = self.names(of)
             self.check(
                 rules.same_size(at, axis, of, shared_variable(variable), self.origin_of_size(variable), or_one=True)
@@ -219,26 +254,34 @@ class _PlanBuilder:
             self.late.append((arg, at, write))
 
     def origin_of_size(self, variable: str) -> Text:
-        """Return the origin of a size as errors print it: ``in 'x'`` for a tensor, ``argument 'k'`` for a scalar."""
+        """Return the words of errors for the argument that gave a size its value: ``in 'x'`` for a tensor, ``argument
+        'k'`` for a scalar.
+        """
         origin = self.origin(variable)
         source = origin[0] if origin else ""
         return origin if isinstance(source, str) and source.startswith(("argument", "declared")) else ("in ", *origin)
 
     def computed(self, at: TensorPlace, axis: int, expr: Expr) -> None:
+        """Append the check that the size along ``axis`` equals the value of the declared expression ``expr``."""
         wanted = self.value(f"v_at_{at.arg}_{axis}".replace("-", "m"), VariableType.SIZE, expr)
         self.check(rules.computed_size(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
-        """Add the evaluation of an expression. Return its term."""
+        """Append the steps that evaluate the declared expression ``expr``, and return the term for its value.
+        ``variable`` holds the value where evaluation can fail.
+        """
         steps, term = try_expression(self.spec, self.names, variable, type, expr)
         self.steps += steps
         return term
 
     def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
-        """Add the definition of a variadic dim's sizes, or their check."""
+        """Append the steps of the variadic dim of a tensor: its sizes, without the ``before`` first and ``behind`` last
+        axes, become the dim's value or are compared with it. An ``...`` needs none.
+        """
         if dim.text == "...":
             return
         here = f"spread_{at.arg}"
+        # The C++ form is empty: declarations with variadic dims have none.
         here_sizes = Expression(f"tuple(shape_{at.arg}[{before}:len(shape_{at.arg}) - {behind}])", "")
         self.steps.append(LetStep(here, VariableType.SHAPE, here_sizes))
         self.meet(
@@ -250,10 +293,14 @@ class _PlanBuilder:
         )
 
     def relations(self) -> None:
-        """Write the checks of several arguments together: lists that give a size, computed dims, preconditions."""
+        """Append the checks of several arguments together: lists that give a size, dims computed by ``dims=``, checks
+        that were put off, and the preconditions ``requires=``.
+        """
         op = self.spec.name
+        # A traced op may have no tensor argument that gives the device.
         if self.spec.traced and "device" not in self.bound:
             self.place()
+        # Only a list of tensors gives these, and an empty list gives nothing.
         if missing := [v for v in self.needed() if v not in self.bound]:
             self.check(rules.lists_have_members(op, missing))
             self.bound.update(missing)
@@ -274,7 +321,9 @@ class _PlanBuilder:
             self.check(rules.requirement_holds(op, expr, self.names, truth))
 
     def place(self) -> None:
-        """Bind the device of a call that may have no tensor: the ``device`` argument, or torch's default."""
+        """Append the step that sets the device of a call which may have no tensor: that of its tensors, else the
+        ``device`` argument, else torch's default.
+        """
         given = next((self.names(a.name) for a in self.spec.scalars if a.scalar == "device"), "None")
         self.steps.append(
             LetStep(
@@ -286,11 +335,13 @@ class _PlanBuilder:
         self.bound.add("device")
 
     def has(self, variable: str) -> bool:
-        """Whether some calls have set the variable by now."""
+        """Whether ``variable`` is among those that only some calls have set by now."""
         return variable in self.loose
 
     def needed(self) -> list[str]:
-        """Return the variables that outputs and expressions need: the device, sizes and dtypes."""
+        """Return the variables that outputs, bounds and preconditions read, as names in generated code: the device,
+        then sizes, then dtypes, each sorted.
+        """
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)
         dims = [d for o in spec.outputs for d in o.tensor.dims]
@@ -298,6 +349,7 @@ class _PlanBuilder:
         names = names.union(
             *(e.names for e in exprs), *(d.expr.names for d in dims if d.expr), spec.broadcasts.values()
         )
+        # ``dims=`` and bounds compute these, so that no argument has to give them.
         names -= {k for k, _ in (*spec.dims, *spec.bounds)}
         classes = {o.tensor.dtype_class for o in spec.outputs if not o.tensor.concrete}
         return ["device", *sorted(map(self.names, names)), *(f"dtype_{c}" for c in sorted(classes))]

@@ -38,46 +38,62 @@ class CallPlan:
     """
 
     def __init__(self, spec: OpSpec) -> None:
+        """Keep the declaration, the names of its variables and its public schema. The steps are built on first use."""
         self.spec, self.names, self.schema = spec, VariableNames(spec), public_schema(spec)
 
     @cached_property
     def arguments(self) -> Block:
+        """The steps that check the arguments of any call, also of fake tensors, and set its variables."""
         return argument_steps(self.spec)
 
     @cached_property
     def sharing(self) -> Block:
+        """The steps that check that tensors which are written to share no memory. They need real tensors."""
         return sharing_steps(self.spec)
 
     @cached_property
     def kinds(self) -> tuple[ArgumentRule, ...]:
+        """One rule for each argument, that it is of the declared kind (tensor, number, list). The dispatcher has
+        already checked these in a call through torch.
+        """
         return tuple(argument_is_kind(self.spec.name, a) for a in self.spec.args)
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value], Mapping[str, Value]], None] | None:
-        """The check that refuses a number with a gradient, or None where no argument is a number."""
+        """The function ``check(args, kwargs)`` that raises SL220 for a number given as a tensor with a gradient, or
+        None where no argument is a number.
+        """
         return number_check(self.spec)
 
     @cached_property
     def outputs(self) -> OutputPlan:
-        """The plan of the outputs and the workspace."""
+        """The plan (``OutputPlan``) of the outputs and the workspace: the steps that allocate and check them."""
         return OutputPlan(self.spec, self.names)
 
     @cached_property
     def quick(self) -> Bind:
-        """The function ``quick(*args)`` that binds a call with real tensors. Trailing defaults may be left out."""
+        """The generated function ``quick(*args)``, which checks a call with real tensors, shared memory included, and
+        returns its ``Binding``. Trailing defaults may be left out.
+        """
         return self._compiled(careful=False)
 
     @cached_property
     def careful(self) -> Bind:
-        """The function ``careful(*args)`` that binds a call in which sizes may be symbols."""
+        """The generated function ``careful(*args)``, which checks a call whose sizes may be symbols and returns its
+        ``Binding``. It does not check shared memory.
+        """
         return self._compiled(careful=True)
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Check ``args`` and bind names; raises SL2xx."""
+        """Check the positional ``args`` and return the ``Binding`` of the call: arguments, sizes, dtypes, device. Sizes
+        may be symbols. Raises SL2xx where a check fails.
+        """
         return self.careful(*args)
 
     def misfit(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> ShiplapError | None:
-        """Return the error that the checks find in a failed call, or None. Raise SL209 or SL220 for its arguments."""
+        """Return the error that explains a failed call, or None where the checks of the arguments find nothing. Raise
+        SL209 where they do not fit the signature and SL220 for a number with a gradient.
+        """
         values = arrange_arguments(self.spec, self.schema, args, kwargs)
         accepted: ShiplapError | None = None
         if self.numbers is not None:
@@ -86,10 +102,12 @@ class CallPlan:
             if arg.name in values and (got := kind_mismatch(arg, value := values[arg.name])):
                 where = f"{self.spec.name}, argument {arg.name!r}"
                 wrong = error("SL209", where=where, got=got, expected=argument_kind_text(arg))
+                # An empty text is the one value of another kind that the dispatcher lets pass.
                 if not isinstance(value, str) or value:
                     return wrong
                 accepted = accepted or wrong  # torch takes it for an empty list, and the checks for what they find
         try:
+            # The generated checks report which of them fails.
             self.bind([values[a.name] if a.name in values else cast(Value, a.default) for a in self.spec.args])
         except ShiplapError as e:
             return e
@@ -98,7 +116,9 @@ class CallPlan:
         return accepted
 
     def _without_strides(self, values: Mapping[str, Value]) -> ShiplapError | None:
-        """Return the error of an argument without strides, such as a sparse one, or None."""
+        """Return the SL207 error of the first tensor argument that has no strides, such as a sparse or nested one, or
+        None.
+        """
         for arg in self.spec.tensors:
             value = values.get(arg.name)
             at = TensorPlace(self.spec.name, arg.name, arg.many)
@@ -108,16 +128,20 @@ class CallPlan:
         return None
 
     def source(self, *, careful: bool = False) -> str:
-        """Return the text of the generated function, for tests and readers."""
+        """Return the Python source of the generated function ``quick``, or ``careful``, for tests and readers."""
         head, body, writer = self._written(careful)
         return "\n".join([head, *writer.lines, *body])
 
     def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
-        """Return the Python source of the plan: head, body and its writer."""
+        """Return the parts of the generated Python function: its ``def`` line, the lines that build the ``Binding``,
+        and the writer with the lines of the checks.
+        """
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
+        # Fake tensors have no addresses, so memory is compared in real calls alone.
         if not careful:
             writer.write(self.sharing)
+        # A variable that no argument has set must not become an entry with None.
         spec, unset = self.spec, possibly_unset(self.arguments)
         env = dict.fromkeys([*(a.name for a in spec.scalars), *self._dims()])
         sizes = {name: self.names(name) for name in env}
@@ -132,8 +156,11 @@ class CallPlan:
         return f"def bind({parameter_list(spec.args)}):", body, writer
 
     def _compiled(self, *, careful: bool) -> Bind:
-        """Return the compiled Python function of the plan."""
+        """Return the generated Python function that binds a call, for real tensors or, ``careful``, for symbolic sizes
+        too.
+        """
         head, body, writer = self._written(careful)
+        # By index: a default may be any object, which source text could not state.
         defaults = [a.default for a in self.spec.args]
         made = compile_function(
             f"bind {self.spec.name}", head, body, writer, {"defaults": defaults, "Binding": Binding}
@@ -141,11 +168,12 @@ class CallPlan:
         return cast(Bind, made)
 
     def _dims(self) -> list[str]:
-        """Return every named dim, in the order of the declaration."""
+        """Return the names of all dims that are no scalar arguments, in the order of the declaration, each once."""
         dims = [d for a in self.spec.tensors if a.tensor for d in a.tensor.dims]
         named = [d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."]
         scalars = {a.name for a in self.spec.scalars}
         return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
 
     def _classes(self) -> set[str]:
+        """Return the names of the dtype classes of the declaration."""
         return set(self.spec.dtype_classes)

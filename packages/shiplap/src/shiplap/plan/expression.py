@@ -28,7 +28,9 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expression whose value an error shows, in Python and in C++."""
+        """The expressions, Python and C++, that an error prints for this value: the ``_text`` forms where there are
+        some.
+        """
         return self.python_text or self.python, self.cpp_text or self.cpp
 
 
@@ -36,22 +38,24 @@ Text = tuple[str | Expression, ...]
 
 
 def equal_expression(a: Expression, b: Expression) -> Expression:
-    """Return the expression that two values are equal."""
+    """Return the expression ``a == b``, with its form in Python and its form in C++."""
     return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
 def shared_variable(variable: str) -> Expression:
-    """Return a variable, which has the same name in both languages."""
+    """Return the expression that reads ``variable``, which has the same name in Python and in C++."""
     return Expression(variable, variable)
 
 
 def argument_variable(arg: Arg) -> str:
-    """Return the name of the variable of an argument."""
+    """Return the name of an argument's variable in generated code: ``t_x`` for a tensor ``x``, ``a_k`` for a scalar or
+    a list ``k``.
+    """
     return f"t_{arg.name}" if arg.tensor is not None and not arg.many else f"a_{arg.name}"
 
 
 def parameter_list(args: Sequence[Arg]) -> str:
-    """Return the parameter list of a generated function.
+    """Return the Python parameter list of a generated function that takes ``args``, as text.
 
     Defaults are looked up by index in ``defaults``, so that any value can be one. Every parameter behind the first one
     with a default has a default too, as Python demands: keyword-only arguments are positional here.
@@ -61,6 +65,7 @@ def parameter_list(args: Sequence[Arg]) -> str:
 
 
 def quoted_text(text: Text) -> Text:
+    """Return ``text`` between single quotes, as errors print the name of an argument."""
     return ("'", *text, "'")
 
 
@@ -76,47 +81,61 @@ class TensorPlace:
 
     @property
     def label(self) -> Text:
-        """The caller's name of the tensor: ``x``, or ``xs[1]``."""
+        """The name of the tensor as errors print it: ``x``, or ``xs[1]`` with the index of this call for an element of
+        a list.
+        """
         return (f"{self.arg}[", Expression(f"i_{self.arg}", ""), "]") if self.many else (self.arg,)
 
     @property
     def where(self) -> Text:
+        """The head of errors about the tensor: ``<op>, <role> '<name>'``."""
         return (f"{self.op}, {self.role} ", *quoted_text(self.label))
 
     @property
     def tensor(self) -> Expression:
+        """The expression that reads the tensor: ``t_<argument>``, unless ``variable`` names another variable."""
         return shared_variable(self.variable or f"t_{self.arg}")
 
     @property
     def rank(self) -> Expression:
+        """The expression for the number of dims of the tensor. Python derives it from the shape, C++ has a variable."""
         return Expression(f"len(shape_{self.arg})", f"rank_{self.arg}")
 
     @property
     def shape(self) -> Expression:
+        """The expression for the sizes of the tensor, with the forms that print them in errors."""
         name = f"shape_{self.arg}"
         return Expression(name, name, f"show({name})", f"Sizes({name}, rank_{self.arg})")
 
     @property
     def strides(self) -> Expression:
+        """The expression for the strides of the tensor as a tuple. C++ has only the form that prints them in errors."""
         t = self.tensor.python
         return Expression(f"tuple({t}.stride())", "", "", f"Tuple({t}.strides(), {t}.dim())")
 
     @property
     def dtype(self) -> Expression:
+        """The expression for the dtype of the tensor: a ``torch.dtype`` in Python, a number in C++."""
         name = f"type_{self.arg}"
         return Expression(name, name, "", f"Dtype{{{name}}}")
 
     @property
     def device(self) -> Expression:
+        """The expression for the device of the tensor, in Python and in C++."""
         return Expression(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
     def size(self, axis: int) -> Expression:
-        """Return the size along an axis, which is negative behind a variadic dim."""
+        """Return the expression for the size along ``axis``, which is negative, counted from the end, behind a variadic
+        dim.
+        """
         at = f"shape_{self.arg}[{axis}]"
+        # C++ has no negative indices.
         return Expression(at, at if axis >= 0 else f"shape_{self.arg}[rank_{self.arg} - {-axis}]")
 
     def axis(self, axis: int) -> Text:
-        """Return the number of an axis, counted from the front."""
+        """Return the text of the number of ``axis`` counted from the front, computed from the rank where ``axis`` is
+        negative.
+        """
         return (
             (str(axis),)
             if axis >= 0
@@ -128,23 +147,34 @@ class VariableNames:
     """The map from names of a declaration to the variables of generated code."""
 
     def __init__(self, spec: OpSpec) -> None:
+        """Keep the scalar arguments with their types, and the names of the variadic dims, of a declaration."""
         self.scalars = {a.name: str(a.scalar) for a in spec.scalars}
         self.spread = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "variadic"}
 
     def __call__(self, name: str) -> str:
+        """Return the variable of a declared name: prefix ``a_`` for a scalar argument, ``w_`` for ``threads`` and
+        ``itemsize``, else ``d_`` for a dim.
+        """
+        # Prefixes keep the names of a declaration apart from those of the generated code.
         prefix = "a_" if name in self.scalars else "w_" if name in ("threads", "itemsize") else "d_"
         return prefix + name
 
     def term(self, name: str) -> Expression:
-        """Return a dim, or a scalar argument, as an expression."""
+        """Return the expression that reads a dim or a scalar argument, with a form for errors that prints lists and
+        variadic dims.
+        """
         variable = self(name)
+        # Tuples of sizes print as shapes in errors, lists as lists.
         listed = name in self.spread or self.scalars.get(name, "").startswith("list")
         text = f"show({variable})" if name in self.spread else f"list({variable})"
         return Expression(variable, variable, text if listed else "")
 
 
 def declared_value(expr: Expr, names: VariableNames) -> Expression:
-    """Return a declared expression. Its C++ form is empty where C++ cannot express it."""
+    """Return a declared expression in Python and C++, with the variables of generated code for its names. The C++ form
+    is empty where C++ cannot express it.
+    """
+    # Parsed anew, since the visitor changes the tree in place.
     tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
     try:
         cpp = to_cpp(expr, names)
@@ -157,44 +187,56 @@ class _RenamedVariables(ast.NodeTransformer):
     """The renaming of names to variables. Functions keep their names, also where an argument has the same name."""
 
     def __init__(self, names: Callable[[str], str]) -> None:
+        """Keep ``names``, the map from a declared name to its variable."""
         self.names = names
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call with its arguments renamed and the function's name unchanged."""
+        # The function is not visited: an argument may be called ``min`` and keeps its own variable.
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
+        """Return the name node of the variable that stands for this name."""
         return ast.Name(self.names(node.id), ast.Load())
 
 
 def values_text(expr: Expr, names: VariableNames) -> Text:
-    """Return the text ``n = 3, k = 2`` with the values of the names of an expression."""
+    """Return the text ``n = 3, k = 2`` for errors: each name of ``expr``, sorted, with an expression for its value in
+    the call.
+    """
     text: list[str | Expression] = []
+    # Sorted, so that the text of an error is the same in every process.
     for name in sorted(expr.names):
         text += [f"{', ' if text else ''}{name} = ", names.term(name)]
     return tuple(text)
 
 
 def can_fail(expr: Expr, names: VariableNames) -> bool:
-    """Whether the expression may have no value.
+    """Whether evaluating the declared expression may fail in some calls.
 
     It may divide by zero, index beyond the end of a list, or need more than 64 bits for an intermediate value.
     """
+    # Lists may be too short, and other values than integers may be of any size.
     if any(names.scalars.get(n, "int") not in ("int", "bool") or n in names.spread for n in expr.names):
         return True
     return any(map(_node_can_fail, ast.walk(ast.parse(expr.source, mode="eval"))))
 
 
 def _node_can_fail(node: ast.AST) -> bool:
-    """Whether evaluating a node may raise: a division, a power of two, an empty minimum."""
+    """Whether evaluating one syntax node may raise or leave 64 bits: a division by a non-constant, an index, a power or
+    product, a ``min`` of one list.
+    """
     match node:
         case ast.BinOp(op=ast.FloorDiv() | ast.Mod(), right=divisor):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
+        # The negative of the lowest integer does not fit into 64 bits.
         case ast.UnaryOp(operand=operand):
             return not isinstance(operand, ast.Constant)
         case ast.Call(func=ast.Name(id="cdiv"), args=[_, divisor]):
             return not (isinstance(divisor, ast.Constant) and divisor.value)
         case ast.Call(func=ast.Name(id=name), args=args):
             return name not in ("broadcast", "min", "max") or (len(args) < 2 and name in ("min", "max"))
+        # A sum or product of sizes may need more than 64 bits.
         case ast.BinOp() | ast.Subscript():
             return True
     return False

@@ -30,8 +30,11 @@ RoomCheck: TypeAlias = Callable[[Binding, Tensor, int], None]
 
 
 def scratch_name(spec: OpSpec) -> str:
-    """Return the name of the workspace argument. Underscores avoid the names of the op's own arguments."""
+    """Return the name of the workspace argument of an op: ``workspace``, with underscores appended until it differs
+    from the op's arguments and outputs.
+    """
     name = "workspace"
+    # An op may have an argument called workspace.
     while name in {a.name for a in spec.args} | {o.name for o in spec.outputs}:
         name += "_"
     return name
@@ -50,29 +53,37 @@ class OutputPlan:
     """
 
     def __init__(self, spec: OpSpec, names: VariableNames) -> None:
+        """Keep the declaration, the names of its variables, and the place of each output in generated code."""
         self.spec, self.names = spec, names
         self.places = {o.name: TensorPlace(spec.name, o.name, role="output") for o in spec.outputs}
 
     @cached_property
     def bounds(self) -> Block:
-        """Return the steps that compute the bounds of data-dependent dims."""
+        """The steps that set each data-dependent dim to the upper bound that the declaration computes for it."""
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
+            # The outputs are allocated at these sizes and cut afterwards.
             checks += [*steps, LetStep(self.names(dim), VariableType.SIZE, term)]
         return tuple(checks)
 
     @cached_property
     def measured(self) -> Block:
+        """The steps that compute the sizes of all outputs that are expressions, and check that they are not
+        negative.
+        """
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
     def _measured(self, out: Output) -> list[Step]:
-        """Return the steps that compute an output's sizes and check them."""
+        """Return the steps that compute the sizes of ``out`` which are expressions, into ``e_<output>_<axis>``, and
+        check that none is negative.
+        """
         checks: list[Step] = []
         for axis, dim in enumerate(out.tensor.dims):
             if dim.expr is not None:
                 name = f"e_{out.name}_{axis}"
                 steps, term = try_expression(self.spec, self.names, name, VariableType.SIZE, dim.expr)
+                # An expression that cannot fail still gets a variable, to which the check below refers.
                 checks += steps or (LetStep(name, VariableType.SIZE, term),)
                 checks.append(
                     CheckStep(rules.output_size_is_valid(self.places[out.name], dim.text, shared_variable(name)))
@@ -80,7 +91,7 @@ class OutputPlan:
         return checks
 
     def shape(self, out: Output) -> Expression:
-        """Return all sizes of an output: a tuple, in C++ a braced list."""
+        """Return the expression for all sizes of an output: a tuple in Python, a braced list in C++."""
         python, cpp = [], []
         for axis, dim in enumerate(out.tensor.dims):
             name = self.names(dim.text)
@@ -90,16 +101,17 @@ class OutputPlan:
         return Expression(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
 
     def dtype(self, out: Output) -> Expression:
+        """Return the expression for the dtype of an output: its own, or that of its dtype class in the call."""
         return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
 
     @cached_property
     def allocated(self) -> Block:
-        """The steps that allocate the outputs."""
+        """The steps that allocate each output with its computed shape and dtype."""
         return tuple(AllocateStep(self.places[o.name], self.shape(o), self.dtype(o)) for o in self.spec.outputs)
 
     @cached_property
     def fitting(self) -> Block:
-        """Return the checks of given outputs: dtype, shape and device."""
+        """The checks of outputs that the caller passes: dtype, device, shape and contiguity."""
         steps: list[Step] = []
         for out in self.spec.outputs:
             at, kind = self.places[out.name], out.tensor
@@ -110,16 +122,20 @@ class OutputPlan:
                 LetStep(f"shape_{out.name}", VariableType.SHAPE, Expression(f"{t.python}.shape", f"{t.cpp}.sizes()")),
                 LetStep(f"rank_{out.name}", VariableType.SIZE, Expression("", f"{t.cpp}.dim()")),
                 CheckStep(rules.output_fits_shape(at, self.shape(out))),
+                # A kernel writes its outputs contiguously.
                 CheckStep(rules.is_contiguous(at, "SL212")),
             ]
         return tuple(steps)
 
     @cached_property
     def disjoint(self) -> Block:
+        """The checks that outputs and a given workspace share no memory with arguments or each other."""
         return self._disjoint(workspace=True)
 
     def _disjoint(self, *, workspace: bool) -> Block:
-        """Return the checks that outputs share no memory with arguments or each other."""
+        """Return the checks that outputs, with ``workspace`` the given workspace too, share no memory with arguments or
+        each other.
+        """
         spec, overlap_rules = self.spec, list[Step]()
         scratch = TensorPlace(spec.name, scratch_name(spec), role="output", variable=SCRATCH_VARIABLE)
         written = [*self.places.values(), *([scratch] if workspace else [])]
@@ -129,25 +145,29 @@ class OutputPlan:
                 other = TensorPlace(spec.name, arg.name, arg.many)
                 steps += steps_around(arg, other, (CheckStep(rules.output_is_disjoint(target, other)),))
             steps += [CheckStep(rules.output_is_disjoint(target, other)) for other in written[:index]]
+            # A caller may pass outputs without a workspace.
             overlap_rules += [PresentStep(scratch, tuple(steps))] if target is scratch else steps
         return tuple(overlap_rules)
 
     @cached_property
     def disjoint_outputs(self) -> Block:
-        """The checks that outputs share no memory with other tensors, without those of a workspace."""
+        """The checks that outputs share no memory with arguments or each other, without those of a workspace."""
         return self._disjoint(workspace=False)
 
     @cached_property
     def no_gradient(self) -> ArgumentRule:
+        """The rule that no argument, output or workspace of an out-variant requires a gradient."""
         tensors = [argument_variable(a) for a in self.spec.tensors] + [p.tensor.python for p in self.places.values()]
         return rules.out_has_no_gradient(self.spec.name, (*tensors, SCRATCH_VARIABLE))
 
     @cached_property
     def scratch(self) -> Block:
+        """The check that a given workspace is one contiguous dim of bytes on the device of the call."""
         return (CheckStep(rules.scratch_fits_kind(self.spec.name, scratch_name(self.spec))),)
 
     @cached_property
     def room(self) -> Block:
+        """The checks that a given workspace has the bytes ``needed`` and begins at an aligned address."""
         where = self.spec.name, scratch_name(self.spec)
         return CheckStep(rules.scratch_has_room(*where)), CheckStep(rules.scratch_is_aligned(*where))
 
@@ -155,10 +175,12 @@ class OutputPlan:
 
     @cached_property
     def allocate(self) -> Allocator:
-        """The function ``allocate(env, dtypes, device)``, which returns fresh contiguous outputs.
+        """The generated function ``allocate(env, dtypes, device)``, which computes the sizes and returns fresh
+        contiguous outputs as a tuple.
 
         ``env`` has the data-dependent dims too.
         """
+        # Sizes may be symbols here: the fake implementation allocates by the same function.
         writer = PythonWriter(careful=True)
         writer.write((*self.measured, *self.allocated))
         result = f"    return ({''.join(f'{p.tensor.python}, ' for p in self.places.values())})"
@@ -171,27 +193,38 @@ class OutputPlan:
 
     @cached_property
     def check(self) -> OutputsCheck:
-        """The function ``check(call, outs)``, which checks shapes and dtypes of given outputs, real or fake."""
+        """The generated function ``check(call, outs)``, which raises SL212 unless dtype, shape and device of given
+        outputs fit the bound call. Fake tensors are allowed.
+        """
         return cast(OutputsCheck, self._section("check", "outs", (*self.measured, *self.fitting)))
 
     @cached_property
     def check_memory(self) -> MemoryCheck:
-        """The function ``check_memory(call, outs, scratch)``, which checks for shared memory and gradients."""
+        """The generated function ``check_memory(call, outs, scratch)``, which raises SL210 for outputs or workspace
+        that share memory and SL304 for tensors with a gradient.
+        """
         steps = (*self.disjoint, CheckStep(self.no_gradient))
         return cast(MemoryCheck, self._section("check_memory", f"outs, {SCRATCH_VARIABLE}", steps))
 
     @cached_property
     def check_scratch(self) -> ScratchCheck:
-        """The function ``check_scratch(call, scratch)``, which checks that a given workspace has bytes."""
+        """The generated function ``check_scratch(call, scratch)``, which raises SL213 unless a given workspace is one
+        contiguous dim of bytes on the device of the call.
+        """
         return cast(ScratchCheck, self._section("check_scratch", SCRATCH_VARIABLE, self.scratch))
 
     @cached_property
     def check_room(self) -> RoomCheck:
-        """The function ``check_room(call, scratch, needed)``, which checks size and alignment of a workspace."""
+        """The generated function ``check_room(call, scratch, needed)``, which raises SL213 unless a given workspace has
+        ``needed`` bytes at an aligned address.
+        """
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
-        """Return a function of a bound call and ``extra``, with the variables that the steps may look at."""
+        """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on a ``Binding``, after setting the
+        variables of its arguments, sizes, dtypes and device.
+        """
+        # Given outputs may be fakes with symbolic sizes.
         writer = PythonWriter(careful=True)
         writer.write(steps)
         outs = "".join(f"{p.tensor.python}, " for p in self.places.values())
@@ -208,32 +241,39 @@ class OutputPlan:
         return compile_function(f"{name} {self.spec.name}", "\n".join(head), ["    return"], writer, names)
 
     def _computed(self) -> set[str]:
-        """Return the names in the sizes of the outputs."""
+        """Return the names, dims and scalars, that the sizes of the outputs read."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic")}
         return plain.union(*(d.expr.names for d in dims if d.expr))
 
     def _sizes(self, names: set[str]) -> list[str]:
+        """Return lines of Python that set the variables of ``names`` from ``env``."""
         return [f"    {self.names(n)} = env[{n!r}]" for n in sorted(names)]
 
     def _dtypes(self) -> list[str]:
+        """Return lines of Python that set the dtype variables of the outputs' dtype classes from ``dtypes``."""
         classes = {o.tensor.dtype_class for o in self.spec.outputs if not o.tensor.concrete}
         return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
 
 
 def requires_grad(values: Sequence[object]) -> bool:
-    """Whether a tensor among these, also in a list, requires a gradient."""
+    """Whether a tensor among ``values``, alone or in a list, requires a gradient."""
     each = [v if isinstance(v, (list, tuple)) else (v,) for v in values]
     return any(isinstance(v, Tensor) and v.requires_grad for vs in each for v in vs)
 
 
 def address_ranges_meet(a: Tensor, b: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet."""
+    """Whether the ranges from first to last byte of two tensors overlap. Tensors on different devices or without
+    elements never do.
+    """
+    # Equal addresses on two devices are different memory.
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
     return a.data_ptr() < b.data_ptr() + bytes_spanned(b) and b.data_ptr() < a.data_ptr() + bytes_spanned(a)
 
 
 def bytes_spanned(t: Tensor) -> int:
-    """Return the bytes from the start of the first to the end of the last element of a tensor that has elements."""
+    """Return the number of bytes from the start of the first to the end of the last element of a tensor that has
+    elements and no negative strides.
+    """
     return (sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize

@@ -18,7 +18,8 @@ Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
 
 def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
-    """Return the conversions for a kernel that takes the arguments ``strided`` with any strides.
+    """Return the steps that replace tensor arguments by contiguous copies where a kernel demands it: all but those in
+    ``strided``, which may have any strides, and any whose address is no multiple of ``align`` bytes.
 
     ``native``: those of generated C++, where an absent tensor needs no step of its own.
     """
@@ -26,13 +27,16 @@ def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native:
     for arg in spec.tensors:
         at = TensorPlace(spec.name, arg.name)
         step = PackStep(at, arg.name in strided, align, arg.mutated)
+        # A kernel that takes any strides at any address never needs a copy.
         if align > 1 or not step.strided:
             steps += [step] if native else steps_around(arg, at, (step,))
     return tuple(steps)
 
 
 def compile_packing(spec: OpSpec, strided: Collection[str], align: int) -> Callable[[Args], Packed]:
-    """Return ``pack(args)``: the tensors in order, and each tensor that is written to with its copy."""
+    """Return a generated function ``pack(args)``. It returns the tensor arguments in order, copied where the kernel
+    needs it, and a list of pairs (original, copy) of tensors that are written to.
+    """
     writer = PythonWriter(careful=False)
     writer.write(packing_steps(spec, strided, align, native=False))
     head = f"def pack(args):\n    {''.join(f'{argument_variable(a)}, ' for a in spec.args)}= args\n    copies = []"

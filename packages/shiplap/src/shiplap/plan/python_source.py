@@ -36,19 +36,23 @@ class PythonWriter:
     """The collector of the lines of a function body and of the rules that they check."""
 
     def __init__(self, *, careful: bool) -> None:
+        """Start a function body without lines and rules. ``careful`` selects conditions that also accept symbolic
+        sizes.
+        """
         self.careful, self.lines, self.rules = careful, list[str](), list[ArgumentRule]()
         self.constants: dict[str, Constant] = {}
 
     def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
-        """Append the lines of steps."""
+        """Append the Python lines of ``steps``, each after ``indent``, to ``lines``."""
         for step in steps:
             for line in self.step(step):
                 self.lines.append(indent + line)
 
     def step(self, step: Step) -> list[str]:
-        """Return the Python lines of one step."""
+        """Return the Python lines of one step, nested blocks included, without the indentation of the function."""
         match step:
             case UnsetStep(variable):
+                # The twin ``from_...`` is only read where the variable is set, but Python has to know the name.
                 return [f"{variable} = from_{variable} = None"]
             case LetStep(variable, _, term):
                 return [f"{variable} = {term.python}"] if term.python else []
@@ -75,10 +79,13 @@ class PythonWriter:
                 return [f"for i_{at.arg}, {at.tensor.python} in enumerate({members}):", *self.inside(steps)]
 
     def inside(self, steps: Iterable[Step]) -> list[str]:
+        """Return the Python lines of ``steps``, indented by four spaces for the body of a statement."""
         return [f"    {line}" for step in steps for line in self.step(step)]
 
     def pack(self, step: PackStep) -> list[str]:
-        """Return the lines that copy an argument whose layout the kernel does not take."""
+        """Return the lines that replace an argument by a contiguous copy where its layout or address is not one that
+        the kernel takes, and remember the pair where the argument is written to.
+        """
         t = step.at.tensor.python
         kept = [] if step.strided else [f"{t}.is_contiguous()"]
         kept += [f"{t}.data_ptr() % {step.align} == 0"] if step.align > 1 else []
@@ -89,7 +96,9 @@ class PythonWriter:
         )
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return the line that checks one rule."""
+        """Return the one line that refuses a call which breaks ``rule``: an ``if``, or a call of ``expect`` where sizes
+        may be symbols.
+        """
         condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
         return [
@@ -108,19 +117,32 @@ class PythonWriter:
 def compile_function(
     name: str, head: str, body: Sequence[str], writer: PythonWriter, names: Scope
 ) -> Callable[..., object]:
-    """Return the function of ``head``, whose body has the lines of ``writer`` and then ``body``."""
+    """Return the generated function: ``head`` is its ``def`` line, its body has the lines of ``writer`` and then
+    ``body``, and ``names`` are further globals. ``name`` stands in tracebacks.
+    """
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
+        """Return the catalogue error of the rule with this number, with the given texts and the rule's own title and
+        fix.
+        """
         rule = rules[number]
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
+        """Raise the error of the rule with this number, with the given texts, in place of the exception that is being
+        handled.
+        """
         rule = rules[number]
+        # ``from None``: the exception of a failed evaluation is quoted in ``got`` already.
         raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
+        """Check a condition that may be symbolic: a symbol becomes a guard or an assertion of the graph, a false bool
+        raises the error of the rule.
+        """
         if isinstance(holds, torch.SymBool):
+            # The texts are made only where the condition fails: printing symbols would add guards.
             check_condition(holds, lambda: str(refused(number, *texts())))
         elif not holds:
             refuse(number, *texts())
@@ -133,5 +155,5 @@ def compile_function(
 
 
 def possibly_unset(steps: Iterable[Step]) -> tuple[str, ...]:
-    """Return the variables that a call may leave unset."""
+    """Return the names of the variables that a call may leave None, because only some arguments set them."""
     return tuple(step.variable for step in steps if isinstance(step, UnsetStep))

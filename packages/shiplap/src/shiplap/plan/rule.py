@@ -47,32 +47,41 @@ class ArgumentRule:
 
     @property
     def error_title(self) -> str:
+        """The first line of the error: the rule's own title, or that of the catalogue entry."""
         return self.title or CATALOGUE[self.id].title
 
     @property
     def error_fix(self) -> str:
+        """The action that the error recommends: the rule's own, or that of the catalogue entry."""
         return self.fix or CATALOGUE[self.id].fix
 
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
-        """Return the error for a call whose variables are ``values``."""
+        """Return the error of a call that breaks the rule. ``values`` are the variables of the call, by name, which the
+        texts print.
+        """
         parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
+        # The texts are expressions of our own declarations, never of a caller.
         where, got, expected = eval(f"({parts})", rule_scope(self.constants), dict(values))
         return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
 
     def check_call(self, values: Mapping[str, Local]) -> None:
-        """Raise the error unless the rule holds for a call whose variables are ``values``."""
+        """Raise the error of the rule unless its Python condition holds for ``values``, the variables of a call by
+        name.
+        """
         if not eval(_compile_condition(self.condition.python), rule_scope(self.constants), dict(values)):
             raise self.make_error(values)
 
 
 @lru_cache(maxsize=512)
 def _compile_condition(condition: str) -> CodeType:
-    """Return the compiled condition. Parsing takes as long as two launches, and there are few conditions."""
+    """Return the compiled code of a Python condition. Parsing takes as long as two launches, and there are few
+    conditions.
+    """
     return compile(condition, "<rule>", "eval")
 
 
 def format_template(text: Text) -> str:
-    """Return ``text`` as a Python expression, such as ``'n = {}'.format(d_n)``."""
+    """Return Python source that computes ``text`` with the values of a call, such as ``'n = {}'.format(d_n)``."""
     if not any(isinstance(p, Expression) for p in text):
         return repr("".join(p for p in text if isinstance(p, str)))
     literal = "".join("{}" if isinstance(p, Expression) else p.replace("{", "{{").replace("}", "}}") for p in text)

@@ -37,7 +37,9 @@ BY_PYTHON = "Python, to which such calls are handed over: the stable ABI does no
 
 
 def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
-    """Yield the rules that follow from the declaration of one argument, beside those of its dtype, device and sizes."""
+    """Yield the rules of one tensor argument that its flags demand: contiguous, and, where it is written to, of
+    distinct elements and outside autograd.
+    """
     if arg.contiguous:
         yield is_contiguous(at)
     if arg.mutated:
@@ -47,7 +49,7 @@ def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
 
 
 def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
-    """An argument is a tensor, a number or a list, as annotated."""
+    """Return the rule (SL209) that an argument is of its annotated kind: a tensor, a number or a list."""
     by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
     mismatch = (Expression("mismatch(arg, value)", ""),)
     where, expected = (f"{op}, argument '{arg.name}'",), (argument_kind_text(arg),)
@@ -55,7 +57,7 @@ def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
 
 
 def argument_kind_text(arg: Arg) -> str:
-    """Return the kind of an argument as errors print it."""
+    """Return the kind of an argument as errors print it, such as ``list of 3 int or None``."""
     size = f"{arg.length} " if arg.length else ""
     kind = str(arg.tensor or arg.kind)
     if arg.many:
@@ -66,10 +68,13 @@ def argument_kind_text(arg: Arg) -> str:
 
 
 def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
-    """An argument is a tensor. The dispatcher accepts None for any tensor."""
+    """Return the rule (SL209) that an argument is a tensor and not None, which the dispatcher accepts for any tensor.
+    ``declared`` is the type as errors print it.
+    """
     t = at.tensor.python
     return ArgumentRule(
         "SL209",
+        # The dispatcher passes C++ nothing but tensors and None, and a call with None goes to Python.
         Expression(f"isinstance({t}, Tensor)", TRUE.cpp),
         at.where,
         (Expression(f"'None' if {t} is None else type({t}).__name__", ""),),
@@ -82,12 +87,14 @@ def is_tensor(at: TensorPlace, declared: str) -> ArgumentRule:
 
 
 def undefined_condition(index: int | str) -> str:
-    """Return the C++ condition that None was passed for a tensor, before any other property of it can be read."""
+    """Return the C++ condition that None was passed for the tensor argument at ``index``, which must precede any read
+    of its properties.
+    """
     return f"!peek_defined(values[{index}])"
 
 
 def is_dense(at: TensorPlace) -> ArgumentRule:
-    """A tensor is described by strides."""
+    """Return the rule (SL207) that a tensor has strides: it is neither sparse nor nested."""
     t = at.tensor.python
     got = (Expression(f"'a nested tensor' if {t}.is_nested else {t}.layout", ""),)
     by, fix = "the dispatch key under which the code is registered", "call .to_dense() first"
@@ -96,8 +103,11 @@ def is_dense(at: TensorPlace) -> ArgumentRule:
 
 
 def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) -> ArgumentRule:
-    """The dtype of a tensor is one of the declared ones."""
+    """Return the rule (SL204) that the dtype of a tensor is one of ``names``, the dtypes of the class
+    ``dtype_class``.
+    """
     kind, numbers, single = at.dtype, dtypes.numbers(names), len(names) == 1
+    # One comparison of integers, or one look into a bit mask of dtype numbers.
     cpp = f"{kind.cpp} == {numbers[0]}" if single and numbers else f"among({kind.cpp}, {dtypes.mask(names)})"
     holds = Expression(f"{kind.python} {'is' if single else 'in'} ok_{at.arg}", cpp)
     known = frozenset(getattr(torch, name) for name in names)
@@ -107,20 +117,24 @@ def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) ->
 
 
 def dtype_variable(dtype_class: str) -> Expression:
-    """Return the variable with the dtype of a dtype class in this call."""
+    """Return the expression that reads ``dtype_<class>``, the dtype that a dtype class has in this call."""
     name = f"dtype_{dtype_class}"
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
 def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
-    """All tensors of one dtype class have one dtype."""
+    """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
+    dtype class.
+    """
     bound = dtype_variable(dtype_class)
     expected = (bound, ", as ", *origin, f" ({dtype_class})")
     return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg)
 
 
 def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
-    """All tensors of a call are on one device."""
+    """Return the rule (SL206) that a tensor is on the device of the call, which the argument named by ``origin`` has
+    set.
+    """
     device = shared_variable("device")
     return ArgumentRule(
         "SL206", equal_expression(at.device, device), at.where, (at.device,), (device, ", as ", *origin), at.arg
@@ -128,14 +142,15 @@ def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
 
 
 def is_contiguous(at: TensorPlace, id: str = "SL207") -> ArgumentRule:
-    """A tensor is contiguous, as ``contiguous=`` demands."""
+    """Return the rule that a tensor is contiguous, with ``id`` as the number of its error."""
     holds = Expression(f"{at.tensor.python}.is_contiguous()", f"{at.tensor.cpp}.is_contiguous()")
     return ArgumentRule(id, holds, at.where, ("strides ", at.strides), ("a contiguous tensor",), at.arg)
 
 
 def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
-    """No two elements of a tensor that is written to share memory."""
+    """Return the rule (SL210) that no two elements of a tensor which is written to share memory."""
     t = at.tensor
+    # Nearly every tensor is contiguous, which is answered without counting elements.
     holds = Expression(f"({t.python}.is_contiguous() or own_memory({t.python}))", f"own_memory({t.cpp})")
     return ArgumentRule(
         "SL210", holds, at.where, ("shape ", at.shape, ", strides ", at.strides), ("distinct memory",), at.arg
@@ -143,7 +158,9 @@ def has_distinct_elements(at: TensorPlace) -> ArgumentRule:
 
 
 def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
-    """A tensor that is written to requires no gradient of its own."""
+    """Return the rule (SL304) that a tensor which is written to does not require a gradient while gradients are
+    enabled.
+    """
     return ArgumentRule(
         "SL304",
         Expression(f"not ({at.tensor.python}.requires_grad and is_grad_enabled())", TRUE.cpp),
@@ -159,7 +176,9 @@ def is_outside_autograd(at: TensorPlace) -> ArgumentRule:
 
 
 def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """A tensor that is written to shares no memory with another argument, whose content would be undefined."""
+    """Return the rule (SL210) that the tensor ``at``, which is written to, shares no memory with the argument
+    ``other``, whose content would be undefined.
+    """
     t, o = at.tensor, other.tensor
     return ArgumentRule(
         "SL210",
@@ -174,7 +193,9 @@ def shares_no_memory(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 
 def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> ArgumentRule:
-    """The address of a tensor is a multiple of the bytes that a kernel demands. No copy can replace an ``output``."""
+    """Return the rule that the address of a tensor is a multiple of ``alignment`` bytes: SL207, or SL212 for an
+    ``output``, which no copy can replace.
+    """
     t = at.tensor
     rest = Expression(f"{t.python}.data_ptr() % {alignment}", f"address({t.cpp}) % {alignment}")
     holds = Expression(f"{rest.python} == 0", f"{rest.cpp} == 0")
@@ -192,7 +213,9 @@ def is_aligned(at: TensorPlace, alignment: int, *, output: bool = False) -> Argu
 
 
 def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) -> ArgumentRule:
-    """A tensor has ``rank`` dims, or at ``least`` as many where its type has a variadic dim."""
+    """Return the rule (SL201) that a tensor has ``rank`` dims, or at ``least`` as many where its type has a variadic
+    dim.
+    """
     sign = ">=" if least else "=="
     holds = Expression(f"{at.rank.python} {sign} {rank}", f"{at.rank.cpp} {sign} {rank}")
     return ArgumentRule("SL201", holds, at.where, (at.rank, " dims, shape ", at.shape), (declared,), at.arg)
@@ -201,12 +224,14 @@ def has_rank(at: TensorPlace, rank: int, declared: str, *, least: bool = False) 
 def same_size(
     at: TensorPlace, axis: int, name: str, bound: Expression, origin: Text, *, or_one: bool = False
 ) -> ArgumentRule:
-    """A named dim has the size that an earlier argument gave it, or 1 where it broadcasts.
+    """Return the rule (SL202) that a named dim has the size ``bound`` that the argument named by ``origin`` gave it, or
+    1 where it broadcasts (``or_one``).
 
     The axis is negative behind a variadic dim.
     """
     size, holds = at.size(axis), equal_expression(at.size(axis), bound)
     if or_one:
+        # ``|`` and not ``or``: a symbolic comparison must not be turned into a bool.
         python = f"({size.python} == 1) | ({size.python} == {bound.python})"
         holds = Expression(python, f"({size.cpp} == 1 || {size.cpp} == {bound.cpp})")
     where = (*at.where, f", dim '{name}' (axis ", *at.axis(axis), ")")
@@ -215,7 +240,7 @@ def same_size(
 
 
 def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
-    """A dim has the number of the declaration."""
+    """Return the rule (SL203) that the size along ``axis`` is the number ``wanted`` of the declaration."""
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule(
         "SL203", equal_expression(size, shared_variable(str(wanted))), at.where, got, (str(wanted),), at.arg
@@ -223,13 +248,16 @@ def fixed_size(at: TensorPlace, axis: int, wanted: int) -> ArgumentRule:
 
 
 def computed_size(at: TensorPlace, axis: int, source: str, wanted: Expression) -> ArgumentRule:
-    """A dim has the value ``wanted`` of the expression in the declaration."""
+    """Return the rule (SL202) that the size along ``axis`` is ``wanted``, the value of the expression ``source`` in the
+    declaration.
+    """
     size, got = at.size(axis), ("size ", at.size(axis), " in axis ", *at.axis(axis))
     return ArgumentRule("SL202", equal_expression(size, wanted), at.where, got, (f"{source} = ", wanted), at.arg)
 
 
 def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, ArgumentRule]:
-    """Return the rules that a variadic dim has the number and the sizes of dims that an earlier argument set.
+    """Return two rules of a variadic dim: it has as many dims (SL201), and of the same sizes (SL202), as the argument
+    that set it.
 
     The sizes of this argument are the variable ``spread_<argument>``.
     """
@@ -248,7 +276,9 @@ def same_variadic_dims(at: TensorPlace, name: str) -> tuple[ArgumentRule, Argume
 
 
 def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule:
-    """An argument that is an object has the declared class, which torch does not check."""
+    """Return the rule (SL209) that an argument is an instance of the declared class ``cls``, or None where
+    ``optional``. Torch does not check it.
+    """
     absent, none = f"a_{argument} is None or " * optional, " or None" * optional
     holds = Expression(f"{absent}isinstance(a_{argument}, class_{argument})", TRUE.cpp)
     where, got = (f"{op}, argument '{argument}'",), (Expression(f"type(a_{argument}).__name__", ""),)
@@ -257,7 +287,9 @@ def is_object(op: str, argument: str, cls: type, optional: bool) -> ArgumentRule
 
 
 def has_no_nul(op: str, argument: str) -> ArgumentRule:
-    """A text has no NUL character, where it would end for a C kernel but not for the reference."""
+    """Return the rule (SL209) that a text argument has no NUL character, where the text would end for a C kernel but
+    not for the reference.
+    """
     return ArgumentRule(
         "SL209",
         Expression(f"'\\0' not in a_{argument}", f"a_{argument}.find('\\0') == std::string::npos"),
@@ -270,11 +302,13 @@ def has_no_nul(op: str, argument: str) -> ArgumentRule:
 
 
 def is_choice(op: str, arg: Arg) -> ArgumentRule:
-    """An argument has one of the declared values."""
+    """Return the rule (SL221) that an argument has one of its declared choices."""
     name, text = f"a_{arg.name}", arg.scalar == "str"
+    # JSON's escapes of texts are those of C++.
     literals = [json.dumps(c, ensure_ascii=False) if text else repr(c) for c in arg.choices]
     cpp = " || ".join(f"{name} == {literal}" for literal in literals)
     condition = Expression(f"{name} in {arg.choices!r}", f"({cpp})")
+    # The empty C++ form keeps such an op with Python.
     if arg.optional:
         condition = Expression(f"{name} is None or {name} in {arg.choices!r}", "")
     got: Text = ("'", shared_variable(name), "'") if text else (shared_variable(name),)
@@ -283,7 +317,7 @@ def is_choice(op: str, arg: Arg) -> ArgumentRule:
 
 
 def members_are_distinct(op: str, argument: str) -> ArgumentRule:
-    """The members of a list that is written to share no memory."""
+    """Return the rule (SL210) that no two members of a list of tensors which is written to share memory."""
     members = f"a_{argument}"
     return ArgumentRule(
         "SL210",
@@ -297,24 +331,30 @@ def members_are_distinct(op: str, argument: str) -> ArgumentRule:
 
 
 def lists_have_members(op: str, variables: Sequence[str]) -> ArgumentRule:
-    """A list that gives a size, a dtype or the device has an element."""
+    """Return the rule (SL209) that the lists which alone give ``variables`` (a size, a dtype or the device) have a
+    member.
+    """
     holds = Expression(" and ".join(f"{v} is not None" for v in variables), TRUE.cpp)
     return ArgumentRule("SL209", holds, (op,), ("an empty list of tensors",), ("at least one tensor",), cpp_by=NO_LISTS)
 
 
 def agrees_with_computed(op: str, name: str, bound: Expression, computed: Expression, origin: Text) -> ArgumentRule:
-    """A dim of an argument that ``dims=`` computes too has the computed size."""
+    """Return the rule (SL202) that a dim has one size: ``bound``, given by the argument that ``origin`` names, equals
+    ``computed``, the value of ``dims=``.
+    """
     expected = (f"{name} = ", bound, ", ", *origin)
     return ArgumentRule("SL202", equal_expression(computed, bound), (op,), (f"{name} = ", computed), expected)
 
 
 def requirement_holds(op: str, expr: Expr, names: VariableNames, truth: Expression) -> ArgumentRule:
-    """A precondition of ``requires=`` holds. ``truth`` is the value of the expression."""
+    """Return the rule (SL208) that the precondition ``expr`` of ``requires=`` holds. ``truth`` is its value."""
     return ArgumentRule("SL208", truth, (op,), values_text(expr, names), (expr.source,))
 
 
 def has_value(op: str, expr: Expr, names: VariableNames) -> ArgumentRule:
-    """An expression has a value. The variable ``why`` is the exception of the evaluation."""
+    """Return the rule (SL208) that the evaluation of the declared expression ``expr`` raises nothing. The variable
+    ``why`` is the exception.
+    """
     got = (*values_text(expr, names), ": ", Expression("why", "why.what()", "why_none(why)"))
     return ArgumentRule("SL208", declared_value(expr, names), (op,), got, (f"a value of {expr}",))
 
@@ -323,12 +363,14 @@ def has_value(op: str, expr: Expr, names: VariableNames) -> ArgumentRule:
 
 
 def dense_condition(tensor: str) -> str:
-    """Return the Python condition under which strides describe ``tensor``."""
+    """Return the Python condition that the tensor in the variable ``tensor`` is neither sparse nor nested."""
     return f"{tensor}.layout is strided and not {tensor}.is_nested"
 
 
 def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
-    """Return the dtype of an output: its own, or that of its class in this call."""
+    """Return the expression for the dtype of an output: ``want_<output>`` for a single declared dtype, else the
+    variable of its dtype class.
+    """
     if len(names) != 1:
         return dtype_variable(dtype_class)
     number = dtypes.number(names[0])
@@ -336,13 +378,16 @@ def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expre
 
 
 def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> ArgumentRule:
-    """A given output is a tensor of the declared dtype, on the device of the call."""
+    """Return the rule (SL212) that a given output is a dense tensor of the dtype ``dtype``, on the device of the call.
+    ``concrete`` is the name of a fixed dtype, or empty.
+    """
     t, same, device = (
         at.tensor.python,
         equal_expression(at.dtype, dtype),
         equal_expression(at.device, shared_variable("device")),
     )
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == {dtype.python} and {device.python}"
+    # C++ formats the text only where the check fails.
     filled = f'filled("{{}} on {{}}", {{{at.dtype.shown[1]}, {at.device.cpp}}})'
     constants = {dtype.python: getattr(torch, concrete)} if concrete else {}
     holds, got = Expression(python, f"{same.cpp} && {device.cpp}"), (Expression(f"kind_of_memory({t})", filled),)
@@ -352,7 +397,7 @@ def output_fits_kind(at: TensorPlace, dtype: Expression, concrete: str) -> Argum
 
 
 def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
-    """A given output has the declared shape."""
+    """Return the rule (SL212) that a given output has the shape ``sizes``."""
     name, rank = f"shape_{at.arg}", f"rank_{at.arg}"
     holds = Expression(f"tuple({name}) == {sizes.python}", f"has_sizes({name}, {rank}, {sizes.cpp})")
     got = ("shape ", Expression(f"tuple({name})", f"Tuple({name}, {rank})"))
@@ -362,13 +407,15 @@ def output_fits_shape(at: TensorPlace, sizes: Expression) -> ArgumentRule:
 
 
 def output_size_is_valid(at: TensorPlace, source: str, size: Expression) -> ArgumentRule:
-    """A computed size of an output is not negative."""
+    """Return the rule (SL208) that a computed size of an output, the value of ``source``, is not negative."""
     holds = Expression(f"{size.python} >= 0", f"{size.cpp} >= 0")
     return ArgumentRule("SL208", holds, at.where, (f"{source} = ", size), ("a size",), at.arg)
 
 
 def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
-    """An output or a workspace of the caller shares no memory with another tensor of the call."""
+    """Return the rule (SL210) that the output or workspace ``at``, which the caller passes, shares no memory with the
+    tensor ``other`` of the call.
+    """
     t, o = at.tensor, other.tensor
     return ArgumentRule(
         "SL210",
@@ -383,7 +430,9 @@ def output_is_disjoint(at: TensorPlace, other: TensorPlace) -> ArgumentRule:
 
 
 def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
-    """No tensor of an out-variant requires a gradient."""
+    """Return the rule (SL304) that none of the variables ``tensors`` of an out-variant requires a gradient while
+    gradients are enabled.
+    """
     return ArgumentRule(
         "SL304",
         Expression(f"not (is_grad_enabled() and requires_grad(({', '.join(tensors)},)))", TRUE.cpp),
@@ -399,7 +448,9 @@ def out_has_no_gradient(op: str, tensors: Sequence[str]) -> ArgumentRule:
 
 
 def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
-    """A given workspace is bytes in one contiguous dim, on the device of the call. It is the first check of one."""
+    """Return the rule (SL213) that a given workspace is a tensor of bytes, in one contiguous dim, on the device of the
+    call. It runs before the other checks of a workspace.
+    """
     t, device = "scratch", "device_of(scratch)"
     python = f"isinstance({t}, Tensor) and {dense_condition(t)} and {t}.dtype == uint8 and {t}.device == device"
     holds = Expression(
@@ -414,7 +465,7 @@ def scratch_fits_kind(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_has_room(op: str, name: str) -> ArgumentRule:
-    """A given workspace has the bytes that the kernel needs, the variable ``needed``."""
+    """Return the rule (SL213) that a given workspace has at least ``needed`` bytes, a variable of the call."""
     size = Expression("scratch.numel()", "scratch.sizes()[0]")
     holds = Expression(f"{size.python} >= needed", f"{size.cpp} >= needed")
     return ArgumentRule(
@@ -423,7 +474,10 @@ def scratch_has_room(op: str, name: str) -> ArgumentRule:
 
 
 def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
-    """A given workspace begins at an address that kernels are promised."""
+    """Return the rule (SL213) that the address of a given workspace is a multiple of 64 bytes, which kernels are
+    promised.
+    """
+    # PyTorch's allocator aligns to this and more, a caller's view need not.
     rest = Expression(f"scratch.data_ptr() % {ALIGNMENT}", f"address(scratch) % {ALIGNMENT}")
     holds = Expression(f"{rest.python} == 0", f"{rest.cpp} == 0")
     got = ("an address that is ", rest, f" modulo {ALIGNMENT}")
@@ -431,7 +485,9 @@ def scratch_is_aligned(op: str, name: str) -> ArgumentRule:
 
 
 def is_on_cpu(op: str) -> ArgumentRule:
-    """A call of a tvm-ffi function is on the CPU, like its kernel. tvm-ffi passes tensors of any device."""
+    """Return the rule (SL206) that a call of a tvm-ffi function is on the CPU, as its kernel is. tvm-ffi itself passes
+    tensors of any device.
+    """
     device = shared_variable("device")
     return ArgumentRule(
         "SL206", Expression("device.type == 'cpu'", "device.type == kDLCPU"), (op,), (device,), ("cpu",)
@@ -439,7 +495,9 @@ def is_on_cpu(op: str) -> ArgumentRule:
 
 
 def size_is_within_bound(where: str, dim: str, source: str) -> ArgumentRule:
-    """A data-dependent size, the variable ``extent_<dim>``, respects its declared bound, ``d_<dim>``."""
+    """Return the rule (SL302) that a data-dependent size, the variable ``extent_<dim>``, is between 0 and its declared
+    bound, the variable ``d_<dim>``.
+    """
     size, bound = shared_variable(f"extent_{dim}"), shared_variable(f"d_{dim}")
     holds = Expression(f"0 <= {size.python} <= {bound.python}", f"0 <= {size.cpp} && {size.cpp} <= {bound.cpp}")
     return ArgumentRule("SL302", holds, (where,), (f"{dim} = ", size), (f"{dim} <= {source} = ", bound))

@@ -19,7 +19,7 @@ FEW_ADDRESSES = 1 << 16  # bytes that are compared one by one
 
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether a byte of memory belongs to both tensors. True also where this would take too long to find out."""
+    """Whether a byte of memory belongs to both tensors. True also where the exact answer would take too long."""
     apart = b.data_ptr() - a.data_ptr()
     if apart < 0:
         a, b, apart = b, a, -apart
@@ -31,15 +31,18 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def any_shares_memory(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether two of these tensors share memory."""
+    """Whether any two of ``tensors`` share a byte of memory. None is skipped."""
     there = [t for t in tensors if t is not None]
     return any(shares_memory(a, b) for i, a in enumerate(there) for b in there[:i])
 
 
 def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two fake tensors are views of one storage that share an element in the call at hand."""
+    """Whether two fake tensors are views of one storage that share an element with the sizes of the call at hand. False
+    where a size is not known.
+    """
     if not torch_private.same_storage(a, b):
         return False
+    # Offsets of storages count elements of each tensor's own dtype.
     facts = [*(int(t.itemsize) for t in (a, b)), a.storage_offset(), b.storage_offset()]
     first, second = ([*t.shape, *t.stride()] for t in (a, b))
     known = [size_in_call(v) for v in (*facts, *first, *second)]
@@ -49,6 +52,7 @@ def fakes_share_memory(a: Tensor, b: Tensor) -> bool:
     begin, other = begin * left, other * right
     one = rest[: a.dim()], rest[a.dim() : 2 * a.dim()], left
     two = rest[2 * a.dim() : 2 * a.dim() + b.dim()], rest[2 * a.dim() + b.dim() :], right
+    # A tensor without elements has no memory to share.
     if 0 in one[0] or 0 in two[0]:
         return False
     return (
@@ -61,28 +65,31 @@ def strided_ranges_meet(
     a: tuple[Sequence[int], Sequence[int], int],
     b: tuple[Sequence[int], Sequence[int], int],
 ) -> bool:
-    """Whether two ranges of memory share a byte, given shape, strides and bytes of an element of each.
-
-    ``b`` begins ``distance`` bytes after ``a``, at least 0.
+    """Whether two strided tensors share a byte of memory, each given as shape, strides and bytes of an element. ``b``
+    begins ``distance`` bytes after ``a``, at least 0.
     """
     first, second = _address_axes(*a), _address_axes(*b)
+    # The first range ends before the second begins.
     if distance > sum((size - 1) * stride for stride, size in first):
         return False
+    # Fewer axes may leave each address one place on the grid, where more axes do not.
     for left, right in ((first, second), (_merge_axes(first), _merge_axes(second))):
         known = _boxes_share_address(distance, left, right)
         if known is not None:
             return known
+    # Refusing such a call is safe; comparing its addresses one by one would take too long.
     if _count_addresses(first) + _count_addresses(second) > FEW_ADDRESSES:
         return True
     return bool(np.intersect1d(_address_offsets(first), _address_offsets(second) + distance).size)
 
 
 def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Axes:
-    """Return the axes along which addresses differ, those of equal stride as one, and the bytes of an element as the
-    last.
+    """Return the axes of a strided tensor along which addresses differ, as (stride in bytes, size), largest stride
+    first. Axes of equal stride are one, and the bytes of an element are the last.
     """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
+    # The bytes of one element are an axis like the others.
     for stride, size in (*pairs, (1, itemsize)):
         if stride and size > 1:
             axes[stride] = axes.get(stride, 1) + size - 1
@@ -90,8 +97,9 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 
 def _merge_axes(axes: Axes) -> Axes:
-    """Return the same addresses with fewer axes, where one axis continues another."""
+    """Return axes that describe the same addresses as ``axes``, with those joined of which one continues another."""
     merged: Axes = []
+    # From the innermost axis outwards, which a contiguous part continues.
     for stride, size in reversed(axes):
         if merged and merged[-1][0] * merged[-1][1] == stride:
             merged[-1] = merged[-1][0], merged[-1][1] * size
@@ -101,7 +109,9 @@ def _merge_axes(axes: Axes) -> Axes:
 
 
 def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
-    """Whether boxes meet on the grid of all strides. None where an address has several places on the grid."""
+    """Whether the byte ranges of two sets of axes, of which ``b`` begins ``distance`` bytes later, meet, by comparing
+    their extents along each stride. None where one address has several places on that grid.
+    """
     left, right = dict(a), dict(b)
     strides = sorted({*left, *right, 1}, reverse=True)
     begins, meeting, reach = [], True, 0
@@ -110,6 +120,7 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
         distance %= stride
     for stride, begin in reversed(list(zip(strides, begins, strict=True))):
         last = max(left.get(stride, 1), begin + right.get(stride, 1)) - 1
+        # The smaller strides reach beyond this one, so that an address has several places.
         if reach >= stride:
             return None
         meeting = meeting and begin < left.get(stride, 1)
@@ -118,11 +129,13 @@ def _boxes_share_address(distance: int, a: Axes, b: Axes) -> bool | None:
 
 
 def _count_addresses(axes: Axes) -> int:
+    """Return the number of addresses along ``axes``: the product of their sizes."""
+    # As a float: the product of large sizes overflows 64-bit integers.
     return int(np.prod([size for _, size in axes], dtype=np.float64))
 
 
 def _address_offsets(axes: Iterable[tuple[int, int]]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return the offsets of all elements along axes of these strides and sizes."""
+    """Return the byte offsets of all elements along ``axes``, pairs of (stride, size), as a flat int64 array."""
     offsets = np.zeros(1, dtype=np.int64)
     for stride, size in axes:
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)

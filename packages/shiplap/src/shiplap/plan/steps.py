@@ -21,13 +21,16 @@ class VariableType(Enum):
 
     @property
     def cpp(self) -> str:
+        """The C++ type of a variable of this type, such as ``int64_t``."""
         return self.value[0]
 
     @property
     def unset(self) -> str:
+        """The C++ value, such as ``-1``, that marks a variable of this type as not set."""
         return self.value[1]
 
     def is_unset(self, variable: str) -> str:
+        """Return the C++ condition that ``variable``, of this type, is not set."""
         return self.value[2].format(variable)
 
 

@@ -19,12 +19,14 @@ Scope: TypeAlias = dict[str, object]  # globals of generated functions: modules,
 
 
 def sizes_text(sizes: Sequence[Size]) -> str:
-    """Return sizes as text: ``(3, 4)``, and ``(3)`` for one size."""
+    """Return sizes as text for errors: ``(3, 4)``, and ``(3)`` for one size."""
     return f"({', '.join(map(str, sizes))})"
 
 
 def why_no_value(cause: Exception) -> str:
-    """Return the reason why an expression has no value, in words that do not depend on the version of Python."""
+    """Return the reason why an expression has no value, from its exception ``cause``, in words that do not depend on
+    the version of Python.
+    """
     if isinstance(cause, ZeroDivisionError):
         return "division by zero"
     if isinstance(cause, LookupError):
@@ -40,22 +42,27 @@ def place_call(device: torch.device | None, given: torch.device | str | None) ->
 
 
 def same_size_lists(a: Sequence[Size], b: Sequence[Size]) -> bool | torch.SymBool:
-    """Whether as many sizes are equal: a condition on symbols where there are some."""
+    """Whether two lists of sizes, of one length, are equal: a bool, or a condition on symbols where some sizes are
+    symbolic.
+    """
     holds: bool | torch.SymBool = True
     for x, y in zip(a, b, strict=True):
         same = x == y
+        # ``&`` keeps symbolic comparisons as one condition, where ``and`` would decide each.
         holds = same if holds is True else holds & same
     return holds
 
 
 def has_strides(t: Tensor) -> bool:
-    """Whether strides describe ``t``: nested tensors say that they do, and have none."""
+    """Whether ``t`` has strides: its layout is strided and it is not nested. Nested tensors report the strided layout,
+    but have none.
+    """
     return t.layout is torch.strided and not t.is_nested
 
 
 def memory_text(t: object, *, extents: bool = False) -> str:
-    """Return the kind of a value that was passed for a tensor to write to: ``torch.uint8 on cpu``, with ``extents`` its
-    shape.
+    """Return a value that was passed for a tensor to write to, as errors print it: ``torch.uint8 on cpu``, with
+    ``extents`` its shape and strides, or the type's name for a value that is no tensor.
     """
     if not isinstance(t, Tensor):
         return type(t).__name__
@@ -66,13 +73,17 @@ def memory_text(t: object, *, extents: bool = False) -> str:
 
 
 def has_own_memory(t: Tensor) -> bool:
-    """Whether no two indices share memory. A symbolic shape passes: the real call is checked."""
+    """Whether no two elements of ``t`` share memory. A symbolic shape passes, since the call with real sizes is checked
+    again.
+    """
     if t.is_contiguous():
         return True
     axes = list(zip(t.stride(), t.shape, strict=True))
+    # Counting elements needs numbers.
     if not all(isinstance(v, int) for axis in axes for v in axis) or t.numel() == 0:
         return True
     reach = 0
+    # From the smallest stride outwards: no dim may begin inside the ones before.
     for stride, size in sorted(axes):
         if size > 1 and stride <= reach:
             break  # dims may interleave without touching, as sizes (2, 3) with strides (3, 2) do: count
@@ -84,8 +95,11 @@ def has_own_memory(t: Tensor) -> bool:
 
 
 def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
-    """Return the names that conditions and texts of rules may use."""
+    """Return the globals of rule conditions and error texts: the functions and classes that they name, and
+    ``constants``.
+    """
     return {
+        # The functions that declared expressions may call, such as cdiv.
         **FUNCTIONS,
         "Tensor": Tensor,
         "strided": torch.strided,

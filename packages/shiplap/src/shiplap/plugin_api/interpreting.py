@@ -61,13 +61,15 @@ def interpret(edit: Callable[[str], str] | None = None) -> None:
 
 
 def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> Interpreted:
-    """Compile ``fn`` into one graph, run it on ``args`` (CPU tensors, no bfloat16), and compare it with eager torch.
+    """Compile ``fn`` into one graph, run it on ``args`` (CPU tensors, no bfloat16) with Triton's interpreter, and
+    return its results compared with eager torch.
 
     Raises:
         NotImplementedError: a kernel gets bfloat16, which Triton's interpreter multiplies wrongly, or calls a function
             that it does not have.
     """
     reset_compiler()
+    # Before the compilation, whose launches alone are counted.
     want = _tensors(fn(*args))
     triton_internals.launches.clear()  # of eager; proofs are not among them
     got = _tensors(torch.compile(fn, dynamic=dynamic, fullgraph=True)(*args))
@@ -76,11 +78,15 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
+    """Return the result of a function, one tensor or several, as a tuple of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
 def _error(got: Tensor, want: Tensor) -> float:
-    """Return the largest difference relative to the largest wanted magnitude, inf where shapes differ."""
+    """Return the largest difference between two tensors relative to the largest magnitude of ``want``, inf where shapes
+    differ, 0 without elements.
+    """
     if got.shape != want.shape:
         return float("inf")
+    # Not divided by 0 where all wanted values are 0.
     return float((got - want).abs().max() / want.abs().max().clamp_min(1e-30)) if got.numel() else 0.0

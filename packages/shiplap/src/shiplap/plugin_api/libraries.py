@@ -25,8 +25,8 @@ def find_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_folder() -> Path | None:
-    """Return the folder that ``SHIPLAP_LIBRARY_PATH`` names. Libraries of vendors are looked for in this folder
-    first.
+    """Return the folder that ``SHIPLAP_LIBRARY_PATH`` names, where libraries are looked for first, or None if it is not
+    set.
     """
     named = settings().library_path
     return Path(named).absolute() if named else None

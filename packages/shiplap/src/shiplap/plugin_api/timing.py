@@ -19,8 +19,8 @@ LEAST, MOST = 5, 25  # samples of each function
 
 
 def progress_bar(wanted: bool | None = None) -> AbstractContextManager[Callable[[str, int, int], None]]:
-    """Show a progress bar on stderr, by default when stderr is a terminal. The context yields ``report(what, done,
-    total)``.
+    """Return a context that shows a progress bar on stderr (by default if that is a terminal) and yields ``report(what,
+    done, total)``, which updates it.
 
     The bar is removed at the end. Without a bar the function does nothing.
     """
@@ -43,6 +43,7 @@ def time_in_turn(
     repeats: dict[str, int] = {}
     for name, run in ready.items():
         run()  # the first call of a kernel loads it
+        # A sample takes about a millisecond, long against the clock.
         repeats[name] = max(1, min(200, int(SAMPLE / max(clock.sample(run, 2), 1e-9))))
     samples: list[dict[str, float]] = []
     ends = monotonic() + seconds

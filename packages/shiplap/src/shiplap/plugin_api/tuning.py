@@ -39,6 +39,7 @@ class ConfigSource(ABC):
     """
 
     def __init__(self, home: str, device_type: str, kernel: str) -> None:
+        """Keep the place of this source, ``"package.module:NAME"``, and the device type and name of the kernel."""
         self.home, self.device_type, self.kernel = home, device_type, kernel
 
     @abstractmethod
@@ -64,7 +65,8 @@ class ConfigSource(ABC):
         seconds: float = 20.0,
         remeasure: bool = False,
     ) -> list[Choice]:
-        """Choose a config for each of ``samples`` (sizes and scalars by name), and use the choices in this process.
+        """Choose a config for each of ``samples`` (sizes and scalars by name) by measurement, use the choices in this
+        process, and return them.
 
         Args:
             device: the device on which candidates run.
@@ -73,6 +75,7 @@ class ConfigSource(ABC):
         """
         options = SelectionOptions(seconds=seconds, remeasure=remeasure)
         with WorkerProcess() as isolation:
+            # The worker is a process of its own, which imports the source by name.
             bench = isolation.bench(f"{self.home}.candidates")
             return [
                 select(
@@ -87,11 +90,14 @@ class ConfigSource(ABC):
             ]
 
     def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
-        """Return the reference, then the kernel with each config. The tuner calls this method in both processes."""
+        """Return the reference, then the kernel with each config for the call ``drawn``. The tuner calls this method in
+        both processes.
+        """
         listed = self.configs(op, torch.device(drawn.device), drawn.call.env)
         return [ReferenceCandidate(op), *(self._candidate(op, config) for config in listed)]
 
     def _candidate(self, op: Op, config: Mapping[str, Value]) -> _Listed:
+        """Return the kernel of this source with one config, as a candidate of the tuner."""
         (kernel,) = (k for k in op.kernels[self.device_type] if k.name == self.kernel)
         return _Listed(self, KernelCandidate(op, kernel.with_config(Config.of(config))))
 
@@ -100,11 +106,14 @@ class _Listed(Candidate):
     """The kernel with a config that the source listed."""
 
     def __init__(self, source: ConfigSource, inner: KernelCandidate) -> None:
+        """Take the kernel and config of ``inner``, which ``source`` listed."""
         self.source, self.inner = source, inner
         self.kernel, self.config = inner.kernel, inner.config
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Prepare the kernel for a call, or raise CandidateRefused where the source refuses the config."""
+        """Return a function that runs the kernel on ``args``. Raise CandidateRefused where the source refuses the
+        config for them.
+        """
         if reason := self.source.refusal(self.inner.op, self.config.as_dict(), args):
             raise CandidateRefused(reason)
         return self.inner.prepare(args)

@@ -72,7 +72,7 @@ def load_target(target: str) -> tuple[ModuleType, str]:
 
 
 def main() -> None:
-    """Run the command line of ``shiplap`` with the arguments of this process."""
+    """Run the command line of ``shiplap`` with the arguments of this process, for a console script of a family."""
     from shiplap.cli.app import main as run  # imports every verb, and this module is one of theirs
 
     run()

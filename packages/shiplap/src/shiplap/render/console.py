@@ -15,24 +15,30 @@ _IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # those that a J
 
 
 def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return a console that prints only our own styles: control characters in its texts are shown as U+FFFD."""
+    """Return a console that prints no styles but our own: control characters in its texts are shown as U+FFFD."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     class PlainConsole(Console):
         # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            """Yield the segments of a renderable, with U+FFFD in place of control characters in its texts."""
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else _CONTROL.sub("\ufffd", text), style, control)
 
+    # highlight would colour numbers and paths in texts that have a style of their own.
     return PlainConsole(stderr=stderr, highlight=False, soft_wrap=soft_wrap)
 
 
 def escape_json(text: str) -> str:
-    """Return a JSON text with escapes in place of the characters that a terminal executes. Its value is the same."""
+    """Return the JSON text ``text`` with escapes in place of the characters that a terminal executes. Its value is
+    unchanged.
+    """
     return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def replace_controls(text: str) -> str:
-    """Return ``text`` with U+FFFD in place of the characters that a terminal executes."""
+    """Return ``text`` with U+FFFD in place of the characters that a terminal executes, so that a foreign text can be
+    printed.
+    """
     return _CONTROL.sub("\ufffd", text)

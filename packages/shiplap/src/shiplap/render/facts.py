@@ -11,7 +11,9 @@ from pathlib import Path
 
 
 def facts(**more: object) -> dict[str, str]:
-    """Return ``more`` first (seed, device, ...), then versions, processor, cores and the date in UTC."""
+    """Return the circumstances of a result, as texts by name, for the header of a report: ``more`` first (seed, device,
+    ...), then versions, processor, cores and the date in UTC.
+    """
     # A result without its circumstances cannot be compared with another one, so every report has this header.
     known = {
         "shiplap": _package_release("shiplap"),
@@ -22,11 +24,12 @@ def facts(**more: object) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+    # The facts of the report itself come first in the header.
     return {k: str(v) for k, v in more.items() if v is not None} | known
 
 
 def nvidia_driver() -> str:
-    """Return the version of NVIDIA's kernel driver, if the operating system reports it."""
+    """Return the version of NVIDIA's kernel driver, or ``unknown`` if the operating system does not report it."""
     try:
         # The file names the module and its build as well. The first number with a point is the version.
         match = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", Path("/proc/driver/nvidia/version").read_text())
@@ -36,7 +39,7 @@ def nvidia_driver() -> str:
 
 
 def _package_release(package: str) -> str:
-    """Return the installed version of a package, or the text "not installed"."""
+    """Return the installed version of a package, or the text ``not installed``."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -44,7 +47,10 @@ def _package_release(package: str) -> str:
 
 
 def _usable_cores() -> int | None:
-    """Return the number of cores that this process may use, if the operating system reports it."""
+    """Return the number of processor cores that this process may use, or None if the operating system does not report
+    it.
+    """
+    # A container may allow fewer cores than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

@@ -24,92 +24,144 @@ class CostCardFields(Protocol):
     """The fields of a cost card that a report reads."""
 
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """The name of the op that was timed."""
+
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """The device on which the op was timed."""
+
     @property
-    def input(self) -> str: ...
+    def input(self) -> str:
+        """The label of the sample on which the op was timed."""
+
     @property
-    def binding(self) -> str: ...
+    def binding(self) -> str:
+        """The implementation of an eager call: ``"native"``, ``"python"``, or the name of the kernel."""
+
     @property
-    def raw_ns(self) -> float | None: ...
+    def raw_ns(self) -> float | None:
+        """The nanoseconds of the kernel alone, or None where that was not measured."""
+
     @property
-    def eager_ns(self) -> float: ...
+    def eager_ns(self) -> float:
+        """The duration of one eager call in nanoseconds."""
+
     @property
-    def compiled_ns(self) -> float | None: ...
+    def compiled_ns(self) -> float | None:
+        """The nanoseconds of a call in compiled code, or None where that was not measured."""
+
     @property
-    def captured_ns(self) -> float | None: ...
+    def captured_ns(self) -> float | None:
+        """The nanoseconds of a call in a captured CUDA graph, or None where that was not measured."""
+
     @property
-    def notes(self) -> Sequence[str]: ...
+    def notes(self) -> Sequence[str]:
+        """Sentences that say why times were not measured, empty if all were."""
 
 
 class FindingFields(Protocol):
     """The fields of a finding that a report reads."""
 
     @property
-    def check(self) -> str: ...
+    def check(self) -> str:
+        """The name of the check that made the finding."""
+
     @property
-    def verdict(self) -> str: ...
+    def verdict(self) -> str:
+        """The outcome of the check: ``ok``, ``fail``, ``skip`` or ``incomplete``."""
+
     @property
-    def subject(self) -> str: ...
+    def subject(self) -> str:
+        """The name of the op or object that was checked."""
+
     @property
-    def evidence(self) -> str: ...
+    def evidence(self) -> str:
+        """A text that describes what the check observed."""
+
     @property
-    def input(self) -> str: ...
+    def input(self) -> str:
+        """The label of the sample that shows the finding, or an empty text."""
+
     @property
-    def fix(self) -> str: ...
+    def fix(self) -> str:
+        """The action that would correct a failure, or an empty text."""
+
     @property
-    def reproducer(self) -> str: ...
+    def reproducer(self) -> str:
+        """The Python source that shows the failure again, or an empty text."""
+
     @property
-    def varied(self) -> str: ...
+    def varied(self) -> str:
+        """The axes that all failing samples vary, in one text, or an empty text where the first sample fails, too."""
 
 
 class CellFields(Protocol):
     """The fields of a cell of a ledger that a page reads."""
 
     @property
-    def axis(self) -> str: ...
+    def axis(self) -> str:
+        """The property of samples that the cell's row stands for, such as ``size``."""
+
     @property
-    def obligation(self) -> str: ...
+    def obligation(self) -> str:
+        """The requirement that the cell's column stands for, such as ``value`` or ``gradient``."""
+
     @property
-    def looked_by(self) -> str: ...
+    def looked_by(self) -> str:
+        """The name of the check that covers the cell, or an empty text where none has to."""
+
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """The state of the cell, such as ``ok``, ``untouched`` or ``does not apply``."""
+
     @property
-    def samples(self) -> int: ...
+    def samples(self) -> int:
+        """The number of samples that were looked at."""
+
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """The reason why the cell does not apply, or an empty text."""
 
 
 class Report(Protocol):
     """The fields of an op's report that a page reads."""
 
     @property
-    def subject(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-    @property
-    def headline(self) -> str: ...
-    @property
-    def required(self) -> Sequence[str]: ...
-    @property
-    def failed(self) -> Sequence[str]: ...
-    @property
-    def missing(self) -> Sequence[tuple[str, str]]: ...
-    @property
-    def causes(self) -> Sequence[Sequence[FindingFields]]: ...
-    @property
-    def ledger(self) -> Sequence[CellFields]: ...
+    def subject(self) -> str:
+        """The name of the op."""
 
+    @property
+    def verdict(self) -> str:
+        """The verdict on the op: ``proven``, ``failed`` or ``incomplete``."""
 
-def exit_code(reports: Sequence[Report]) -> int:
-    """0 when every op is proven, 1 when one failed, else 3: nothing failed, and something was not looked at."""
-    words = {report.verdict for report in reports}
-    return 1 if "failed" in words else 3 if "incomplete" in words else 0
+    @property
+    def headline(self) -> str:
+        """The op, the verdict and the reason in one line."""
+
+    @property
+    def required(self) -> Sequence[str]:
+        """The names of the checks that must have run completely for the verdict ``proven``."""
+
+    @property
+    def failed(self) -> Sequence[str]:
+        """The names of the checks of the op that failed."""
+
+    @property
+    def missing(self) -> Sequence[tuple[str, str]]:
+        """The required checks that were not made, each with the reason."""
+
+    @property
+    def causes(self) -> Sequence[Sequence[FindingFields]]:
+        """The failed findings in groups of one cause, the finding that shows the cause first."""
+
+    @property
+    def ledger(self) -> Sequence[CellFields]:
+        """The cells of axis and obligation that samples were looked at for."""
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
-    """Return the findings of each subject, in their order."""
+    """Return a dict from each subject, such as an op's name, to its findings, in their order."""
     groups: dict[str, list[FindingFields]] = {}
     for finding in findings:
         groups.setdefault(finding.subject, []).append(finding)
@@ -117,6 +169,7 @@ def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[Fi
 
 
 def _count_verdicts(findings: Sequence[FindingFields]) -> str:
+    """Return the numbers of findings with each verdict as text: ``1 failed, 0 incomplete, 8 ok, 2 do not apply``."""
     counts = Counter(f.verdict for f in findings)
     return ", ".join(f"{counts[v]} {word}" for v, word in WORDS)
 
@@ -124,7 +177,9 @@ def _count_verdicts(findings: Sequence[FindingFields]) -> str:
 def print_findings(
     findings: Sequence[FindingFields], console: Console | None = None, reports: Sequence[Report] = ()
 ) -> None:
-    """A table per op, then each failure with its input, fix and reproducer, then the verdict on each op."""
+    """Print a table of the findings of each subject, then each failure with its input, fix and reproducer, then the
+    ledgers and the verdicts of ``reports``.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -140,6 +195,7 @@ def print_findings(
         console.print(table, "")
     grouped = {id(f) for report in reports for cause in report.causes for f in cause}
     causes = [cause for report in reports for cause in report.causes]
+    # A failure that no report groups is a cause of its own.
     causes += [(f,) for f in findings if f.verdict == "fail" and id(f) not in grouped]
     for first, *symptoms in causes:
         _print_failure(first, console, symptoms)
@@ -148,11 +204,13 @@ def print_findings(
         if report.ledger:
             _print_ledger(report, console)
     for report in reports:
+        # The verdict is the last line, where a terminal shows it.
         console.print(Text(report.headline, STYLES[report.verdict][0]), soft_wrap=True)
 
 
 def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[str, list[tuple[str, str]]]]]:
-    """Return the obligations, and for each axis a row of marks with the style of each.
+    """Return the ledger of samples (a cell for each axis of the inputs and each obligation) as column headings and a
+    row (axis, marks) per axis. Each mark is a text with the name of its style.
 
     A mark is the number of samples, ``-`` for a cell that does not apply, ``?`` for a required cell that nothing looked
     at, or empty for an optional one.
@@ -167,7 +225,9 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print the ledger as a table of sample counts: a row per axis, a column per obligation."""
+    """Print how many samples were looked at as a table: a row per axis of the inputs, a column per obligation of the
+    op.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -177,7 +237,9 @@ def _print_ledger(report: Report, console: Console) -> None:
     table.add_column("", no_wrap=True)
     for obligation in obligations:
         table.add_column(
-            obligation.replace("second gradient", "second").replace("determinism", "determ."), justify="right"
+            # Short headings keep the table narrow.
+            obligation.replace("second gradient", "second").replace("determinism", "determ."),
+            justify="right",
         )
     for axis, marks in rows:
         table.add_row(Text(axis, "dim"), *(Text(mark, STYLES[style][0]) for mark, style in marks))
@@ -185,7 +247,9 @@ def _print_ledger(report: Report, console: Console) -> None:
 
 
 def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[FindingFields] = ()) -> None:
-    """Print the finding that shows a cause, and the names of others that fail for the same reason."""
+    """Print the finding ``f`` that shows the cause of a failure, and one line for each of ``symptoms``, which fail for
+    the same reason.
+    """
     from rich.text import Text
 
     console.print(Text(f"{f.subject}: {f.check}", STYLES["fail"][0]))
@@ -200,7 +264,7 @@ def _print_failure(f: FindingFields, console: Console, symptoms: Sequence[Findin
 
 
 def print_costs(costs: Sequence[CostCardFields], console: Console | None = None, no_costs: str = "") -> None:
-    """Print a row per op with nanoseconds per call, and below the table the reasons for empty columns.
+    """Print a table of costs, a row per op with nanoseconds per call, and below it the reasons for empty columns.
 
     ``no_costs`` is the reason why there is no card.
     """
@@ -238,7 +302,8 @@ def findings_json(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return ``{"facts": ..., "verdicts": {...}, "findings": [...], "costs": [...]}``, indented, with a final newline.
+    """Return the findings as indented JSON text with a final newline: ``{"facts": ..., "verdicts": {...}, "findings":
+    [...], "costs": [...]}``.
 
     Without cards, ``"no_costs"`` holds the reason.
     """
@@ -274,7 +339,7 @@ def findings_html(
     no_costs: str = "",
     reports: Sequence[Report] = (),
 ) -> str:
-    """Return a self-contained HTML page."""
+    """Return the findings, verdicts, ledgers and costs as one self-contained HTML page."""
     return render_html(
         "findings.html.jinja",
         title=title,

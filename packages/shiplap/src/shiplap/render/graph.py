@@ -22,8 +22,8 @@ class GraphBox:
 
 
 def graph_svg(boxes: Sequence[GraphBox]) -> str:
-    """Return ``<svg>`` of the boxes, which must be in an order in which each follows those that it reads. Text is
-    escaped.
+    """Return an ``<svg>`` element of the boxes in layers with edges, as text. Each of ``boxes`` must come after those
+    that it reads. Text is escaped.
     """
     layers: dict[str, int] = {}
     for box in boxes:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 @cache
 def _html_environment(package: str) -> Environment:
-    """Return the Jinja environment for the templates of a package, which may extend the base page."""
+    """Return the Jinja environment for the templates of a Python package, which may extend the base page of
+    ``shiplap.render``. Values are escaped.
+    """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     # A template of a family may extend the base page of this package, so both folders are searched.
@@ -22,7 +24,8 @@ def _html_environment(package: str) -> Environment:
 
 
 def render_html(template: str, *, package: str = "shiplap.render", **context: Any) -> str:
-    """Return a page from ``<package>/templates/<template>``, which may extend ``base.html.jinja`` of this package.
+    """Return an HTML page as text, rendered from ``<package>/templates/<template>`` with ``context``. The template may
+    extend ``base.html.jinja`` of this package.
 
     The base takes ``title`` and ``facts`` (a mapping, shown as a header) and has the blocks ``style``, ``summary`` and
     ``content``.

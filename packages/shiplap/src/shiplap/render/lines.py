@@ -21,6 +21,7 @@ class Line:
     parts: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
+        """Return the text of the line, without its styles."""
         return "".join(text for text, _ in self.parts)
 
 
@@ -35,23 +36,26 @@ class TextTable:
 
 
 def line(text: str = "", style: str = "", *more: tuple[str, str]) -> Line:
-    """Return a line of one part, or of several."""
+    """Return a line of the part (``text``, ``style``) and further parts ``more``."""
     return Line(((text, style), *more))
 
 
 def row(label: str, value: str, style: str = "") -> Iterator[Line]:
-    """Yield a line with ``value`` beside ``label``, further lines of it below; nothing where ``value`` is empty."""
+    """Yield one indented line with ``label`` and ``value`` beside it. Line breaks in ``value`` are indented alike.
+    Yield nothing where ``value`` is empty.
+    """
     if value:
+        # Further lines begin below the value, behind the label.
         yield line(f"  {label:<9}", "dim", (value.replace("\n", "\n" + " " * 11), style or "default"))
 
 
 def list_first(names: Sequence[str], most: int = 6) -> str:
-    """Return the first names as text, with the number of the others."""
+    """Return the first ``most`` names joined by commas, with the number of the others: ``a, b and 3 more``."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def print_lines(lines: Iterable[Line | TextTable], console: Console | None = None) -> None:
-    """Print lines and tables on ``console``, or on stdout."""
+    """Print lines and tables on ``console``, by default on stdout."""
     from rich.text import Text
 
     console = console or make_console()
@@ -62,6 +66,7 @@ def print_lines(lines: Iterable[Line | TextTable], console: Console | None = Non
             text = Text()
             for part, style in each.parts:
                 text.append(part, style or None)
+            # Not wrapped: paths and commands are there to be copied.
             console.print(text, soft_wrap=True)
 
 
@@ -80,18 +85,21 @@ def _rich_table(table: TextTable) -> object:
 
 
 def value_json(value: Any, facts: Mapping[str, str], **more: object) -> dict[str, Any]:
-    """Return one JSON-ready object: ``facts``, the fields of a frozen value, and ``more`` that is derived from them."""
+    """Return one JSON-ready dict: ``facts``, the fields of the dataclass ``value``, and ``more``, which is derived from
+    them.
+    """
     return plain_json({"facts": dict(facts), **asdict(value), **more})
 
 
 def plain_json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``value`` with lists for tuples, as a reader of the JSON text gets it."""
+    """Return ``value`` as JSON represents it, with lists in place of tuples."""
+    # By JSON itself, so that no other rule can differ from it.
     plain: dict[str, Any] = json.loads(json.dumps(value))
     return plain
 
 
 def relative_place(where: str) -> str:
-    """Return ``file:line`` from the current directory on where the file lies below it, else as it is."""
+    """Return the place ``file:line`` relative to the working folder if the file lies below it, else unchanged."""
     try:
         return str(Path(where).relative_to(Path.cwd()))
     except ValueError:

@@ -6,7 +6,7 @@ A result is read by its ``verdict``, printed as a table in a terminal and shown 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,49 +38,64 @@ class Row:
 class ResultWithVerdict(ABC):
     """Base of the results that have a verdict. It has no truth value, since a verdict has more than two values."""
 
-    good: ClassVar[str]
+    _good: ClassVar[str]
     """The verdict that a test compares with."""
 
     @property
     @abstractmethod
     def verdict(self) -> str:
-        """The verdict in one word."""
+        """The verdict of the result in one word, such as ``accepted``."""
 
     @property
     @abstractmethod
     def headline(self) -> str:
-        """The subject, the verdict and the reason in one line."""
+        """The subject of the result, its verdict and the reason, in one line."""
 
     @property
     @abstractmethod
     def rows(self) -> Sequence[Row]:
-        """The lines of the table."""
+        """The rows of the table that is printed below the headline."""
 
     def __bool__(self) -> bool:
+        """Raise SL504, since a verdict has more than two values and must be compared with a text."""
+        # ``assert result`` would pass for a failed result, as any object is true.
         raise error(
             "SL504",
             where=type(self).__name__,
             got=f"a truth value of {self.headline!r}",
-            expected=f'.verdict, which is "{self.good}" where nothing is wrong and nothing was left out',
-            fix=f'write: assert result.verdict == "{self.good}"',
+            expected=f'.verdict, which is "{self._good}" where nothing is wrong and nothing was left out',
+            fix=f'write: assert result.verdict == "{self._good}"',
         )
 
     def __repr__(self) -> str:
+        """Return ``<CLASS HEADLINE>``."""
         return f"<{type(self).__name__} {self.headline}>"
 
     def __str__(self) -> str:
+        """Return the result as plain text: the headline, then the rows."""
         return "\n".join(text for text, _ in table_lines(self))
 
     def __rich__(self) -> Text:
+        """Return the result as text with styles, for rich."""
         from rich.text import Text
 
         return Text("\n").join(Text(text, style) for text, style in table_lines(self))
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the result as plain text, for IPython."""
         printer.text(str(self))
 
     def _repr_html_(self) -> str:
+        """Return the result as an HTML table, for a notebook."""
         return render_html("result.html.jinja", result=self, styles=STYLES)
+
+
+def exit_status(verdicts: Iterable[str]) -> int:
+    """Return the exit status of a verb for the verdicts of its results: 0 if all are good, 1 if one says that something
+    is wrong, else 3: nothing is wrong, and something was left out.
+    """
+    bad = {v for v in verdicts if STYLES[v][1] != "ok"}
+    return 0 if not bad else 3 if bad == {"incomplete"} else 1
 
 
 def table_lines(result: ResultWithVerdict) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 
 
 def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str, predicate: Mapping[str, Any]) -> None:
-    """Write a statement whole or not at all.
+    """Write an in-toto statement about ``subjects`` as JSON to ``path``, whole or not at all.
 
     Args:
         path: the file to write.
@@ -32,6 +32,7 @@ def write_statement(path: Path, subjects: Mapping[str, str], predicate_type: str
     """
     statement = {
         "_type": STATEMENT,
+        # Sorted, so that one result has one statement.
         "subject": [{"name": name, "digest": {"sha256": subjects[name]}} for name in sorted(subjects)],
         "predicateType": predicate_type,
         "predicate": predicate,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def shiplap(
     gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile ``gm`` with Inductor and rewrites. Torch finds this function through an entry point, so importing shiplap
-    registers nothing.
+    """Return ``gm`` compiled with Inductor and rewrites: the backend that ``torch.compile(model, backend="shiplap")``
+    finds through an entry point.
 
     ``options["rewrites"]`` are the rewrites to use, by default ``shiplap.rewrite.shipped.everything``; other options
     and ``mode`` are Inductor's.
@@ -29,6 +29,7 @@ def shiplap(
     given = dict(options or {})
     # Inductor rejects an option that it does not know, so "rewrites" is taken out of the options first.
     chosen = given.pop("rewrites", None)
+    # A single rewrite may be given without a list.
     if isinstance(chosen, Rewrite):
         chosen = [chosen]
     scope = (
@@ -39,7 +40,7 @@ def shiplap(
 
 @cache
 def _load_shipped_rewrites() -> Rewrites:
-    """Return the rewrites that ship, as one set."""
+    """Return the rewrites that ship with Shiplap, as one set, loaded at the first call."""
     # Imported late: a program that brings its own rewrites never loads those that ship.
     from shiplap.rewrite.shipped import everything
 

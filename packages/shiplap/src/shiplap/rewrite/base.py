@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def short_digest(*parts: object) -> str:
-    """Return a digest of everything that decides the effect of a rewrite, from its texts."""
+    """Return a digest, 16 hexadecimal digits, of ``parts``, the texts that decide the effect of a rewrite."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
@@ -41,7 +41,7 @@ class Rewrite(ABC):
 
     @property
     def prove_on_first_match(self) -> bool:
-        """Whether the proof waits for the first place in a graph.
+        """Whether the proof of this rewrite waits for the first place that it finds in a graph.
 
         The rewrites of Shiplap wait, since most graphs have no place for most of them. A rewrite of a user is proven
         when it is put into force, where an error names the user's line.
@@ -49,7 +49,7 @@ class Rewrite(ABC):
         return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place."""
+        """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place in it."""
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
@@ -68,24 +68,29 @@ class Rewrite(ABC):
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and is faster. Yields a value per place and per near
-        miss.
+        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each place and a
+        ``NearMiss`` for each place where it almost fits.
 
         The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.place_replacement``.
         """
 
     @abstractmethod
     def programs(self) -> Iterable[Program]:
-        """Return the programs that the proof runs. The rewrite must apply in at least one of them."""
+        """Return the programs, functions with arguments, on which the proof runs the rewrite. It must apply in at least
+        one of them.
+        """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the near miss of an obstacle to a pattern of ``of`` nodes."""
+        """Return the record of a place where this rewrite fits but for one thing, the obstacle ``at``. ``of`` is the
+        number of nodes of the pattern.
+        """
+        # The line of the user, who has to change it.
         line = source_line(at.node)
         return NearMiss(self.name, self.level, at.node.name, line, at.obstacle, at.reason, at.fitting, of, at.fix)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the proof, one for each check. The proof runs once in a process, or is read from the
-        cache.
+        """The findings of the proof of this rewrite, one for each check. The proof runs once in a process, or its
+        findings are read from the cache.
         """
         return prove_rewrite(self)

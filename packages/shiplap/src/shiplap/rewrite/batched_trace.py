@@ -23,7 +23,7 @@ MOST_TRACED_PROGRAMS = 24  # programs of one trace: what is captured after a fir
 
 
 def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
-    """Yield ``programs`` in order, in lists that can be captured together."""
+    """Yield ``programs`` in order, in lists of at most 24 that can be captured in one trace."""
     held: list[Program] = []
     for program in programs:
         # Only neighbours share a trace, so that programs stay in the order of the rewrite.
@@ -36,14 +36,18 @@ def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[lis
 
 
 def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
-    """Whether two programs can be captured in one trace."""
+    """Whether two programs can be captured in one trace at ``level`` without joining their graphs: only before autograd
+    and with fixed sizes.
+    """
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.
     return level == "pre-grad" and not first.dynamic and not second.dynamic
 
 
 def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
-    """Return the graph of ``program``. Raises the error that torch raises."""
+    """Return the graph of ``program`` at ``level``, traced alone, with gradients if ``train``. Raises the error that
+    torch raises.
+    """
     from shiplap.torch_private.inductor_passes import capture_graph
 
     fn, tensors = program.of_tensors()
@@ -51,12 +55,14 @@ def capture_program(program: Program, level: Level, train: bool) -> CapturedGrap
 
 
 def record_calls(program: Program, level: Level) -> CapturedGraph | None:
-    """Return ``program`` as a graph of the calls that it makes, without Dynamo, or None where that is not possible.
+    """Return ``program`` as a graph of the calls that it makes, recorded without Dynamo, or None where that is not
+    possible.
 
     Only the rewrites that ship use this: a test checks that Dynamo writes the same calls of their programs.
     """
     from shiplap.torch_private.inductor_passes import record_captured
 
+    # Only Dynamo makes symbols, and only AOTAutograd a graph behind autograd.
     if program.dynamic or level != "pre-grad":
         return None
     fn, tensors = program.of_tensors()
@@ -64,7 +70,9 @@ def record_calls(program: Program, level: Level) -> CapturedGraph | None:
 
 
 def capture_together(programs: Sequence[Program], level: Level) -> list[CapturedGraph] | None:
-    """Return the graph of each program, from one trace ahead of autograd, or None where that is not possible."""
+    """Return the graph of each program, from one trace of all ahead of autograd, or None where the trace fails or the
+    graphs cannot be separated.
+    """
     from shiplap.torch_private.inductor_passes import capture_graph
 
     parts = [p.of_tensors()[1] for p in programs]
@@ -77,11 +85,12 @@ def capture_together(programs: Sequence[Program], level: Level) -> list[Captured
     except Exception:  # whose fault it is shows when each is captured alone
         return None
     owners = _owning_programs(captured, starts, ends)
+    # Programs that share a node cannot be taken apart.
     return None if owners is None else [_split_off_program(captured, owners, i, starts[i]) for i in range(len(parts))]
 
 
 def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
-    """Return a function of all tensors that calls each program once and returns a list of the results.
+    """Return a function of all tensors of ``programs`` that calls each program once and returns a list of the results.
 
     The code of the function is generated: loops over arguments took a quarter of the time of a trace (CPU, 2026-11-26).
     """
@@ -105,7 +114,9 @@ def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
 
 
 def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
-    """Return the number of the program that each node belongs to, or None if a node belongs to none or to several."""
+    """Return the number of the program that each node belongs to, or None if a node belongs to none or to several.
+    ``starts`` and ``ends`` are the ranges of the programs' inputs.
+    """
     owners: dict[Node, int] = {}
     for node in captured.graph.nodes:
         role = captured.roles.get(node)
@@ -126,7 +137,9 @@ def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Seque
 
 
 def _split_off_program(captured: CapturedGraph, owners: dict[Node, int], number: int, start: int) -> CapturedGraph:
-    """Copy the nodes of one program into a graph of their own, with its inputs counted from 0."""
+    """Return program ``number`` as a graph of its own, copied from the shared trace. Its inputs, which begin at
+    ``start`` there, are counted from 0.
+    """
     graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
     for node in captured.graph.nodes:
         if owners.get(node) == number:

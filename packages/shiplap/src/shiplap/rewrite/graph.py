@@ -34,12 +34,13 @@ class ReplacementRefused(Exception):
     """The error of a function that ``place_replacement`` traces, when it cannot be used. The text is the reason."""
 
     def __init__(self, obstacle: Obstacle, reason: str) -> None:
+        """Keep the kind of the obstacle, and the reason as the text of the error."""
         self.obstacle: Obstacle = obstacle
         super().__init__(reason)
 
 
 def flat_nodes(args: Any) -> list[Node]:
-    """Return the nodes in ``args``, each once, in order."""
+    """Return the nodes in ``args``, also in nested containers, each once, in order."""
     nodes: dict[Node, None] = {}
     map_arg(args, lambda n: nodes.setdefault(n))
     return list(nodes)
@@ -55,15 +56,17 @@ def place_replacement(
     nodes: Iterable[Node] = (),
     bound: Sequence[tuple[str, str]] = (),
 ) -> Match | NearMiss:
-    """Replace the computation of ``outputs`` by ``fn(*args)``, and remove the nodes that become unused.
+    """Replace the computation of ``outputs`` by ``fn(*args)`` in the graph, and remove the nodes that become unused.
+    Return the match, or a near miss (the place and the reason) where nothing was changed.
 
     ``fn`` is plain PyTorch and returns as many tensors as there are ``outputs``, in that order; ``args`` may hold nodes
     (tensors or sizes), constants, and lists of those. ``nodes`` are all that the rewrite means to replace, ``outputs``
     included. A result that lies in memory otherwise than the output is copied to the output's dim order, unless no
-    reader sees the difference. Nothing is changed when the result is a near miss: ``fn`` raised, its results have
+    reader sees the difference. A near miss has these causes: ``fn`` raised, its results have
     another shape, dtype or device than the outputs, or strides that no dim order gives, they depend on one another, or
     between what is merged lies a write or the edge of a ``no_grad`` or autocast block.
     """
+    # In graph order: the first and the last of them bound what lies in between.
     replaced = sorted({*nodes, *outputs}, key=_node_positions(graph))
     miss = _near_miss_at(level, rewrite, outputs[0], len(replaced))
     inputs = flat_nodes(args)
@@ -110,13 +113,15 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Trace ``fn`` into a graph.
+    """Return ``fn`` traced as a graph of flat results that can stand for ``outputs``, the nodes whose values change
+    with it, and the outputs whose layout no reader sees.
 
     Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
     whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
+        """Return ``fn`` traced as a graph, on the fake values of the nodes among the replacement's arguments."""
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )
@@ -126,6 +131,7 @@ def _trace_replacement(
         [fake_value(r) if isinstance(r, Node) else r for r in _graph_results(made)],
         list[tuple[Node, Any]](),
     )
+    # Reported by the caller, with both numbers.
     if len(results) != len(outputs):
         return made, [], set()
     wanted: list[Tensor | None] = []
@@ -144,8 +150,8 @@ def _trace_replacement(
 def _why_results_differ(
     made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the reason why ``results`` of the replacement ``made`` cannot stand for ``outputs``, or None if they
-    can.
+    """Return the obstacle and the reason why ``results`` of the replacement ``made`` cannot stand for ``outputs``, or
+    None if they can. The layout of nodes in ``free`` does not count.
     """
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
@@ -166,7 +172,9 @@ def _why_results_differ(
 
 
 def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    """Return a function that makes the near miss at ``at`` from an obstacle and a reason."""
+    """Return a function that takes an obstacle and a reason and returns the near miss (a place where a rewrite fits but
+    for one thing) of ``rewrite`` at ``at``. ``of`` is the number of nodes of the pattern.
+    """
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")
     )
@@ -178,19 +186,19 @@ def _node_positions(graph: Graph) -> Callable[[Node], int]:
 
 
 def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Return ``args`` with each node of ``inputs`` replaced by its value."""
+    """Return ``args`` with each node of ``inputs`` replaced by the value at its place in ``values``."""
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
 
 
 def _graph_results(made: Graph) -> list[Any]:
-    """Return the values that ``made`` returns, as a list."""
+    """Return the values that the graph ``made`` returns, as a list."""
     return list(next(n for n in made.nodes if n.op == "output").args[0])
 
 
 def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
-    """Return the first property in which a reader of ``old`` would find ``new`` different, judged by fake values, or
-    None.
+    """Return the first property (dtype, device, shape, layout) in which a reader of ``old`` would find ``new``
+    different, with the reason, or None. Both are fake values.
     """
     if not (isinstance(new, Tensor) and isinstance(old, Tensor)):
         return (
@@ -202,6 +210,7 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
         return "device", f"the replacement is on {new.device}, the graph has {old.device}"
     if tuple(new.shape) != tuple(old.shape):
         return "shape", f"the replacement is {format_sizes(new.shape)}, the graph has {format_sizes(old.shape)}"
+    # Last, since the layout is the one difference that can be repaired.
     if not same_strides(new, old):
         return (
             "layout",
@@ -211,13 +220,14 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
 
 
 def _inputs_behind(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
-    """Return the inputs from which one result is computed."""
+    """Return the inputs from which ``result`` of the traced replacement ``made`` is computed."""
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
     return {given[n] for n in walk_from(flat_nodes(result), inputs_of) if n in given}
 
 
 def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Return the reason if a result would be computed from itself through others, or None.
+    """Return the obstacle and the reason if a result would be computed from itself through others, or None. ``needs``
+    holds the inputs of each result.
 
     In training this happens: gradients are computed from results.
     """
@@ -234,7 +244,9 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the reason if a write or the edge of a mode lies between the nodes that would be merged, or None."""
+    """Return the obstacle and the reason if a write or the edge of a mode lies between the nodes that would be merged,
+    or None.
+    """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
     first, last = order(replaced[0]), max(map(order, [*replaced, *inputs]))
@@ -247,7 +259,9 @@ def _find_barrier_between(
 
 
 def barrier_reason(node: Node) -> tuple[Obstacle, str] | None:
-    """Return the reason why other nodes must not be moved past ``node``, or None if they may."""
+    """Return the obstacle and the reason why other nodes must not be moved past ``node`` (it writes, or switches a
+    mode), or None if they may.
+    """
     if mutates_argument(node):
         return "mutation", "writes to a tensor"
     return ("mode", "switches gradients, autocast or a transform") if _switches_mode(node) else None
@@ -260,7 +274,9 @@ ALLOCATING_OPERATORS = frozenset(
 
 
 def _writes_fresh_tensor(node: Node) -> bool:
-    """Whether ``node`` writes only to a tensor that was made for it alone: ``relu(linear(x, w), inplace=True)``."""
+    """Whether ``node`` writes only to a tensor that was made for it alone, as in ``relu(linear(x, w),
+    inplace=True)``.
+    """
     given = node.args[0] if mutates_argument(node) and node.args else None
     # setitem is left out: it writes to a part, and the rest of the tensor is read by its other users.
     name = getattr(given.target, "__name__", "") if isinstance(given, Node) and given.op == "call_function" else ""
@@ -273,8 +289,8 @@ def _writes_fresh_tensor(node: Node) -> bool:
 
 
 def _switches_mode(node: Node) -> bool:
-    """Whether ``node`` enters or leaves a mode. Before autograd a graph holds ``with torch.no_grad():`` and similar
-    blocks as two calls without a result.
+    """Whether ``node`` enters or leaves a mode such as ``no_grad`` or autocast. Before autograd a graph holds such a
+    block as two calls without a result.
     """
     name = getattr(node.target, "__name__", "")
     plain = node.op == "call_function" and fx.overload_of(node) is None
@@ -282,7 +298,7 @@ def _switches_mode(node: Node) -> bool:
 
 
 def mutates_argument(node: Node) -> bool:
-    """Whether ``node`` writes to one of its arguments."""
+    """Whether ``node`` writes to one of its arguments, in place or by ``out=``."""
     if node.op == "call_method":
         name = str(node.target)
         return (name.endswith("_") and not name.endswith("__")) or name in ("__setitem__", "__iadd__", "__imul__")
@@ -300,7 +316,9 @@ def mutates_argument(node: Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """Return the arguments that a call of a library's op writes to, in the order of its schema."""
+    """Return the nodes of the arguments that a call of a library's op writes to, in the order of its schema. Empty for
+    other calls.
+    """
     written: list[Node] = []
     for schema in fx.schemas_of(node)[:1]:
         for position, argument in enumerate(schema.arguments):
@@ -339,8 +357,8 @@ def _insert_replacement(
     outputs: Sequence[Node],
     writers: Sequence[Node] = (),
 ) -> list[Node]:
-    """Copy the nodes of ``made`` ahead of the last output, or behind the last of ``writers``, and let the users of the
-    outputs but these read the copies. Returns the copies.
+    """Copy the nodes of the traced replacement ``made`` ahead of the last output, or behind the last of ``writers``,
+    let the users of ``outputs`` read the copies, and return these.
     """
     order = _node_positions(graph)
     given = iter(inputs)
@@ -361,13 +379,14 @@ def _insert_replacement(
                 placed.append(env[node])
     for new, old in zip(results, outputs, strict=True):
         if isinstance(new, Node):
+            # Debuggers and near misses find the user's line by the stack trace in the meta.
             fx.carry_over(env[new], old)
             old.replace_all_uses_with(env[new], delete_user_cb=lambda user: user not in writers)
     return placed
 
 
 def sort_graph(graph: Graph) -> None:
-    """Move every node behind its inputs, and keep the order otherwise."""
+    """Move every node of the graph behind its inputs, in place, and keep the order otherwise."""
     done: set[Node] = set()
     # Nodes are moved behind the last placed node, so a graph that is in order is not changed at all.
     cursor = None
@@ -389,7 +408,7 @@ def sort_graph(graph: Graph) -> None:
 
 
 def _erase_unused(replaced: Sequence[Node]) -> None:
-    """Remove the nodes of ``replaced`` that have no users and write to nothing but such nodes."""
+    """Remove those nodes of ``replaced`` from their graph that have no users and write to nothing but such nodes."""
     made = set(replaced)
     for node in replaced:
         # What a library's op writes to was made for the computation that is replaced, and is read by nobody else.
@@ -403,8 +422,8 @@ def _erase_unused(replaced: Sequence[Node]) -> None:
 
 
 def remove_dead_calls(graph: Graph) -> None:
-    """Remove the calls whose results no node reads and which have no effect. They would count as readers of a value
-    that a rewrite replaces.
+    """Remove from the graph the calls whose results no node reads and which have no effect. They would count as readers
+    of a value that a rewrite replaces.
     """
     for node in reversed(list(graph.nodes)):
         if not node.users and _has_no_effect(node):
@@ -412,8 +431,8 @@ def remove_dead_calls(graph: Graph) -> None:
 
 
 def _has_no_effect(node: Node) -> bool:
-    """Whether ``node`` returns tensors of known sizes, and writes to nothing, draws no random numbers and raises no
-    error that depends on data.
+    """Whether a call may be removed if no node reads its result: it returns tensors of known sizes, writes to nothing,
+    draws no random numbers and raises no error that depends on data.
     """
     held = fake_value(node)
     known = isinstance(held, Tensor) or (
@@ -441,10 +460,13 @@ _TAGS_OF_EFFECTS = frozenset(
 
 @cache
 def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
-    """Return the tags of all forms of the ATen operator that ``target`` calls, or None where it calls another one."""
+    """Return the tags of all overloads of the ATen operator that ``target`` calls, or None where ``target`` is not one
+    of torch.
+    """
     if (schema := getattr(target, "_schema", None)) is not None:
         return frozenset(target.tags) if schema.name.startswith(("aten::", "prims::")) else None
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    # A method is named by a text, and belongs to a tensor of torch.
     home = "torch." if isinstance(target, str) else str(getattr(target, "__module__", "") or "torch.")
     packet = getattr(torch.ops.aten, name, None) if name and f"{home}.".startswith("torch.") else None
     if packet is None:
@@ -453,24 +475,26 @@ def _tags_of_aten_operator(target: Any) -> frozenset[torch.Tag] | None:
 
 
 def operator_name(node: Node) -> str:
-    """Return the call of a node as its users write it: ``aten.addmm``, ``linear``, ``.view``."""
+    """Return the call of a node as its users write it: ``aten.addmm``, ``linear``, or ``.view`` for a method."""
     return f".{node.target}" if node.op == "call_method" else fx.operator_name(node.target)
 
 
 def name_and_operator(node: Node) -> str:
-    """Return the name of a node and the call that it makes, ``mm_1 (aten.mm)``, or its kind where it makes none."""
+    """Return the name of a node with the call that it makes, ``mm_1 (aten.mm)``, or with its kind where it makes
+    none.
+    """
     return f"{node.name} ({operator_name(node) if node.op.startswith('call') else node.op})"
 
 
 def fake_tensor(node: Any) -> Tensor | None:
-    """Return the fake tensor of ``node``, or None if it is no node, or stands for no tensor."""
+    """Return the fake tensor of ``node``, or None if it is no node or stands for no tensor."""
     held = fake_value(node) if isinstance(node, Node) else None
     return held if isinstance(held, Tensor) else None
 
 
 def source_line(node: Node) -> str:
-    """Return ``file:line`` of the user's call, the last one outside of torch, or an empty text where the compiler
-    recorded none.
+    """Return ``file:line`` of the user's call that made the node, the last frame outside of torch, or an empty text
+    where the compiler recorded none.
     """
     frames = FRAME_PATTERN.findall(node.meta.get("stack_trace") or "")
     # The last frame of the user is the line to edit; frames of torch below it are the same for all callers.
@@ -479,7 +503,7 @@ def source_line(node: Node) -> str:
 
 
 def describe_node(node: Any) -> str:
-    """Return a short text for a node, ``float32[8, 64] of linear_1``, and the ``repr`` of a constant."""
+    """Return a node as text for people, ``float32[8, 64] of linear_1``, or the ``repr`` of a constant."""
     if not isinstance(node, Node):
         return repr(node)
     held = fake_tensor(node)
@@ -487,7 +511,7 @@ def describe_node(node: Any) -> str:
 
 
 def describe_tensor(held: Tensor) -> str:
-    """Return dtype and sizes of a tensor, ``float32[8, 64]``."""
+    """Return dtype and sizes of a tensor as text: ``float32[8, 64]``."""
     return f"{_dtype_name(held.dtype)}{format_sizes(held.shape)}"
 
 
@@ -497,13 +521,13 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def format_sizes(sizes: Iterable[Any]) -> str:
-    """Return sizes as text, ``[8, 64]``."""
+    """Return sizes as text: ``[8, 64]``."""
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def _bytes_of_traffic(nodes: Iterable[Node]) -> int:
-    """Return the bytes that the nodes read and write, each node counted on its own. A symbolic size counts as in the
-    call that is compiled for.
+    """Return the bytes that the nodes read and write if each runs on its own. Views count nothing, and a symbolic size
+    counts as in the call that is being compiled.
     """
     # Views move no bytes. What fusion would save is not modelled here: the survey measures it.
     return sum(sum(map(_bytes_of_node, (n, *n.all_input_nodes))) for n in nodes if not is_view_call(n))
@@ -516,6 +540,7 @@ def is_view_call(node: Node) -> bool:
 
 
 def _bytes_of_node(node: Node) -> int:
-    """Return the size of the tensor of ``node`` in bytes, 0 where it is no tensor."""
+    """Return the size of the tensor of ``node`` in bytes, 0 where it stands for no tensor."""
     held = fake_tensor(node)
+    # A symbol counts as in the call that is compiled for.
     return 0 if held is None else math.prod(fx.size_hint_of(n) for n in held.shape) * held.itemsize

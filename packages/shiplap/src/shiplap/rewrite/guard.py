@@ -42,8 +42,8 @@ class Guard:
 
     @classmethod
     def parse(cls, source: str, names: frozenset[str], where: str) -> Guard:
-        """Parse the text of a guard. Raises SL803 for syntax outside the language, and for a name that is neither an
-        argument nor a dim.
+        """Return the guard that ``source`` states. Raises SL803 for syntax outside the language of guards, and for a
+        name that is not in ``names``, the arguments and dims.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval")
@@ -74,20 +74,24 @@ class Guard:
 
     @cached_property
     def _tree(self) -> ast.expr:
+        """The syntax tree of the guard's expression."""
         return ast.parse(self.source, mode="eval").body
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names of arguments and dims that the guard reads."""
+        """The names of arguments, dims and functions that the guard reads, without those of dtypes."""
         return frozenset(n.id for n in ast.walk(self._tree) if isinstance(n, ast.Name)) - _DTYPES_BY_NAME.keys()
 
     def in_named_dims(self, dim_at: Callable[[str, int], str], dims: frozenset[str]) -> str:
-        """Return the guard in terms of named dims alone, from which fitting sizes can be searched, or an empty text if
-        other values occur.
+        """Return the guard as text in terms of named dims alone, from which fitting sizes can be searched, or an empty
+        text if other values occur.
         """
 
         class Named(ast.NodeTransformer):
             def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+                """Return the name of the dim in place of an expression ``x.shape[i]``, or the node unchanged where that
+                dim has no name.
+                """
                 owner, at = node.value, node.slice
                 if isinstance(owner, ast.Attribute) and owner.attr == "shape" and isinstance(owner.value, ast.Name):
                     try:
@@ -104,10 +108,12 @@ class Guard:
             expr = Expr.parse(text, "guard")
         except ShiplapError:
             return ""
+        # Sizes are searched for named dims; other values come with a sample.
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Return an empty text when the guard holds, else its reason: ``x.shape[-1] is 100``.
+        """Return an empty text when the guard holds for the arguments and dims in ``env``, else the reason:
+        ``x.shape[-1] is 100``.
 
         On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
         """
@@ -117,6 +123,7 @@ class Guard:
         # A guard that cannot be evaluated does not hold: x.shape[3] of a matrix, say.
         except (ArithmeticError, LookupError, TypeError, AttributeError) as e:
             return f"{type(e).__name__}: {e}"
+        # A size that only data decides cannot be guarded, so the guard does not hold.
         except symbolic_sizes.data_dependent():
             pass
         # The values of the parts say why the guard does not hold; the value of the whole is only False.
@@ -124,7 +131,9 @@ class Guard:
         return ", ".join(f"{name} is {held}" for name, held in leaves.items())
 
     def _value(self, node: ast.expr, env: Mapping[str, Any]) -> Any:
-        """Evaluate one expression of the guard. Nothing of Python's builtins is in scope."""
+        """Return the value of one expression of the guard for the arguments in ``env``. Python's builtins are not in
+        scope.
+        """
         code = compile(ast.Expression(node), f"<guard {self.source}>", "eval")
         held = {k: _TensorView(v) if isinstance(v, Tensor) else v for k, v in env.items()}
         # Safe: parse() admitted only lookups, arithmetic and a few methods, and builtins are absent.
@@ -138,6 +147,7 @@ class _DeviceType(str):
 
     @property
     def type(self) -> str:
+        """The device type itself, so that ``x.device.type`` works in guards."""
         return str(self)
 
 
@@ -145,6 +155,7 @@ class _TensorView:
     """The attributes of a tensor that a guard may read."""
 
     def __init__(self, tensor: Tensor) -> None:
+        """Copy the attributes that guards may read from a tensor."""
         self.shape, self.dtype, self.ndim = tuple(tensor.shape), tensor.dtype, tensor.dim()
         self.device, self.itemsize, self.requires_grad = (
             _DeviceType(tensor.device.type),
@@ -155,6 +166,7 @@ class _TensorView:
         self.size, self.dim = tensor.size, tensor.dim
 
     def __repr__(self) -> str:
+        """Return dtype and sizes: ``float32[8, 64]``."""
         return f"{_format_value(self.dtype)}{list(self.shape)}"
 
 

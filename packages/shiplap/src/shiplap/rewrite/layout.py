@@ -21,7 +21,7 @@ LAYOUT_OPERATORS = frozenset(
 
 
 def same_strides(new: Tensor, old: Tensor) -> bool:
-    """Whether two tensors of one shape have the same layout. Strides of dims with at most one element do not count."""
+    """Whether two tensors of one shape have the same strides. Strides of dims with at most one element do not count."""
     return _relevant_strides(new) == _relevant_strides(old)
 
 
@@ -31,7 +31,7 @@ def _relevant_strides(t: Tensor) -> list[Any]:
 
 
 def shares_storage(made: Any, given: Iterable[Any]) -> bool:
-    """Whether a result, or one of several, is memory of one of ``given``."""
+    """Whether ``made``, a result or several, shares the storage of one of the tensors in ``given``."""
     own = [t for t in as_list(made) if _is_strided_tensor(t)]
     theirs = [t for t in given if _is_strided_tensor(t)]
     return any(same_storage(a, b) for a in own for b in theirs)
@@ -43,11 +43,14 @@ def _is_strided_tensor(held: Any) -> bool:
 
 
 def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
-    """Return a function that calls ``fn`` and copies each result to the dim order of ``wanted``, where that is not
-    None.
+    """Return a function that calls ``fn`` and copies each result to the dim order of the tensor in ``wanted``, where
+    that is not None.
     """
 
     def laid_out(*args: Any) -> list[Any]:
+        """Return the results of the wrapped function for ``args`` as a list, each copied to the wanted dim order where
+        one is given.
+        """
         results = fn(*args)
         flat = as_list(results)
         return [
@@ -59,7 +62,7 @@ def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> 
 
 
 def _copy_to_layout(new: Tensor, old: Tensor) -> Tensor:
-    """Copy ``new`` to the dim order of ``old``."""
+    """Return a copy of ``new`` whose dims lie in memory in the order of those of ``old``."""
     order = dims_by_stride(old)
     if order == list(range(new.dim())):
         return new.contiguous()
@@ -67,7 +70,9 @@ def _copy_to_layout(new: Tensor, old: Tensor) -> Tensor:
 
 
 def dims_by_stride(t: Tensor) -> list[int]:
-    """Return the dims of a tensor from the outermost to the innermost in memory."""
+    """Return the numbers of a tensor's dims from the largest stride to the smallest. Dims of equal strides keep their
+    order.
+    """
     # Insertion sort keeps the order of dims with equal strides.
     order = list(range(t.dim()))
     for i in range(1, t.dim()):  # strides may be symbols, which cannot be hashed but compared
@@ -79,8 +84,8 @@ def dims_by_stride(t: Tensor) -> list[int]:
 
 
 def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
-    """Return the readers of ``old`` with the values that they have if it is laid out as ``new``, or None if a reader
-    would see the difference.
+    """Return the readers of ``old`` with the fake values that they have if it is laid out as ``new``, or None if a
+    reader would see the difference.
 
     The list ends at the readers that are laid out as before. A chain of views that ends in a copy hides the difference:
     ``attended.transpose(1, 2).reshape(b, l, -1)``.
@@ -99,6 +104,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
         return None
     if not isinstance(made, Tensor) or tuple(made.shape) != tuple(held.shape):
         return None
+    # A copy or a view back: nobody behind it sees a difference.
     if same_strides(made, held):
         return moved
     further = readers_with_new_layout(reader, made)
@@ -106,7 +112,7 @@ def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | 
 
 
 def _called_name(node: Node) -> str:
-    """Return the name of the function or method that ``node`` calls."""
+    """Return the name of the function or method that ``node`` calls, or an empty text."""
     if node.op == "call_method":
         return str(node.target)
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""

@@ -45,17 +45,18 @@ class Saving:
     bytes: int = 0
 
     def __add__(self, other: Saving) -> Saving:
+        """Return the sum of two savings, of nodes and of bytes."""
         return Saving(self.nodes + other.nodes, self.bytes + other.bytes)
 
     def __str__(self) -> str:
-        """Return the nodes, and the bytes that they read and write where none is fused, in words."""
+        """Return the saving in words: ``3 nodes fewer, 1.2 MB less to move``."""
         nodes, traffic = abs(self.nodes), _bytes(abs(self.bytes))
         fewer = f"{nodes} node{'s' * (nodes != 1)} {'more' if self.nodes < 0 else 'fewer'}"
         return f"{fewer}, {traffic} {'more' if self.bytes < 0 else 'less'} to move"
 
 
 def _bytes(number: int) -> str:
-    """Return a number of bytes with its unit."""
+    """Return a number of bytes as text with its unit: ``1.5 kB``."""
     size = float(number)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
@@ -90,8 +91,8 @@ class Match:
 
     @property
     def text(self) -> str:
-        """One line: the operators, the place and what was saved there."""
-        return f"{' + '.join(_counted(self.operators))}{_at(self.where[-1] if self.where else '')}: {self.saving}"
+        """The match in one line: the replaced operators, the line of source and the saving."""
+        return f"{' + '.join(_joined(self.operators))}{_at_line(self.where[-1] if self.where else '')}: {self.saving}"
 
 
 @dataclass(frozen=True)
@@ -120,19 +121,24 @@ class NearMiss:
 
     @property
     def text(self) -> str:
-        """One line: the obstacle, the place, the reason and the remedy."""
+        """One line about this place where a rewrite almost fits: the kind of obstacle, the line of source, the reason
+        and the remedy.
+        """
         fix = f"; {self.fix}" if self.fix else ""
-        return f"{self.obstacle}{_at(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
+        return f"{self.obstacle}{_at_line(self.where)}: {self.reason} ({self.fitting} of {self.of} nodes fit){fix}"
 
     def __str__(self) -> str:
+        """Return one line: the rewrite's name, then the obstacle, line of source, reason and remedy."""
         return f"{self.rewrite}: {self.text}"
 
 
-def _counted(operators: Sequence[str]) -> list[str]:
+def _joined(operators: Sequence[str]) -> list[str]:
+    """Return operators with equal neighbours joined: ``3 x linear``."""
     return [f"{n} x {op}" if (n := len(list(same))) > 1 else op for op, same in groupby(operators)]
 
 
-def _at(where: str) -> str:
+def _at_line(where: str) -> str:
+    """Return `` at file:line``, relative to the working folder, or an empty text for no place."""
     return f" at {relative_place(where)}" if where else ""
 
 

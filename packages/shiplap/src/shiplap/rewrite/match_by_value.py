@@ -75,8 +75,11 @@ class GraphPart:
     constants: Mapping[Node, Tensor] = field(default_factory=dict)
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Compute the part, without casts, on ``x`` and ``sides``. Raises the error that torch raises."""
+        """Return the result of the part on ``x`` and ``sides``, with all casts left out. Raises the error that torch
+        raises.
+        """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
+        # Tensors that are computed twice get the values of the side that they equal.
         held.update({other: held[side] for other, side in self.same.items()})
         for node in self.nodes:
             held[node] = _run_call(node, held)
@@ -85,8 +88,8 @@ class GraphPart:
         return result
 
     def draw_inputs(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Yield random ``x`` and sides: first of small sizes, which the calls may not admit, then of the sizes of the
-        graph.
+        """Yield random values for ``x`` and the sides in float64: first of small sizes, which the calls may not admit,
+        then of the sizes of the graph.
         """
         held = [fake_value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(size_hint_of(n) for n in t.shape) for t in held]
@@ -100,8 +103,8 @@ class GraphPart:
 
 
 def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return ``shape`` with all sizes but the last made small: equal sizes stay equal, different sizes stay
-    different.
+    """Return ``shape`` with all sizes but the last made small: equal sizes in ``shapes`` stay equal, different sizes
+    stay different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > LARGEST_KEPT_SIZE})
@@ -109,12 +112,12 @@ def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tupl
 
 
 def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) -> Tensor:
-    """Return a random tensor in float64, or complex128."""
+    """Return a tensor of normally distributed numbers in float64, or complex128 if ``imaginary``."""
     return torch.randn(tuple(shape), dtype=torch.complex128 if imaginary else torch.float64, generator=rng)
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Compute one call on the values in ``held``."""
+    """Return the result of the call ``node`` on the values in ``held``. A cast returns its argument unchanged."""
     if torch_call_name(node) in CAST_OPERATORS:
         return held[tensor_argument(node)]
     # A size that the graph computes is replaced by the number of the call that is compiled for.
@@ -122,7 +125,9 @@ def _run_call(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
-    """Return the calls from ``x`` to ``out``, or None where one of them cannot be run."""
+    """Return the part of the graph between ``x`` and ``out``, or None where ``out`` is not computed from ``x`` through
+    calls that a part may hold.
+    """
     reached = _nodes_above(out)
     if x not in reached:
         return None
@@ -142,6 +147,7 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
             continue
         if (number := _written_constant(node)) is not None:
             constants[node] = number
+        # Models compute a mask or a table anew in each layer; random sides must agree there.
         elif (side := first.setdefault(_computation_key(node), node)) is node:
             sides.append(node)
         else:
@@ -150,7 +156,9 @@ def part_between(x: Node, out: Node) -> GraphPart | None:
 
 
 def _written_constant(node: Node) -> Tensor | None:
-    """Return the numbers of a tensor of one dim that the graph computes from nothing, such as signs, or None."""
+    """Return the numbers, in float64, of a tensor of at most one dim that the graph computes from constants alone, or
+    None.
+    """
     from shiplap.rewrite.shipped.constant_masks import constant_value
 
     held = fake_value(node)
@@ -159,16 +167,18 @@ def _written_constant(node: Node) -> Tensor | None:
 
 
 def _computation_key(node: Any, depth: int = 8) -> Any:
-    """Return a value that is equal for two nodes that compute the same from the same values: the calls by name, down to
-    the first that is no view, arithmetic or cast.
+    """Return a key that is equal for two nodes that make the same arithmetic, views and casts on the same values, down
+    to ``depth`` calls.
     """
     if isinstance(node, (list, tuple)):
         return tuple(_computation_key(n, depth) for n in node)
     if isinstance(node, slice):
         return "slice", *(_computation_key(n, depth) for n in (node.start, node.stop, node.step))
     if not isinstance(node, Node):
+        # As text, since 1, 1.0 and True are equal, as are 0.0 and -0.0, and compute different results.
         return type(node).__name__, repr(node)
     name = torch_call_name(node)
+    # A value that is written to differs from reader to reader.
     pure = name in ARITHMETIC_OPERATORS or name in VALUE_MOVING_OPERATORS or name in CAST_OPERATORS
     if not depth or not pure or any(mutates_argument(n) for n in (node, *node.users)):
         return node
@@ -182,24 +192,25 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
 
 
 def candidate_starts(out: Node) -> list[Node]:
-    """Return the values of the shape of ``out`` from which it is computed, the nearest first. Each is a candidate for
-    the ``x`` of a part.
+    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first. Each is a
+    candidate for the ``x`` of a part.
     """
     held = fake_value(out)
     shaped = [
         n for n in _nodes_above(out) - {out} if isinstance(fake_value(n), Tensor) and same_shape(fake_value(n), held)
     ]
+    # Nodes compare by their place in the graph, the last being the nearest.
     return sorted((n for n in shaped if fake_value(n).is_floating_point()), reverse=True)  # as in the graph
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls behind ``out`` that a part may hold."""
+    """Return the names of the calls behind ``out``, as far as a part may reach, that a part may hold."""
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and all nodes that it is computed from through calls that a part may hold, with the values before
-    them.
+    """Return ``out`` and all nodes from which it is computed through at most 24 calls that a part may hold, with the
+    values before them.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.
@@ -210,8 +221,11 @@ def _nodes_above(out: Node) -> set[Node]:
 
 
 def is_understood(node: Node) -> bool:
-    """Whether a part may hold this call: arithmetic, a cast, or an operator that moves values."""
+    """Whether a part may hold the call ``node``: arithmetic, a cast, or an operator that moves values, without a
+    write.
+    """
     name = torch_call_name(node)
+    # A cast to an integer changes values.
     if name in CAST_OPERATORS:
         return keeps_values(node)
     return (
@@ -222,5 +236,5 @@ def is_understood(node: Node) -> bool:
 
 
 def agree_but_for_rounding(got: Tensor, wanted: Tensor) -> bool:
-    """Whether two results in float64 are the same but for rounding."""
+    """Whether two results in float64 have one shape and differ at most by rounding (1e-9)."""
     return got.shape == wanted.shape and torch.allclose(got, wanted, rtol=1e-9, atol=1e-9)

@@ -53,17 +53,19 @@ class PatternGraph:
 
     @cached_property
     def picked(self) -> list[int]:
-        """The numbers of the results that are computed: those that are neither None nor an argument unchanged."""
+        """The numbers of the pattern's results that are computed: those that are neither None nor an argument
+        unchanged.
+        """
         return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
 
     @cached_property
     def outputs(self) -> list[Node]:
-        """The nodes of the results that are computed."""
+        """The nodes of the pattern's results that are computed."""
         return [self.results[i] for i in self.picked]
 
     @property
     def calls(self) -> list[Node]:
-        """The nodes that a graph must have: calls that do not merely compute sizes."""
+        """The nodes of the pattern that a graph must have: its calls, except those that compute only sizes."""
         return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(fake_value(n))]
 
 
@@ -81,11 +83,12 @@ class PartialMatch:
     passed: tuple[Node, ...] = ()
 
     def copy(self) -> PartialMatch:
+        """Return a copy whose dicts and lists can be extended without changing this match."""
         return PartialMatch(dict(self.nodes), dict(self.args), list(self.sizes), self.stop, self.passed)
 
     @property
     def replaced(self) -> list[Node]:
-        """The nodes of the graph that the pattern stands for: those of its nodes, and idle casts between them."""
+        """The nodes of the graph for which the pattern stands: those of its nodes, and idle casts between them."""
         return [*self.nodes.values(), *self.passed]
 
 
@@ -95,11 +98,12 @@ class _PatternWalker:
     """
 
     def __init__(self, pattern: PatternGraph) -> None:
+        """Keep the pattern that is compared with graphs."""
         self.pattern = pattern
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
-        """Return the ways in which ``want`` of the pattern is ``actual``, which ``user`` reads, or the one that came
-        farthest.
+        """Return the ways in which the pattern's node ``want`` is ``actual`` of the graph, which ``user`` reads, or the
+        one way that came farthest.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
         if keeps_tensor(actual) and (want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)):
@@ -108,6 +112,7 @@ class _PatternWalker:
             return self.match_node(fit, want, actual.args[0], actual)
         if want in self.pattern.inputs:
             return [self._input(fit, want, actual, user)]
+        # The pattern reads this value twice, so the graph has to read one node twice.
         if want in fit.nodes:
             same = fit.nodes[want] is actual
             reason = f"{operator_name(user)} reads {_operand_name(actual)}, the pattern {fit.nodes[want].name} again"
@@ -132,17 +137,22 @@ class _PatternWalker:
         return self._writers(self._arguments(fit, want, actual), want, actual)
 
     def _writers(self, fits: list[PartialMatch], want: Node, actual: Node) -> list[PartialMatch]:
-        """Compare the calls of libraries' ops that write to ``want`` with those that write to ``actual``, in order."""
+        """Extend ``fits`` by the calls of libraries' ops that write to ``want`` in the pattern, compared in order with
+        those that write to ``actual``. Return the ways that fit, or with an obstacle.
+        """
         ours, theirs = ([u for u in n.users if n in written_arguments(u)] for n in (want, actual))
         if len(theirs) < len(ours):
             reason = f"{_operand_name(actual)} is written to {len(theirs)} times, in the pattern {len(ours)} times"
             return [self._stop_at(fit, actual, "mutation", reason) for fit in fits]
+        # Later writes of the graph are no part of the pattern.
         for wanted, writer in zip(ours, theirs, strict=False):
             fits = _best_matches([more for fit in fits for more in self.match_node(fit, wanted, writer, actual)])
         return fits
 
     def _input(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> PartialMatch:
-        """Bind an input of the pattern to ``actual``."""
+        """Return ``fit`` with the pattern's input ``want`` bound to ``actual``, or with an obstacle where that input is
+        bound to another value.
+        """
         name = self.pattern.inputs[want]
         if name not in fit.args:
             fit = fit.copy()
@@ -160,7 +170,9 @@ class _PatternWalker:
         )
 
     def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
-        """Compare the arguments of two calls of the same operator, in both orders if they commute."""
+        """Return the ways in which the arguments of two calls of one operator agree, in both orders if they commute, or
+        the one that came farthest.
+        """
         wanted, given = canonical_arguments(want), canonical_arguments(actual)
         # The graph may leave out an argument that has its default, while the pattern states it.
         if not wanted.keys() <= given.keys():
@@ -168,6 +180,7 @@ class _PatternWalker:
         if wanted.keys() != given.keys():
             return [self._stop_at(fit, actual, "argument", _describe_argument_names(actual, wanted, given))]
         orders = [list(wanted)]
+        # Models write a + b and b + a.
         if canonical_name(want) in COMMUTATIVE_OPERATORS and {"input", "other"} <= wanted.keys():
             orders.append([{"input": "other", "other": "input"}.get(n, n) for n in wanted])
         tried: list[PartialMatch] = []
@@ -178,8 +191,8 @@ class _PatternWalker:
         return _best_matches(tried)
 
     def _match_pairs(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
-        """Compare all of ``pairs``: the name of an argument of ``user``, its value in the pattern, its value in the
-        graph.
+        """Return the ways in which all of ``pairs`` agree: the name of an argument of ``user``, its value in the
+        pattern, its value in the graph.
         """
         fits = [fit]
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
@@ -189,11 +202,14 @@ class _PatternWalker:
         return fits
 
     def _match_argument(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
-        """Compare one argument of two calls."""
+        """Return the ways in which the argument ``name`` of ``user`` agrees: ``want`` in the pattern, ``given`` in the
+        graph.
+        """
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
                 return [self._differs(fit, user, name, given, _operand_name(want))]
             return self._match_pairs(fit, [(name, w, g) for w, g in zip(want, given, strict=True)], user)
+        # The bounds of a slice may be sizes that the graph computes.
         if isinstance(want, slice) and isinstance(given, slice):
             parts = [(name, getattr(want, part), getattr(given, part)) for part in ("start", "stop", "step")]
             return self._match_pairs(fit, parts, user)
@@ -208,10 +224,13 @@ class _PatternWalker:
         return [fit if _equal_constants(want, given) else self._differs(fit, user, name, given, _operand_name(want))]
 
     def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
-        """Compare sizes. A size that is a symbol in the pattern is kept for ``check_sizes``."""
+        """Return ``fit`` after comparing a size. A size that is a symbol in the pattern is kept in ``sizes``, for
+        :func:`check_sizes`.
+        """
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
             given = given[0]
         actual = fake_value(given) if isinstance(given, Node) else given
+        # A symbol of the pattern stands for a size, and never for another number.
         if not (is_size(actual) if is_size(want) else is_number(actual) or isinstance(actual, float)):
             return self._differs(fit, user, name, given, "a size")
         if isinstance(want, int):  # known already: which one of several results a getitem picks, say
@@ -224,14 +243,16 @@ class _PatternWalker:
         return fit
 
     def _scalar(self, fit: PartialMatch, name: str, given: float, user: Node) -> PartialMatch:
-        """Bind an argument of the pattern to a constant of the graph."""
+        """Return ``fit`` with the pattern's argument ``name`` bound to the number ``given`` of the graph, or with an
+        obstacle where another number is bound.
+        """
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
             return fit
         return self._stop_at(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
     def _differs(self, fit: PartialMatch, user: Node, name: str, given: Any, want: str) -> PartialMatch:
-        """Return ``fit`` with the obstacle that an argument has another value."""
+        """Return ``fit`` with the obstacle that the argument ``name`` of ``user`` is ``given`` and not ``want``."""
         return self._stop_at(
             fit,
             user,
@@ -240,15 +261,17 @@ class _PatternWalker:
         )
 
     def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
-        """Return ``fit`` with its first obstacle. The walk goes on, to count the nodes that fit besides."""
+        """Return a copy of ``fit`` with an obstacle, unless it has one. The walk goes on, to count the nodes that fit
+        besides.
+        """
         stopped = fit.copy()
         stopped.stop = fit.stop or RewriteObstacle(node, obstacle, reason)
         return stopped
 
 
 def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
-    """Return the bases of two powers that have one exponent and different spellings, ``x.pow(2)`` and ``x * x``, or
-    None.
+    """Return the bases of two powers with one exponent and different spellings, as of ``x.pow(2)`` and ``x * x``, or
+    None for other calls.
     """
     if not actual.op.startswith("call") or canonical_name(want) == canonical_name(actual):
         return None
@@ -259,8 +282,8 @@ def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
 def match_output(
     pattern: PatternGraph, at: Node, known: PartialMatch | None = None, output: int = 0
 ) -> list[PartialMatch]:
-    """Return the ways in which ``pattern`` may lie with output number ``output`` at ``at``, on top of the partial match
-    ``known``.
+    """Return the ways in which ``pattern`` may lie in a graph with its output number ``output`` at the node ``at``, on
+    top of the partial match ``known``.
 
     There are several where arguments commute, and only a later comparison decides between them. The list holds one
     match with a ``stop`` where an obstacle is in the way.
@@ -269,12 +292,16 @@ def match_output(
 
 
 def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
-    """Return the first of the ``match_output``."""
+    """Return the first way in which ``pattern`` may lie with its first output at ``at``, or the one that came
+    farthest.
+    """
     return match_output(pattern, at)[0]
 
 
 def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
-    """Return the matches without an obstacle, each binding of arguments once, or else the one that came farthest."""
+    """Return the matches without an obstacle, each binding of arguments once and at most 32, or else the one that came
+    farthest.
+    """
     fitting: list[PartialMatch] = []
     for way in tried:
         if way.stop is None and all(way.args != other.args for other in fitting):
@@ -284,7 +311,9 @@ def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
 
 
 def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) -> PartialMatch:
-    """Match the other outputs of a pattern whose first output fits, wherever in the graph they are."""
+    """Return ``fit``, whose first output fits, extended by the other outputs of the pattern, wherever in the graph they
+    are, or with an obstacle.
+    """
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
             continue
@@ -293,6 +322,7 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
         tried = [way for n in places for way in match_output(pattern, n, fit, index)]
         fitting = [t for t in tried if t.stop is None]
         if not fitting:
+            # The obstacle that came farthest is the one to report.
             nearest = max(tried, key=lambda t: len(t.nodes), default=None)
             at = fit.nodes[pattern.outputs[0]]
             reason = f"nothing computes result {pattern.picked[index]} of the pattern from the same arguments"
@@ -305,8 +335,8 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
-    """Return the obstacle if sizes disagree, once every argument is bound: sizes of arguments, and sizes that the graph
-    computes with.
+    """Return the obstacle if sizes disagree once every argument is bound, or None. ``any_rank`` accepts other ranks
+    than the pattern's.
     """
     sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
@@ -337,8 +367,9 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 
 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-    """Return the obstacle if a node outside of the match reads a value that would no longer be computed."""
+    """Return the obstacle if a node outside of the match reads a value that would no longer be computed, or None."""
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
+    # Views cost nothing, so they may stay for other readers.
     free = _views_of_inputs(pattern, fit)
     for node in fit.nodes.values():
         stranger = next((u for u in node.users if u not in inside), None)
@@ -351,8 +382,8 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | N
 
 
 def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
-    """Return the matched views of arguments of the pattern, such as a split. They stay in the graph for other readers
-    and cost nothing.
+    """Return the matched nodes that are views of the pattern's arguments, such as a split. They stay in the graph for
+    other readers and cost nothing.
     """
     free: set[Node] = set()
     for want in pattern.graph.nodes:
@@ -364,17 +395,19 @@ def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
 
 
 def _splits(node: Node) -> bool:
-    """Whether ``node`` returns several views of its argument."""
+    """Whether ``node`` returns several views of its argument, as a split does."""
     return canonical_name(node) in ("split", "chunk", "unbind", "split_with_sizes", "tensor_split")
 
 
 def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
-    """Return a call of the match that writes to ``node`` behind ``reader``, or None."""
+    """Return a call of the match (``inside``) that writes to ``node`` after ``reader`` has read it, or None."""
     return next((u for u in node.users if u in inside and node in written_arguments(u) and reader < u), None)
 
 
 def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Return a sentence on the arguments that one of two calls has and the other lacks."""
+    """Return a sentence about the arguments that the graph's call ``actual`` has and the pattern's lacks, or the
+    reverse.
+    """
     more, less = [n for n in given if n not in wanted], [n for n in wanted if n not in given]
     call = operator_name(actual)
     if len(more) == len(less) == 1 and (isinstance(wanted[less[0]], Node) or wanted[less[0]] == given[more[0]]):
@@ -387,21 +420,23 @@ def _describe_argument_names(actual: Node, wanted: Mapping[str, Any], given: Map
 
 
 def _equal_constants(want: Any, given: Any) -> bool:
-    """Whether two constants are one: 1 and 1.0 are, and so are two NaN. 0.0 and -0.0 are not."""
+    """Whether two constants are equal: 1 and 1.0 are, and so are two NaN. 0.0 and -0.0 are not."""
     if type(want) is type(given) is float:
         return repr(want) == repr(given)
     return want == given and (type(want) is type(given) or isinstance(want, (int, float)))
 
 
 def _operand_name(actual: Any) -> str:
-    """Return the name of a node, or the text of a constant."""
+    """Return the name of a node, or the text of a constant, for reasons."""
     if isinstance(actual, (list, tuple)):
         return f"[{', '.join(map(_operand_name, actual))}]"
     return actual.name if isinstance(actual, Node) else repr(actual)
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return the usual cause of such a difference: a weight that is stored the other way round."""
+    """Return words about the usual cause of a difference, a weight that is stored transposed, or an empty text.
+    ``want`` is the pattern's call, ``actual`` the graph's value.
+    """
     if canonical_name(want) in TRANSPOSING_OPERATORS:
         return ": it is not transposed here"
     if isinstance(actual, Node) and canonical_name(actual) in TRANSPOSING_OPERATORS:
@@ -416,7 +451,7 @@ def _transpose_hint(want: Node, actual: Any) -> str:
 
 
 def _kind_of_value(actual: Any) -> str:
-    """Return the kind of a value: a constant, an input, or a call."""
+    """Return the kind of a value for reasons: a constant, an input of the graph, or a call."""
     if not isinstance(actual, Node):
         return "a constant"
     if actual.op == "placeholder":

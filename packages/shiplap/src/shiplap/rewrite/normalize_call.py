@@ -79,7 +79,7 @@ def base_and_exponent(node: Node) -> tuple[Node, float] | None:
 
 
 def _raw_operator_name(node: Node) -> Any:
-    """Return the operator that ``node`` calls, without unifying casts and swaps."""
+    """Return the operator that ``node`` calls, with casts and swaps under the names that were written."""
     return "getattr" if node.target is getattr else operator_of(node)
 
 
@@ -94,7 +94,9 @@ def _cast_dtype(node: Node) -> torch.dtype | None:
 
 
 def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
-    """Return the two dims that ``node`` swaps, in order, or None if it does not swap two dims."""
+    """Return the numbers of the two dims that ``node`` swaps, in ascending order, or None if it does not swap two
+    dims.
+    """
     name, given = _raw_operator_name(node), node.args[0] if node.args else None
     held = fake_value(given) if isinstance(given, Node) else None
     if not isinstance(held, Tensor) or held.dim() < 2:
@@ -107,6 +109,7 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
     else:
         named = [d for r in rest for d in as_list(r)]
         dims = [d for d in named if type(d) is int]
+        # A dim that the graph computes is not known.
         if len(dims) != len(named):
             return None
         if name == "permute":
@@ -130,20 +133,25 @@ class DimNumber(int):
 
     @classmethod
     def from_written(cls, written: int, rank: int) -> DimNumber:
-        """Return the dim that is written as ``written`` in a call on a tensor of ``rank`` dims."""
+        """Return the dim that is written as ``written``, possibly counted from the end, in a call on a tensor of
+        ``rank`` dims.
+        """
         made = cls(written % rank)
         made.rank, made.from_end = rank, written < 0
         return made
 
     def fits_dim(self, other: int) -> bool:
-        """Whether a pattern with this dim fits ``other`` of a graph."""
+        """Whether this dim of a pattern fits the dim ``other`` of a graph: counted from the end if it was written so,
+        else from the front.
+        """
         return (
             self - self.rank == other - other.rank if self.from_end and isinstance(other, DimNumber) else self == other
         )
 
 
 def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a call by name, each a node or a constant. Unknown names are ``arg0``, ``arg1``, ...
+    """Return the arguments of a call by name in one form, each a node or a constant. Unknown names are ``arg0``,
+    ``arg1``, and so on.
 
     Arguments with their default are left out, except for those in ``spelled``, which are there even if the call does
     not give them.
@@ -178,18 +186,19 @@ def canonical_arguments(node: Node, spelled: Collection[str] = ()) -> dict[str, 
     if name in FACTORIES and isinstance(held := fake_value(node), Tensor):
         # A factory may name the dtype that it has anyway. What is computed on another device cannot be combined.
         named = {**{k: v for k, v in named.items() if k not in FACTORY_PLACES}, "dtype": held.dtype}
+    # An argument with its default is written by some models and left out by others.
     kept = {k: v for k, v in named.items() if not (k in defaults and _equals_default(v, defaults[k]))}
     return {k: v for k, v in {**defaults, **named}.items() if k in kept or (k in spelled and v is not None)}
 
 
 def reduced_dims(node: Node) -> list[int]:
-    """Return the dims that a reduction names, counted from the front; none where it names none."""
+    """Return the dims that a reduction names, counted from the front, or an empty list where it names none."""
     dims = canonical_arguments(node).get("dim")
     return [] if dims is None else as_list(dims)
 
 
 def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:
-    """Return the rank of the tensor whose dims a call names, or 0 where there is none."""
+    """Return the rank of the tensor whose dims the call ``node`` names, or 0 where there is none."""
     inputs = [given.get("input"), *node.all_input_nodes]
     of = node if canonical_name(node) in DIMS_OF_RESULT else next((n for n in inputs if isinstance(n, Node)), None)
     held = (
@@ -199,7 +208,7 @@ def _rank_of_dims(node: Node, given: Mapping[str, Any]) -> int:
 
 
 def _canonical_argument(name: str) -> str:
-    """Return the one name of an argument that has several."""
+    """Return the one name of an argument that torch calls by several, such as ``input`` for ``self``."""
     return ARGUMENT_SYNONYMS.get(name, name)
 
 

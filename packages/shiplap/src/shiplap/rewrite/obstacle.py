@@ -15,12 +15,15 @@ class RewriteObstacle(Exception):
     """
 
     def __init__(self, node: Node, obstacle: Obstacle, reason: str, fix: str = "", fitting: int = 1) -> None:
+        """Keep the node and kind of the obstacle, the reason, a fix, and the number of nodes of the pattern that fit
+        before it.
+        """
         self.node, self.obstacle, self.reason, self.fix, self.fitting = node, obstacle, reason, fix, fitting
         super().__init__(reason)
 
 
 def obstacle_of_reader(node: Node, reader: Node, fix: str = "", fitting: int = 1) -> RewriteObstacle:
-    """Return the obstacle that ``reader`` reads ``node``, which would no longer be computed."""
+    """Return the obstacle that ``reader`` reads the value of ``node``, which would no longer be computed."""
     who = "the graph returns it" if reader.op == "output" else f"{reader.name} reads it, too"
     what = f"{name_and_operator(node)} would no longer be computed, but {who}"
     return RewriteObstacle(node, "user", what, fix, fitting)

@@ -47,8 +47,8 @@ FILLING_OPERATORS = frozenset({"full", "full_like", "tensor", "scalar_tensor", "
 
 
 def torch_call_name(node: Any) -> str:
-    """Return the name of the call of ``node``, or an empty text for a value that is no call and for a function outside
-    of torch.
+    """Return the canonical name of the torch function that ``node`` calls, or an empty text for a value that is no call
+    and for other functions.
     """
     if not isinstance(node, Node) or not node.op.startswith("call"):
         return ""
@@ -57,30 +57,30 @@ def torch_call_name(node: Any) -> str:
 
 
 def positional_then_named(node: Node) -> list[Any]:
-    """Return the positional arguments of a call, then those by name."""
+    """Return the values of the positional arguments of a call, then of the named ones."""
     return [*node.args, *node.kwargs.values()]
 
 
 def tensor_argument(node: Node) -> Node:
-    """Return the first argument of a call that is known to read a tensor there."""
+    """Return the first argument of a call of which the caller knows that it is a node."""
     first = node.args[0]
     assert isinstance(first, Node), node
     return first
 
 
 def is_active_dropout(node: Node) -> bool:
-    """Whether ``node`` is a dropout that drops values."""
+    """Whether ``node`` is a dropout that drops values, as in training."""
     return torch_call_name(node) == "dropout" and not _is_idle_dropout(node)
 
 
 def _is_idle_dropout(node: Node) -> bool:
-    """Whether ``node``, a dropout, returns its argument unchanged."""
+    """Whether the dropout ``node`` returns its argument unchanged: not in training, or with probability 0."""
     given = canonical_arguments(node)
     return given.get("training", given.get("train", True)) is False or given.get("p", 0.5) == 0
 
 
 def keeps_values(node: Any) -> bool:
-    """Whether ``node`` returns the values of its first argument, in another dtype or layout at most."""
+    """Whether ``node`` returns the values of its first argument, in another floating dtype or layout at most."""
     name = torch_call_name(node)
     if not name or not node.args or not isinstance(node.args[0], Node):
         return False
@@ -90,13 +90,14 @@ def keeps_values(node: Any) -> bool:
     # Only between floating dtypes: a cast to an integer cuts fractions off.
     if name in VALUE_KEEPING_OPERATORS:
         return made.is_floating_point() and given.is_floating_point() and same_shape(given, made)
+    # These keep values in order only where the shape stays.
     if name in ("view", "expand", "flatten"):
         return given.dtype == made.dtype and same_shape(given, made)
     return name == "dropout" and _is_idle_dropout(node)
 
 
 def keeps_tensor(node: Any) -> bool:
-    """Whether ``node`` returns its argument as it is: a cast to the dtype that it has, or dropout that drops
+    """Whether ``node`` returns its argument unchanged: a cast to the dtype that it has, or dropout that drops
     nothing.
     """
     if not keeps_values(node) or torch_call_name(node) not in (*CAST_OPERATORS, "dropout"):
@@ -106,12 +107,12 @@ def keeps_tensor(node: Any) -> bool:
 
 
 def _forces_copy(node: Node) -> bool:
-    """Whether a cast is written so that it always copies."""
+    """Whether a cast is written so that it always copies, by ``copy=`` or ``memory_format=``."""
     return bool(node.kwargs.get("copy") or node.kwargs.get("memory_format"))
 
 
 def same_shape(a: Tensor, b: Tensor) -> bool:
-    """Whether two shapes are known to be equal, without adding a guard."""
+    """Whether two shapes are known to be equal, without adding a guard on symbolic sizes."""
     return a.dim() == b.dim() and all(
         # Symbols are compared by their text, since a comparison of symbols would add a guard.
         x is y or (isinstance(x, int) and isinstance(y, int) and x == y) or str(x) == str(y)
@@ -120,12 +121,14 @@ def same_shape(a: Tensor, b: Tensor) -> bool:
 
 
 def single_user(node: Node) -> Node | None:
-    """Return the one node that reads ``node``, or None where there are several or none."""
+    """Return the one node that reads ``node``, or None where several or none do."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
-    """Return the first node above ``node`` that is no idle call. The idle calls in between are added to ``passed``."""
+    """Return the first node above ``node`` that does not merely return its argument's values. The nodes in between are
+    appended to ``passed``.
+    """
     while keeps_values(node):
         if passed is not None:
             passed.append(node)
@@ -134,7 +137,9 @@ def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
 
 
 def as_constant(given: Any) -> float | None:
-    """Return the number that ``given`` is, or the number with which a call fills a tensor of one element, or None."""
+    """Return the number that ``given`` is, or the number with which a call fills a tensor of one element, or None for
+    any other value.
+    """
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return float(given)
     held = fake_value(given) if isinstance(given, Node) else None
@@ -152,14 +157,15 @@ def as_constant(given: Any) -> float | None:
 
 
 def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
-    """Return ``(x, c)`` where ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, and ``(x, 1 / c)`` where it is
-    ``x / c``, or None.
+    """Return the tensor ``x`` and the factor ``c`` where ``node`` is ``x * c`` or ``c * x`` for a constant ``c``, or
+    ``(x, 1 / c)`` where it is ``x / c``, else None.
     """
     # The in-place operators of Python are "imul" and "itruediv".
     name = torch_call_name(node).removeprefix("i")
     if name not in ("mul", "multiply", "div", "divide", "truediv") or len(given := positional_then_named(node)) != 2:
         return None
     first, second = given
+    # bool is an int, and no factor.
     if isinstance(first, Node) and not isinstance(second, bool) and (number := as_constant(second)) is not None:
         if name in ("mul", "multiply"):
             return first, number
@@ -171,5 +177,5 @@ def tensor_and_factor(node: Any) -> tuple[Node, float] | None:
 
 
 def is_32_bit_or_wider(dtype: torch.dtype) -> bool:
-    """Whether a dtype has 32 bits or more."""
+    """Whether ``dtype`` is float32 or float64, False for complex dtypes and integers."""
     return dtype in (torch.float32, torch.float64)

@@ -56,6 +56,9 @@ class PatternRewrite(Rewrite):
         samples: Any,
         pays: Callable[..., bool | str] | None,
     ) -> None:
+        """Read the pattern's signature, parse the guards ``where`` and prepare the samples of the proof. Nothing is
+        traced.
+        """
         self.name, self.level, self.pattern, self.replacement, self.pays = name, level, pattern, replacement, pays
         self.signature = PatternSignature(name, pattern)
         known = frozenset(self.signature.parameters) | self.signature.dims
@@ -63,33 +66,43 @@ class PatternRewrite(Rewrite):
         self._drawn = PatternSamples(pattern, self.signature, self.guards, samples, replacement)
 
     def __repr__(self) -> str:
+        """Return ``<rewrite NAME at LEVEL>``."""
         return f"<rewrite {self.name} at {self.level}>"
 
     @property
     def _functions(self) -> tuple[Callable[..., Any] | None, ...]:
-        """All functions of the user that decide what the rewrite does."""
+        """The user's functions that decide the effect of the rewrite: pattern, replacement, ``pays`` and ``samples``,
+        None where absent.
+        """
         return self.pattern, self.replacement, self.pays, self._drawn.given
 
     @property
     def code_is_fully_hashed(self) -> bool:
+        """Whether all code of the user's functions can be read, so that the proof may be kept between processes."""
         return not any(first_unfollowed(f) for f in self._functions if f)
 
     @property
     def digest(self) -> str:
-        """Return the digest of the name, level, functions, guards and arguments of the pattern."""
+        """The digest of the name, level, functions, guards and annotated arguments of the pattern."""
         functions = [digest.op_cache_key(f) if f else "" for f in self._functions]
         parts = [self.name, self.level, *functions, *(g.source for g in self.guards), *map(repr, self.signature.args)]
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven, drawn from the pattern's
+        annotations or given by ``samples=``.
+        """
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the matches of the pattern in a graph, and yield them, then the near misses."""
+        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses:
+        places where the pattern fits but for one thing.
+        """
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
             patterns = self._drawn.patterns(self.pattern, self.level, graph)
+        # They would be readers that keep a value from being replaced.
         remove_dead_calls(graph)
         names = [canonical_name(call) for p in patterns for call in p.calls]
         graph_nodes.separate_written_views(graph, {name[1] for name in names if isinstance(name, tuple)}, self.level)
@@ -99,7 +112,7 @@ class PatternRewrite(Rewrite):
         misses: list[tuple[str, NearMiss]] = []
         for node in list(graph.nodes):
             if node.op.startswith("call") and canonical_name(node) in roots and node.name not in gone:
-                outcome = self._at(graph, node, patterns)
+                outcome = self._replace_match(graph, node, patterns)
                 if isinstance(outcome, Match):
                     gone.update(outcome.nodes)
                     yield outcome
@@ -107,9 +120,9 @@ class PatternRewrite(Rewrite):
                     misses.append((node.name, outcome))
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
-    def _at(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
-        """Return the outcome at the place whose result is ``node``: that of the first form that fits, else of the
-        nearest.
+    def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
+        """Replace the first form of the pattern that fits at the result ``node``, and return the match, else the near
+        miss of the form that fits best, or None.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -127,12 +140,15 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-        """Return the obstacle if arguments, sizes, users, guards or costs speak against the match, or None."""
+        """Return the obstacle if arguments, sizes, other readers, guards or costs speak against the match ``fit``, or
+        None.
+        """
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
         env, problem = self.signature.bind({**pattern.fixed, **fit.args}, may_guard=may_guard)
         if problem:
             return RewriteObstacle(fit.nodes[pattern.outputs[0]], *problem)
+        # Sizes before guards: a guard may name a dim that does not fit.
         if stop := check_sizes(pattern, fit, any_rank=bool(self.signature.args)) or check_users(pattern, fit):
             return stop
         at = fit.nodes[pattern.outputs[0]]
@@ -143,8 +159,8 @@ class PatternRewrite(Rewrite):
         return RewriteObstacle(at, "cost", why) if why else None
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Return the reason why the replacement does not pay, empty where it does. A comparison of symbolic sizes
-        becomes a guard of the compiled code.
+        """Return the reason why ``pays`` declines the replacement for the arguments in ``env``, or an empty text if it
+        accepts.
         """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
@@ -161,7 +177,9 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {error_line(e)}"
 
     def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
-        """Put the replacement where ``fit`` lies."""
+        """Put the replacement into the graph where ``fit`` lies. Return the match, or the near miss where it cannot
+        stand there.
+        """
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
         given = [args[n] for n in (*names, *pattern.tangents)]
@@ -177,7 +195,9 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss of the best match, or None if less than half of the pattern fits."""
+        """Return the near miss (place and reason) of the incomplete match ``fit``, which ``stop`` ended, or None if
+        less than half of the pattern fits.
+        """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
         if 2 * fitting < of:
@@ -187,7 +207,7 @@ class PatternRewrite(Rewrite):
 
 
 def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
-    """Return the nodes to replace, without idle calls that other nodes read as well."""
+    """Return the nodes of the match to replace, without idle calls that other nodes read as well."""
     inside = set(fit.replaced)
     return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
@@ -195,16 +215,20 @@ def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
 def make_replacement(
     pattern: PatternGraph, replacement: Callable[..., Any], names: Sequence[str]
 ) -> Callable[..., list[Any]]:
-    """Return the function that computes the outputs of ``pattern``: the replacement, and in a form for training its
-    gradients.
+    """Return the function that computes the outputs of ``pattern``: the replacement's results and, in a form for
+    training, its gradients. ``names`` are the replacement's parameters.
     """
 
     def forward(*args: Any) -> list[Any]:
+        """Return, as a list, those results of the replacement for ``args`` that the pattern computes."""
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
+        """Return the results of the replacement, then its gradients. ``given`` are its arguments, then the gradients of
+        its results. Raise ReplacementRefused where a gradient is missing.
+        """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():
             leaves = {n: args[i].detach().requires_grad_() for i, n in enumerate(names) if n in pattern.grads}
@@ -233,7 +257,8 @@ def rewrite(
     samples: Callable[[], Iterable[Sequence[Any]]] | None = None,
     pays: Callable[..., bool | str] | None = None,
 ) -> PatternRewrite:
-    """Declare that ``replacement`` may stand where a model computes ``pattern``.
+    """Return the rewrite that puts ``replacement`` where a model computes ``pattern``, both plain functions of the same
+    arguments.
 
     Args:
         pattern: the computation of models, as a plain function. Annotated as an op is (``x: Float[Tensor, "*b k"]``),
@@ -281,7 +306,7 @@ def rewrite(
 
 
 def _require_callables(**functions: Any) -> None:
-    """Raise SL802 for the first of ``functions`` that cannot be called."""
+    """Raise SL802 for the first of ``functions``, by the name of its parameter, that cannot be called."""
     fix = "give a function of the pattern's arguments; samples= takes a function that returns a list of tuples of them"
     for name, given in functions.items():
         if not callable(given):

@@ -62,6 +62,9 @@ class PatternSamples:
         given: GivenSamples | None,
         replacement: Callable[..., Any] | None = None,
     ) -> None:
+        """Turn the pattern's annotations and its guards on sizes into a declaration, from which samples are drawn as
+        for an op.
+        """
         self.fn, self.signature, self.guards, self.given, self.replacement = fn, signature, guards, given, replacement
         # With these, `Samples` takes this for an op. Guards on sizes alone are preconditions: it finds what holds.
         self.sampler = None
@@ -87,7 +90,9 @@ class PatternSamples:
         return Samples(self, SAMPLE_SEED)  # type: ignore[arg-type]
 
     def _listed(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the tuples of arguments that ``samples=`` returned."""
+        """Yield the tuples of arguments that ``samples=`` returns. Raises SL802 for any other number or kind of
+        values.
+        """
         count = len(self.signature.parameters)
         samples = self.given() if self.given is not None else ()
         for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
@@ -104,7 +109,8 @@ class PatternSamples:
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The base arguments: float32 where that is admitted, and no two dims of one size, which would share a symbol.
+        """The recipe of the base sample: float32 where that is admitted, and no two dims of one size, which would share
+        a symbol in a trace.
 
         The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
         with 1, which torch does not treat as a symbol.
@@ -132,7 +138,8 @@ class PatternSamples:
         return self._with_running_sizes(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
     def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
-        """Return ``recipe``, with its sizes exchanged between dims if the pattern raises otherwise.
+        """Return ``recipe``, with its sizes exchanged between dims if the pattern raises an error otherwise. Raises
+        SL804 if no order runs.
 
         For example, the rotated part of a head is no longer than the head.
         """
@@ -160,7 +167,7 @@ class PatternSamples:
         )
 
     def _error_of_pattern(self, case: SampleCase) -> str:
-        """Return the error of the pattern on these arguments as text, empty where it returns."""
+        """Return the error that the pattern raises on the sample ``case`` as text, or an empty text."""
         try:
             with suppress_warnings(), torch.no_grad():
                 self.fn(*case.fresh())
@@ -169,8 +176,8 @@ class PatternSamples:
         return ""
 
     def _forms(self) -> Iterator[SampleRecipe]:
-        """Yield the recipes for which a pattern may look different: the base, each optional argument absent, sizes that
-        broadcast at 1, and other ranks.
+        """Yield the recipes of samples for which the pattern's graph may look different: the base, each optional
+        argument absent, sizes of 1 that broadcast, and other ranks.
         """
         yield self.base
         yield from (self.base.but(absent=group) for group in name_groups(self.signature.optional))
@@ -180,7 +187,7 @@ class PatternSamples:
             yield from (self.base.but(sizes={dim: rank}) for rank in VARIADIC_RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Find out whether the pattern computes in float32 on arguments in float64.
+        """Find out whether the pattern computes in float32 on float64 arguments, and set ``_narrows``.
 
         It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
         """
@@ -198,7 +205,7 @@ class PatternSamples:
             self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
     def _in_dtype(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
-        """Return ``recipe`` in another floating dtype, or None where the declaration does not admit it."""
+        """Return ``recipe`` in another floating dtype, or None where the declaration does not admit that."""
         if dtype == "float64" and self._narrows:
             return None
         classes = self.spec.dtype_classes
@@ -214,8 +221,8 @@ class PatternSamples:
         return None if problem or any(g.why_refused(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """Yield the programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, sizes 1 and
-        0.
+        """Yield the programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, symbolic
+        sizes, sizes 1 and 0.
 
         Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
@@ -246,18 +253,22 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield sizes next to numbers in the guards and in the code of the replacement, one dim at a time.
+        """Yield sizes, by dim, at and just above the numbers in the guards and in the code of the replacement, one dim
+        at a time.
 
         The replacement may be right up to such a size only: it serves every size that the guards admit.
         """
         found = [n for guard in self.guards for n in integers_in_text(guard.source)]
         found += [v for v in constants_used(self.replacement, most=NEAR_OBJECTS) if type(v) is int]
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
+        # Small numbers are among the usual sizes already.
         for number in dict.fromkeys(v for v in found if 3 < v <= NEAR_UPPER):
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``fn`` with checks that dims of one name have one size, which a pattern itself need not state."""
+        """Return ``fn`` preceded by checks that dims of one name have one size, which a pattern itself need not
+        state.
+        """
         pairs: list[tuple[int, int, int, int]] = []
         first: dict[str, tuple[int, int]] = {}
         for i, name in enumerate(self.signature.parameters):
@@ -269,6 +280,9 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
+            """Return the pattern's result for ``args``, after stating by ``torch._check`` that dims of one name have
+            one size.
+            """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
                     torch._check(args[i].shape[a] == args[j].shape[b])
@@ -277,7 +291,7 @@ class PatternSamples:
         return stated
 
     def _edges(self) -> Iterator[dict[str, int]]:
-        """Yield the sizes of the edge cases: all 1, then each dim 0."""
+        """Yield the sizes of the edge cases by dim: all 1, then each dim 0."""
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
         yield dict.fromkeys(names, 1)
         yield from ({n: 0} for n in names)
@@ -285,21 +299,23 @@ class PatternSamples:
     def _program(
         self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """Yield the program of ``recipe``, if it is admitted. ``runs``: whether the pattern is known not to raise
-        there. A model contains no call that raises.
+        """Yield the program of ``recipe``, if it is admitted and the pattern raises no error on it. ``runs`` says that
+        the latter is known.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
-        """Return the graphs that ``fn`` may have inside ``graph``. Each is traced once, when it is first needed.
+        """Return the graphs that ``fn``, the pattern, may have inside ``graph``. Each is traced once, when it is first
+        needed.
 
         Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
         autograd, rank, dtype and autocast do.
         """
         from shiplap.torch_private.inductor_passes import active_autocasts
 
+        # Under autocast a pattern is traced with other casts.
         of = code_digest(fn), active_autocasts()
         train = level == "joint" and any(str(n.target).startswith("tangents") for n in graph.nodes)
         graphs = []
@@ -320,8 +336,8 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield the arguments for each graph of the pattern: a key, the arguments, the stand-ins, whether the dtype is
-        not that of the form.
+        """Yield for each graph that the pattern may have: a key, the arguments to trace with, the stand-ins for float
+        arguments, and whether only the dtype differs from the form.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
@@ -338,19 +354,19 @@ class PatternSamples:
                     yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
     def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Return arguments with a number in each float that no model contains by accident, and the arguments that these
-        numbers stand for.
+        """Return arguments with a number in each float that no model contains by accident, and the names of the
+        arguments for which these numbers stand.
         """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _rank(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return the sizes that decide how many dims arguments have."""
+        """Return the sizes of the variadic dims, which decide how many dims arguments have, by name."""
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the ranks of the arguments whose number of dims the declaration leaves open."""
+        """Return the ranks that ``recipe`` gives to the arguments whose number of dims the declaration leaves open."""
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -364,7 +380,9 @@ def trace_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> PatternGraph:
-    """Trace ``fn`` into a graph whose sizes are symbols, with the gradients of ``leaves``."""
+    """Return ``fn`` on ``args`` as a pattern graph whose sizes are symbols, with the gradients of ``leaves``. Raises
+    SL804 where it is no usable graph.
+    """
     from shiplap.torch_private.inductor_passes import capture_graph
 
     at = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -398,6 +416,7 @@ def trace_pattern(
     made = PatternGraph(
         graph.graph, {**inputs, **tangents}, results, stand_ins, fixed, tuple(grads), tuple(tangents.values()), casts
     )
+    # A pattern without a computation would match everywhere.
     if not made.picked:
         raise error(
             "SL804",
@@ -410,8 +429,8 @@ def trace_pattern(
 
 
 def _remove_idle_casts(graph: Graph) -> bool:
-    """Remove idle casts from ``graph``, which a model in another dtype would not have. Returns whether there were any
-    casts.
+    """Remove casts to the dtype that a value already has from ``graph``, which a model in another dtype would not have.
+    Return whether there were any casts.
     """
     casts = [n for n in graph.nodes if n.op.startswith("call") and canonical_name(n) == "to"]
     for node in casts:
@@ -422,14 +441,15 @@ def _remove_idle_casts(graph: Graph) -> bool:
 
 
 def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
-    """Return the names of the scalars whose stand-in is not in ``graph``."""
+    """Return the names of the float arguments whose stand-in number does not occur in ``graph``."""
     # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
     return [name for constant, name in stand_ins.items() if repr(constant) not in text]
 
 
 def _require_arguments_used(fn: Callable[..., Any], missing: Sequence[str]) -> None:
-    """Raise SL804 if the pattern does not use an argument."""
+    """Raise SL804 if ``missing`` names arguments that the pattern ``fn`` does not use."""
+    # An unused argument could be bound to nothing in the graph.
     if missing:
         raise error(
             "SL804",
@@ -447,5 +467,5 @@ def _pattern_results(graph: Graph) -> list[Any]:
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Whether a value is a floating tensor."""
+    """Whether a value is a floating-point tensor."""
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -50,10 +50,11 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return ``fn`` as a function of its tensors alone, and these tensors."""
+        """Return ``fn`` as a function of its tensor arguments alone, and these tensors."""
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
         def of_tensors(*tensors: Tensor) -> Any:
+            """Return the result of the program's function with ``tensors`` in place of its tensor arguments."""
             given = list(self.args)
             for i, t in zip(at, tensors, strict=True):
                 given[i] = t
@@ -62,21 +63,23 @@ class Program:
         return of_tensors, [self.args[i] for i in at]
 
     def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
-        """Return ``tensors`` as a model would have them: with gradients where the model is trained and they are no
-        constants.
+        """Return ``tensors`` detached, with ``requires_grad`` set where the model is trained (``train``) and they are
+        floating-point and no constants.
         """
         asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield ``tensors`` with values of other kinds, of the same sizes, dtypes and strides. Integers stay."""
+        """Yield ``tensors`` with values of each further kind in ``kinds``, with the same sizes, dtypes and strides.
+        Integers keep their values.
+        """
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)
             yield [_redraw_values(t, kind, rng) if t.is_floating_point() else t for t in tensors]
 
 
 def _redraw_values(t: Tensor, kind: str, rng: torch.Generator) -> Tensor:
-    """Return a copy of ``t`` with values of another kind."""
+    """Return a copy of ``t`` with random values of another kind. An expanded tensor keeps its values."""
     copy = clone_exactly(t)
     if all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):  # expanded ones cannot be written to
         copy.copy_(draw_values(tuple(t.shape), t.dtype, kind, 1, rng))
@@ -90,11 +93,15 @@ class Provable(Hashable, Protocol):
     level: Level
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """The digest of everything that decides the effect of :meth:`apply`."""
 
     @property
-    def code_is_fully_hashed(self) -> bool: ...
+    def code_is_fully_hashed(self) -> bool:
+        """Whether ``digest`` and the code of Shiplap decide all that a proof depends on."""
 
-    def apply(self, graph: Graph) -> Iterator[Outcome]: ...
+    def apply(self, graph: Graph) -> Iterator[Outcome]:
+        """Change ``graph`` in place where the change applies, and yield a match or near miss for each place."""
 
-    def programs(self) -> Iterable[Program]: ...
+    def programs(self) -> Iterable[Program]:
+        """Return the programs on which the proof runs the change."""

@@ -25,12 +25,14 @@ class RewriteProof:
 
     @property
     def proven(self) -> bool:
-        """Whether no check failed."""
+        """Whether no check of the proof failed, so that the rewrite may be applied."""
         return all(f.verdict != "fail" for f in self.findings)
 
     @staticmethod
     def run(rewrite: Rewrite) -> RewriteProof:
-        """Prove ``rewrite``. A pattern that is no graph or has no samples has one failed finding, ``traced``."""
+        """Return the proof of ``rewrite``. A pattern that is no graph or has no samples has one failed finding,
+        ``traced``.
+        """
         try:
             findings = rewrite.findings
         except ShiplapError as e:
@@ -38,7 +40,9 @@ class RewriteProof:
         return RewriteProof(rewrite.name, rewrite.level, findings)
 
     def lines(self) -> Iterator[Line]:
-        """Yield the verdict, and a line for each check, with the sample and the remedy of one that failed."""
+        """Yield the printed lines of the proof: the verdict, and a line for each check, with the sample and the remedy
+        of one that failed.
+        """
         verdict = "proven" if self.proven else "REFUSED"
         yield line(f"{self.rewrite} ({self.level}): {verdict}", "bold" if self.proven else "bold red")
         for f in self.findings:
@@ -48,10 +52,10 @@ class RewriteProof:
 
 
 def prove_each(rewrites: Iterable[Rewrite]) -> tuple[RewriteProof, ...]:
-    """Return the proof of each rewrite, those that are refused included."""
+    """Return the proof of each rewrite, in order, those that are refused included."""
     return tuple(map(RewriteProof.run, rewrites))
 
 
 def proofs_as_json(proofs: Iterable[RewriteProof]) -> dict[str, Any]:
-    """Return one JSON-ready object of all proofs."""
+    """Return all proofs as one JSON-ready dict."""
     return {"proofs": [plain_json({**asdict(p), "proven": p.proven}) for p in proofs]}

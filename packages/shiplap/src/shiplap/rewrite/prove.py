@@ -61,7 +61,7 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 
 def require_proof(rewrite: R) -> R:
-    """Return ``rewrite`` after its proof. Raises SL801 with the failed check if the rewrite is refused."""
+    """Return ``rewrite`` unchanged after its proof. Raises SL801 with the failed check if the proof refuses it."""
     for finding in prove_rewrite(rewrite):
         if finding.verdict == "fail":
             raise error(
@@ -75,7 +75,8 @@ def require_proof(rewrite: R) -> R:
 
 
 def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
-    """Return a finding for each check of ``PROOF_CHECKS``. The rewrite is refused if one of them fails.
+    """Return a finding for each check of ``PROOF_CHECKS``, from the proof of ``rewrite`` or from the cache. The rewrite
+    is refused if one of them fails.
 
     Run once in a process, and again when what its functions call has become something else (in a notebook, say). A
     proof that found no fault is kept in the cache (see ``shiplap.tuning.proof_cache``) and read there by other
@@ -85,6 +86,7 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
         ShiplapError: SL805 without a program to prove it on, SL804 for a program that is no graph.
     """
     digest = rewrite.digest
+    # A function that the rewrite calls may be another one by now, as in a notebook.
     if _findings.get(rewrite, ("",))[0] != digest:
         if known := _read_findings(rewrite, digest):
             _findings[rewrite] = digest, known
@@ -94,7 +96,7 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
-    """Run the proof of ``rewrite``, and store its findings in this process and in the cache."""
+    """Run the proof of ``rewrite``, whose digest is given, and store its findings in this process and in the cache."""
     from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
     # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards. A collection of
@@ -107,7 +109,8 @@ def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
 
 
 def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
-    """The findings of the proof of ``rewrite`` in another process. Empty if there is no valid one.
+    """Return the findings of the proof of ``rewrite`` that another process has stored in the cache, or an empty tuple
+    if there is no valid one.
 
     ``digest`` is that of the rewrite: to look at all of its code again takes longer than to read the file.
     """
@@ -115,22 +118,25 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
         return ()
     kept = read_proof(_proof_key(rewrite, digest))
     listed = kept.get("findings") if kept is not None else None
-    findings = tuple(map(_finding, listed)) if isinstance(listed, list) else ()
+    findings = tuple(map(_parse_finding, listed)) if isinstance(listed, list) else ()
     return () if None in findings else tuple(f for f in findings if f is not None)
 
 
 def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
-    """Keep ``findings``, but those of a proof that found a fault, or that is not decided by the code alone."""
+    """Store ``findings`` in the cache, unless one is a fault or more than the code decides the proof."""
     if rewrite.code_is_fully_hashed and all(f.verdict in GOOD for f in findings):
         keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
 
 
 def _proof_key(rewrite: Provable, digest: str) -> Key:
+    """Return the key under which the proof of ``rewrite`` is stored in the cache."""
     return proof_key(f"rewrite {rewrite.name}", digest, level=rewrite.level)
 
 
-def _finding(kept: Any) -> Finding | None:
-    """A finding as it was written. None for anything else: no proof says that something failed."""
+def _parse_finding(kept: Any) -> Finding | None:
+    """Return the finding that ``kept``, parsed JSON, represents, or None for anything else, a failed finding
+    included.
+    """
     if not isinstance(kept, dict) or kept.keys() != asdict(Finding("", "ok", "", "")).keys():
         return None
     if kept["verdict"] not in GOOD or not all(isinstance(v, str) for v in kept.values()):
@@ -139,7 +145,7 @@ def _finding(kept: Any) -> Finding | None:
 
 
 def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
-    """Return the findings of the proof."""
+    """Run ``rewrite`` on the programs of its proof and return a finding for each check."""
     # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
     try:
@@ -158,17 +164,18 @@ class _CheckObservation:
 
 
 def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
-    """Yield the observations of the checks, program by program, up to the first program with a difference."""
+    """Yield the observations of all checks, program by program, up to the first program with a difference."""
     for batch in batched_trace.group_for_tracing(iter(rewrite.programs()), rewrite.level):
         for program, captured in zip(batch, _capture_batch(rewrite, batch), strict=True):
             seen = list(_check_program(rewrite, program, captured))
             yield from seen
+            # One difference is enough, and each program takes time.
             if any(s.problem for s in seen):
                 return
 
 
 def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]) -> Iterator[Finding]:
-    """Yield one finding per check from all observations. Raises SL805 where there are none."""
+    """Yield one finding per check from all observations ``seen``. Raises SL805 where there are none."""
     if not seen:
         raise error(
             "SL805",
@@ -189,9 +196,12 @@ def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]
 
 
 def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph) -> Iterator[_CheckObservation]:
-    """Apply the rewrite to one captured program, and yield the observations of all checks."""
+    """Apply the rewrite to one captured program, run it before and after, and yield the observations of all checks."""
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
+        """Return the observation of ``check`` on this program, with the difference ``problem``, empty where the check
+        passes.
+        """
         return _CheckObservation(check, problem, program.label)
 
     train, tensors = _compares_gradients(rewrite, program), program.of_tensors()[1]
@@ -215,7 +225,9 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
 def _why_it_did_not_fire(
     outcomes: Sequence[Outcome], seen: Callable[[str, str], _CheckObservation]
 ) -> _CheckObservation:
-    """Return the observation for a program in which the rewrite did not apply, with the nearest miss as its reason."""
+    """Return the observation for a program in which the rewrite did not apply, with the near miss that came farthest as
+    its reason.
+    """
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
     if nearest is None:
@@ -225,12 +237,14 @@ def _why_it_did_not_fire(
 
 
 def _compares_gradients(rewrite: Provable, program: Program) -> bool:
-    """Whether gradients of ``program`` are compared."""
+    """Whether gradients of ``program`` are compared: it is trained, and autograd has not run before the rewrite's
+    level.
+    """
     return program.train and rewrite.level != "post-grad"
 
 
 def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
-    """Yield each program of a batch as a graph, from one trace where that is possible."""
+    """Yield each program of a batch as a graph at the rewrite's level, from one trace where that is possible."""
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(TRUSTED_MODULES):
         for program in batch:
@@ -256,7 +270,7 @@ def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
 
 
 def _copy_to_interpreter(graph: Graph) -> Interpreter:
-    """Return an interpreter of a copy of ``graph`` that takes and returns flat lists."""
+    """Return an interpreter of a copy of ``graph``, which does not change with the graph."""
     held = Graph()
     held.output(held.graph_copy(graph, {}))
     return Interpreter(graph.owning_module or Module(), graph=held)  # no code is generated for what is interpreted
@@ -268,6 +282,9 @@ class _GraphRun:
     def __init__(
         self, captured: CapturedGraph, tensors: Sequence[Tensor], train: str, program: Program, *, functional: bool
     ) -> None:
+        """Keep the captured program and the values of its inputs. ``train`` is the rewrite's level where gradients are
+        compared, ``functional`` says that graphs have no writes.
+        """
         self.captured, self.tensors, self.program = captured, tensors, program
         self.differentiate, self.joint = train == "pre-grad", train == "joint"
         self.functional = functional
@@ -276,6 +293,7 @@ class _GraphRun:
         self.terms = max((t.numel() for t in tensors), default=1)
 
     def __call__(self, module: Interpreter, wide: bool = False) -> _RunEffect:
+        """Return the effects of running ``module`` on fresh copies of the values, in float64 if ``wide``."""
         # Each run gets fresh copies with the same strides, so that a write does not reach the next run.
         made = [clone_exactly(widen_tensor(t) if wide else t) for t in self.tensors]
         leaves = self.program.leaves(made, self.differentiate)
@@ -290,7 +308,9 @@ class _GraphRun:
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
-        """Return the value of one input of the graph, by its role."""
+        """Return the value of one input of the graph, by its role: a leaf by its number, a size, or a random
+        gradient.
+        """
         if isinstance(role, int):
             return leaves[role]
         held = node_value(node)
@@ -310,8 +330,11 @@ class _RunEffect:
 
 
 def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of ``leaves`` for random gradients of the results."""
+    """Return the gradients of ``leaves`` for fixed random gradients of the results ``outs``, None for leaves without
+    one.
+    """
     rng = torch.Generator().manual_seed(2)
+    # Integer results have no gradient.
     live = [o for o in outs if o.requires_grad]
     if not live:
         return [None] * len(leaves)
@@ -323,8 +346,8 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
 
 
 def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    """Yield each check with the difference between the graph before and after the rewrite, empty where there is
-    none.
+    """Yield each check with the difference between the runs of the graph before and after the rewrite, empty where
+    there is none.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None
@@ -349,7 +372,9 @@ def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> It
 
 
 def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return the first difference in strides as text."""
+    """Return the first difference in strides between results after (``got``) and before (``own``) the rewrite as text,
+    or an empty text.
+    """
     for i, (g, o) in enumerate(zip(got, own, strict=False)):
         if [s for s, n in zip(g.stride(), g.shape, strict=True) if n > 1] != [
             s for s, n in zip(o.stride(), o.shape, strict=False) if n > 1
@@ -359,7 +384,8 @@ def _compare_strides(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
 
 
 def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> str:
-    """Return the first difference in shared memory as text.
+    """Return the first difference, before and after the rewrite, in which results share memory with arguments or each
+    other, as text, or an empty text.
 
     ``functional``: in a graph without writes a result may be new where it was a view: torch itself makes views of
     arguments that it returns.
@@ -375,7 +401,9 @@ def _compare_aliasing(got: _RunEffect, own: _RunEffect, *, functional: bool) -> 
 
 
 def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor]) -> str:
-    """Return the first difference in writes to arguments as text."""
+    """Return the first difference in writes to arguments, whose values were ``tensors``, before and after the rewrite,
+    as text, or an empty text.
+    """
     for i, (g, o, t) in enumerate(zip(got.leaves, own.leaves, tensors, strict=True)):
         if bool(bitwise_difference([g], [t])) != bool(bitwise_difference([o], [t])):
             done = "written to" if bitwise_difference([g], [t]) else "left alone"
@@ -386,7 +414,9 @@ def _compare_mutation(got: _RunEffect, own: _RunEffect, tensors: Sequence[Tensor
 
 
 def _compare_gradients(run: _GraphRun, own: _RunEffect, got: _RunEffect, wide: _RunEffect) -> str:
-    """Return the first difference in gradients as text."""
+    """Return the first difference in gradients before and after the rewrite as text, or an empty text. ``wide`` has the
+    gradients in float64.
+    """
     for i, (g, o) in enumerate(zip(got.outs, own.outs, strict=False)):
         if g.requires_grad != o.requires_grad:
             return f"result {i} {'carries' if g.requires_grad else 'carries no'} gradient; before it was not so"

@@ -33,6 +33,7 @@ class _EnteredBlocks(threading.local):
     """The blocks of one scope that a thread has entered. Threads may share a scope."""
 
     def __init__(self) -> None:
+        """Start without entered blocks, once in each thread that uses the scope."""
         self.blocks: list[tuple[Token[tuple[Rewrites, ...]], ExitStack]] = []
 
 
@@ -49,6 +50,9 @@ class Rewrites:
     """
 
     def __init__(self, *rewrites: Rewrite) -> None:
+        """Collect the rewrites, each once, and prove those of users. Raises SL802 for other objects and SL801 for a
+        rewrite that changes results.
+        """
         if strange := [r for r in rewrites if not isinstance(r, Rewrite)]:
             fix = "write sl.rewrites(*several) for a list, or sl.rewrite(pattern, replacement) for functions"
             raise error(
@@ -63,6 +67,7 @@ class Rewrites:
         for given in rewrites:
             once.setdefault((given.name, type(given), given.digest), given)
         rewrites = tuple(once.values())
+        # Two rewrites of one name stay apart in the outcomes.
         self.labels = _make_labels(rewrites)
         self.rewrites = tuple(r if r.prove_on_first_match else require_proof(r) for r in rewrites)
         self.outcomes: list[Outcome] = []
@@ -71,23 +76,27 @@ class Rewrites:
 
     @property
     def levels(self) -> set[Level]:
-        """The levels at which a rewrite runs."""
+        """The levels of the graph at which one of the rewrites runs."""
         return {r.level for r in self.rewrites}
 
     @property
     def matches(self) -> list[Match]:
-        """The places where a rewrite was applied."""
+        """The places, in the graphs compiled so far, where a rewrite was applied."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places where a rewrite fits but for one thing."""
+        """The places, in the graphs compiled so far, where a rewrite fits but for one thing."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def __iter__(self) -> Iterator[Rewrite]:
+        """Return an iterator over the rewrites of this set, in the order in which they are applied."""
         return iter(self.rewrites)
 
     def __enter__(self) -> Self:
+        """Put the rewrites into force for compilations inside the ``with`` block in this thread, and return this
+        set.
+        """
         from shiplap.torch_private import inductor_passes
 
         token, stack = _active_scopes.set((*_active_scopes.get(), self)), ExitStack()
@@ -97,13 +106,14 @@ class Rewrites:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """End the ``with`` block that was entered last: its rewrites no longer apply to compilations."""
         token, stack = self._entered.blocks.pop()
         stack.close()
         _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """Return options for ``torch.compile(fn, options=...)``: these rewrites, after the passes of ``options`` or
-        those configured.
+        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites, after the passes in
+        ``options`` or those configured.
 
         In a compilation inside of ``with`` blocks, the rewrites of the blocks come first.
         """
@@ -118,7 +128,9 @@ class Rewrites:
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of one level to one graph, and add their outcomes to ``outcomes``."""
+        """Apply the rewrites of one level to ``graph``, in place, and add their matches and near misses to
+        ``outcomes``.
+        """
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
                 label = self.labels[rewrite]
@@ -128,14 +140,16 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Return the digest of the effect of :meth:`run` at ``level``, a part of the compiler's cache key."""
+        """Return the digest of the effect of :meth:`run` at ``level``. It is a part of the compiler's cache key."""
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine_digest(), *parts]).encode()).hexdigest()[:16]
 
 
 def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
-    """Apply ``rewrite`` to ``graph`` and return its outcomes. The rewrite is proven before it changes the graph."""
+    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. The rewrite is proven before it changes
+    the graph.
+    """
     if not rewrite.prove_on_first_match:
         return list(require_proof(rewrite).apply(graph))
     token = placing.set(_ProofOnFirstCall(rewrite))
@@ -151,16 +165,18 @@ class _ProofOnFirstCall:
     """
 
     def __init__(self, rewrite: Rewrite) -> None:
+        """Keep the rewrite, which has not been proven yet."""
         self.rewrite, self.asked = rewrite, False
 
     def __call__(self) -> None:
+        """Prove the rewrite at the first call. Raises SL801 if the proof refuses it."""
         if not self.asked:
             self.asked = True
             require_proof(self.rewrite)
 
 
 def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
-    """Return a unique label for each rewrite."""
+    """Return a unique label for each rewrite: its name, with ``_2`` and so on where a name repeats."""
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
     for rewrite in rewrites:
@@ -174,8 +190,8 @@ def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine_digest() -> str:
-    """Return the digest of the code that finds and places: another version of it may have another effect with the same
-    rewrite.
+    """Return the digest of the code that finds and places: another version of that code may have another effect with
+    the same rewrite.
     """
     package = Path(__file__).parent
     names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
@@ -185,7 +201,7 @@ def _engine_digest() -> str:
 
 
 def rewrites(*rewrites: Rewrite) -> Rewrites:
-    """Prove ``rewrites`` (each once in a process), to be put into force with ``with``, or with ``options()``.
+    """Return a set of ``rewrites``, proven once in a process, to be put into force with ``with`` or with ``options()``.
 
     Those that ship are proven when a graph has a place for them, before it is changed.
 
@@ -203,11 +219,14 @@ def rewrites(*rewrites: Rewrite) -> Rewrites:
 
 
 def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> InductorPass:
-    """Return a pass that runs the scopes which ``scopes()`` returns, whenever a graph is compiled."""
+    """Return a compiler pass that runs the scopes which ``scopes()`` returns at each compilation, behind the user's
+    pass ``before``.
+    """
 
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
+        """Apply the rewrites of all scopes in force to ``graph``, after sorting it and removing dead calls."""
         active = scopes()
         if not active:
             return
@@ -215,11 +234,14 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
         remove_dead_calls(graph)
         for scope in active:
             scope.run(level, graph)
+        # An error of a rewrite shows here, and not as a wrong result.
         graph.lint()
 
     return inductor_passes.InductorPass(run, lambda: [scope.identity(level) for scope in scopes()], before)
 
 
 def _pass_of_active_scopes(level: Any, before: Any) -> InductorPass:
-    """Return a pass that runs the scopes whose blocks are entered at that time."""
+    """Return a compiler pass that runs the scopes whose blocks are entered at the time of a compilation, behind the
+    user's pass ``before``.
+    """
     return _make_pass(level, _active_scopes.get, before)

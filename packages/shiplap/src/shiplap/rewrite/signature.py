@@ -26,6 +26,9 @@ class PatternSignature:
     """
 
     def __init__(self, name: str, fn: Callable[..., Any], requires: Iterable[str] = ()) -> None:
+        """Read the parameters of the pattern ``fn`` and, where all are annotated with more than a plain Tensor, their
+        types. Raises the errors of wrong annotations.
+        """
         self.name, self.parameters = name, tuple(inspect.signature(fn).parameters)
         # A plain Tensor says neither which dtypes nor which sizes are meant, so that samples have to.
         says_nothing = (inspect.Parameter.empty, Any, Tensor, "Any", "Tensor", "torch.Tensor")
@@ -34,11 +37,13 @@ class PatternSignature:
 
     @property
     def dims(self) -> frozenset[str]:
-        """The names of the dims in the annotations."""
+        """The names of the dims in the shape annotations of the arguments, such as ``rows``."""
         return frozenset(d.text for a in self.args if a.tensor for d in a.tensor.dims if d.kind == "name")
 
     def dim_at(self, name: str, position: int) -> str:
-        """Return the name of a dim by its place in an argument, ``("x", -1)``, or an empty text where it has none."""
+        """Return the name of the dim at ``position`` of the argument ``name``, as for ``("x", -1)``, or an empty text
+        where it has none.
+        """
         arg = next((a for a in self.args if a.name == name and a.tensor), None)
         dims = arg.tensor.dims if arg and arg.tensor else ()
         variadic = any(d.kind == "variadic" for d in (dims[: position + 1] if position >= 0 else dims[position:]))
@@ -48,16 +53,18 @@ class PatternSignature:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """The names of the tensors that may be absent."""
+        """The names of the tensor arguments that may be None."""
         return tuple(a.name for a in self.args if a.tensor and a.optional)
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """The names of the arguments that are scalars."""
+        """The names of the arguments that are scalars, in the order of the parameters."""
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
-        """Return the declaration of an op that computes nothing, from which samples are drawn."""
+        """Return the declaration of an op that computes nothing, with these arguments and preconditions, from which
+        samples are drawn.
+        """
         return OpSpec(
             f"rewrite::{self.name}",
             self.args,
@@ -69,8 +76,8 @@ class PatternSignature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """Return the arguments and dims by name, for guards, and the reason if a match must not be bound to these
-        values.
+        """Return the values of arguments and dims by name, for guards, and the obstacle with its reason if the pattern
+        does not accept these values, else None.
 
         ``may_guard``: the equality of two symbols may become a guard of the compiled code.
         """
@@ -94,7 +101,9 @@ class PatternSignature:
 def _why_dtype_unfit(
     arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
 ) -> tuple[Obstacle, str] | None:
-    """Return the reason if the dtype of an argument is not admitted, or None."""
+    """Return the obstacle and its reason if the dtype of the argument is not admitted, or None. ``seen`` holds the
+    dtypes of dtype classes.
+    """
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
     if arg.tensor.dtypes and name not in arg.tensor.dtypes:
@@ -109,8 +118,8 @@ def _why_dtype_unfit(
 def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
-    """Return the reason if the shape of an argument is not admitted, or None. Sizes of named dims are added to
-    ``seen``.
+    """Return the obstacle and its reason if the shape of the argument is not admitted, or None. Sizes of named dims are
+    added to ``seen``.
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):

@@ -35,6 +35,7 @@ class GraphCall:
     where: str = ""
 
     def __str__(self) -> str:
+        """Return the call as one line: ``linear: float32[8, 64] = linear(x, w)``."""
         result = f"{self.name}: {self.shape}" if self.shape else self.name
         return f"{result} = {self.operator}({', '.join(self.reads)})"
 
@@ -50,7 +51,7 @@ class GraphView:
 
     @property
     def difference(self) -> str:
-        """Before and after as a difference of texts, a node a line: only what changed, with the lines around it."""
+        """The graph before and after the rewrites as a unified diff, a node a line."""
         before, after = ([str(call) for call in calls] for calls in (self.before, self.after))
         return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=2))
 
@@ -65,7 +66,7 @@ class SurveyStep:
 
     @property
     def text(self) -> str:
-        """``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
+        """The kernels and times without and with the rewrite: ``5 -> 4 kernels, 0.812 -> 0.797 ms a call``."""
         return _change(self.kernels, self.seconds)
 
 
@@ -87,17 +88,18 @@ class SurveyMeasurement:
 
     @property
     def speedup(self) -> float:
-        """The time without the rewrites over the time with them."""
+        """The time of a call without the rewrites divided by the time with them."""
         return self.seconds[0] / self.seconds[1]
 
     @property
     def text(self) -> str:
-        """One line: kernels and times without and with the rewrites, and how far results differ."""
+        """The measurements in one line: kernels and times without and with the rewrites, and how far results differ."""
         errors = f"results differ by {self.error:.1e}, compiled code from eager by {self.eager_error:.1e}"
         return f"{_change(self.kernels, self.seconds)} ({self.speedup:.2f}x); {errors}"
 
 
 def _change(kernels: tuple[int, int], seconds: tuple[float, float]) -> str:
+    """Return kernels and times, each without and with the rewrites, as text."""
     without, with_it = (f"{s * 1e3:.3g}" for s in seconds)
     return f"{kernels[0]} -> {kernels[1]} kernels, {without} -> {with_it} ms a call"
 
@@ -115,16 +117,16 @@ class RewriteSurvey:
 
     @property
     def matches(self) -> list[Match]:
-        """The places where a rewrite was applied."""
+        """The records of the places where a rewrite was applied, over all graphs."""
         return [o for o in self.outcomes if isinstance(o, Match)]
 
     @property
     def near_misses(self) -> list[NearMiss]:
-        """The places where a rewrite fits but for one thing."""
+        """The records of the places, over all graphs, where a rewrite fits but for one thing, with the reason."""
         return [o for o in self.outcomes if isinstance(o, NearMiss)]
 
     def step(self, rewrite: str) -> SurveyStep | None:
-        """Return the measurement of one rewrite, or None if it did not match."""
+        """Return the measurement of the rewrite with this name, or None if it did not match or nothing was measured."""
         return next((s for s in (self.measured.steps if self.measured else ()) if s.rewrite == rewrite), None)
 
     @property
@@ -141,7 +143,9 @@ class RewriteSurvey:
         return f"{self.summary}; {saved}" if self.matches else self.summary
 
     def lines(self, graphs: bool = False) -> Iterator[Line]:
-        """Yield each rewrite with its places and near misses, the savings, and with ``graphs`` each difference."""
+        """Yield the printed lines: each rewrite with its places and near misses, with ``graphs`` each difference, then
+        the savings.
+        """
         for name, level in self.rewrites:
             matches = [m for m in self.matches if m.rewrite == name]
             misses = [m for m in self.near_misses if m.rewrite == name]
@@ -159,7 +163,9 @@ class RewriteSurvey:
             yield line(self.measured.text)
 
     def as_json(self, facts: Mapping[str, str]) -> dict[str, Any]:
-        """Return one JSON-ready object: facts, matches, near misses, measurements, each graph as a difference."""
+        """Return the survey as one JSON-ready dict: ``facts``, matches, near misses, measurements, and each graph as a
+        difference.
+        """
         measured = asdict(self.measured) | {"speedup": self.measured.speedup} if self.measured else None
         value = {
             "facts": dict(facts),
@@ -175,7 +181,9 @@ class RewriteSurvey:
         return plain_json(value)
 
     def pictures(self) -> Iterator[tuple[Match, int, str, str]]:
-        """``(match, how many look the same, svg before, svg after)``: equal places are drawn once."""
+        """Yield, for matches that look the same, the first one, their number, and the SVG of the graph around it before
+        and after.
+        """
         kinds: dict[tuple[Any, ...], list[Match]] = {}
         for match in self.matches:
             kinds.setdefault((match.rewrite, match.operators), []).append(match)
@@ -187,14 +195,19 @@ class RewriteSurvey:
 
 
 def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
-    """Yield each text once, with how often it occurs: a model repeats its layers."""
+    """Yield a printed line for each different text, with the number of times that it occurs, since a model repeats its
+    layers.
+    """
     for text, same in groupby(sorted(texts)):
         number = len(list(same))
         yield line(f"  {text}" + (f"  ({number} times)" if number > 1 else ""), style)
 
 
 def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
-    """The SVG of the named nodes with those that they read and those that read them."""
+    """Return the SVG of the nodes called ``names``, at most ``most``, with those that they read and those that read
+    them.
+    """
+    # A picture of more nodes cannot be read.
     inside = set(names[:most])
     by_name = {c.name: c for c in calls}
     around = {n for c in calls if c.name in inside for n in c.reads} | {c.name for c in calls if inside & set(c.reads)}
@@ -206,16 +219,20 @@ class _RecordingRewrites(Rewrites):
     """A set of rewrites that keeps each graph before and after them."""
 
     def __init__(self, *rewrites: Rewrite) -> None:
+        """Collect and prove the rewrites, with no graph seen yet."""
         super().__init__(*rewrites)
         self.views: list[GraphView] = []
         self.compiled = 0
 
     @property
     def levels(self) -> set[Level]:
+        """All levels, since compiled graphs are counted at the last one."""
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of a level, and keep the graph before and after where there was an outcome."""
+        """Apply the rewrites of one level to ``graph``, and keep the graph before and after where there was a match or
+        near miss.
+        """
         seen = len(self.outcomes)
         number, before = self.graphs, list_calls(graph)
         super().run(level, graph)
@@ -225,7 +242,7 @@ class _RecordingRewrites(Rewrites):
 
 
 def list_calls(graph: Graph) -> tuple[GraphCall, ...]:
-    """Return the nodes of a graph but for its output, as values."""
+    """Return the nodes of a graph, except its output, as plain values."""
     return tuple(
         GraphCall(
             n.name,
@@ -250,7 +267,8 @@ def survey_rewrites(
     dynamic: bool | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> RewriteSurvey:
-    """Compile ``fn`` for ``args`` with ``rewrites`` and run it. Nothing stays compiled, no cache is read or filled.
+    """Return the effect of ``rewrites`` on ``fn``, after compiling it with them for ``args`` and running it. Nothing
+    stays compiled, and no cache is read or filled.
 
     Args:
         args: by position, or by name, which many models of transformers need.
@@ -269,6 +287,7 @@ def survey_rewrites(
         fn, args = bind_by_name(fn, args)
     say("proving the rewrites")
     watched = _RecordingRewrites(*rewrites)
+    # A function that is compiled already would run without a pass over its graphs.
     reset_compiler()
     try:
         say("compiling with them")
@@ -295,6 +314,9 @@ def bind_by_name(fn: Callable[..., Any], given: Mapping[str, Any]) -> tuple[Call
     names = tuple(given)
 
     def called(*values: Any) -> Any:
+        """Return the result of the wrapped function for ``values``, which are passed by name in the order of the
+        names.
+        """
         return fn(**dict(zip(names, values, strict=True)))
 
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
@@ -307,6 +329,7 @@ class _CompiledVariant:
     def __init__(
         self, fn: Callable[..., Any], args: Sequence[Any], options: dict[str, Any], train: bool, dynamic: bool | None
     ) -> None:
+        """Compile ``fn`` with ``options``, call it once on ``args``, and count the kernels of its code."""
         from shiplap.torch_private.inductor_report import observe_graphs
 
         self.args, self.train, self.dynamic = args, train, dynamic
@@ -316,13 +339,16 @@ class _CompiledVariant:
         self.kernels = sum(bool(g.kernel) for graph in graphs for g in graph.groups_with_kernel_names())
 
     def __call__(self) -> list[Tensor]:
+        """Return the results of one call, followed by a backward pass in training."""
         return _run_with_backward(self.compiled, self.args, self.train)
 
 
 def _measure_variants(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _CompiledVariant, say: Callable[[str], None]
 ) -> SurveyMeasurement:
-    """Measure ``changed`` against no rewrites, and against the rewrites that matched, one more each time."""
+    """Return the measurements of ``changed``, with all rewrites, against no rewrites, and of the rewrites that matched,
+    one more each time.
+    """
     rewrites = {m.rewrite for m in scope.matches}
     # In the order in which the compiler applies them, so that each step adds to the code of the one before.
     matched = sorted((r for r in scope if scope.labels[r] in rewrites), key=lambda r: LEVELS.index(r.level))
@@ -340,15 +366,15 @@ def _measure_variants(
         SurveyStep(scope.labels[r], (kernels[i], kernels[i + 1]), (seconds[i], seconds[i + 1]))
         for i, r in enumerate(matched)
     ]
-    preserving_state = (
+    differences = (
         _largest_difference(changed.results, plain.results),
         _largest_difference(plain.results, _run_with_backward(fn, args, changed.train)),
     )
-    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *preserving_state, tuple(steps))
+    return SurveyMeasurement((kernels[0], kernels[-1]), (seconds[0], seconds[-1]), *differences, tuple(steps))
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
-    """Return the median times of the variants, which take turns."""
+    """Return the median seconds of a call of each variant. The variants run in turns."""
     device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
     # No variant is given up: the times of slower ones are reported, too.
@@ -358,9 +384,12 @@ def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
 
 
 def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap ``fn`` in a function of its own, since torch keeps compiled code by code object."""
+    """Return ``fn`` wrapped in a function with a code object of its own, since torch keeps compiled code by code
+    object.
+    """
 
     def run(*args: Any) -> Any:
+        """Return the result of the wrapped function for ``args``."""
         return fn(*args)
 
     # A new code object: torch would otherwise find the code that it compiled for the variant before.
@@ -369,7 +398,9 @@ def _wrap_in_own_code(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool) -> list[Tensor]:
-    """Return all tensors of the result. In training a backward pass from the floating ones follows."""
+    """Return all tensors of the result of ``fn(*args)``, detached. In training a backward pass from those with a
+    gradient is run.
+    """
     with torch.set_grad_enabled(train):
         results = [t for t in leaves(_mapping_as_dict(fn(*args))) if isinstance(t, Tensor)]
         live = [t for t in results if t.requires_grad] if train else []
@@ -380,18 +411,21 @@ def _run_with_backward(fn: Callable[..., Any], args: Sequence[Any], train: bool)
 
 
 def _mapping_as_dict(result: Any) -> Any:
-    """Return a mapping as a dict: outputs of models are often classes of their own, which are mappings."""
+    """Return a mapping as a dict, and any other value unchanged, since outputs of models are often mappings of a class
+    of their own.
+    """
     return dict(result) if hasattr(result, "keys") else result
 
 
 def _largest_difference(got: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference relative to the largest finite value. The result is infinite where only one of two
-    values is finite.
+    """Return the largest difference between results relative to the largest finite value. It is infinite where only one
+    of two values is finite.
     """
     worst = 0.0
     for result, wanted in zip(got, expected, strict=False):
         if wanted.is_floating_point() and wanted.numel():
             g, e = result.double(), wanted.double()
+            # Infinities of one sign are equal, and their difference would be NaN.
             differ = ~torch.isclose(g, e, rtol=0, atol=0, equal_nan=True)
             # A NaN on one side only counts as an infinite difference.
             off = (g - e)[differ].abs().nan_to_num(float("inf"), float("inf"))

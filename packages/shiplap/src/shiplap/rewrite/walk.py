@@ -12,7 +12,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield ``starts`` and everything that repeated ``step`` reaches from them, each once, depth first."""
+    """Yield ``starts`` and all values that repeated ``step`` reaches from them, each once, depth first."""
     stack = list(dict.fromkeys(starts))
     seen = set(stack)
     while stack:
@@ -20,22 +20,23 @@ def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator
         yield at
         for near in step(at):
             if near not in seen:
+                # Marked when it is pushed, so that nothing is pushed twice.
                 seen.add(near)
                 stack.append(near)
 
 
 def inputs_of(node: Node) -> list[Node]:
-    """Return the nodes that ``node`` reads: the step of a walk up."""
+    """Return the nodes that ``node`` reads, as the step of a walk up the graph."""
     return node.all_input_nodes
 
 
 def users_of(node: Node) -> Iterable[Node]:
-    """Return the nodes that read ``node``: the step of a walk down."""
+    """Return the nodes that read ``node``, as the step of a walk down the graph."""
     return node.users
 
 
 def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
-    """Return those of ``nodes`` that no node outside reads, and ``out`` if it is one of them, whoever reads it.
+    """Return those of ``nodes`` that no node outside of them reads, and ``out`` in any case if it is one of them.
 
     A cast may serve a residual as well, and stays then.
     """
@@ -49,7 +50,7 @@ def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
 
 
 def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """Return the result of the call of ``node`` on the values of the nodes that it reads."""
+    """Return the result of the call of ``node``, where ``value_of`` gives the values of the nodes that it reads."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -58,5 +59,5 @@ def run_call(node: Node, value_of: Callable[[Node], Any]) -> Any:
 
 
 def as_list(results: Any) -> list[Any]:
-    """Return what a function returns as a list: a single result is its only element."""
+    """Return the results of a function as a list, which has a single result as its only element."""
     return list(results) if isinstance(results, (list, tuple)) else [results]

@@ -68,7 +68,9 @@ def open_file(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> int:
 
 
 def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CODE) -> bytes:
-    """Return the content of ``path``. OSError with EFBIG when it is longer than ``limit`` bytes."""
+    """Return the content of the regular file ``path``, checked by ``rule``. OSError with EFBIG when it is longer than
+    ``limit`` bytes.
+    """
     handle = open_file(path, rule)
     # One byte more than the limit is read: the size in the status of a file may change before the file is read.
     with os.fdopen(handle, "rb") as file:
@@ -98,7 +100,9 @@ def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> N
 
 
 def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_result) -> None:
-    """Check the owners of all folders below, and raise Distrusted for anything but files and folders."""
+    """Check the ownership of all folders below the open folder ``folder`` at the path ``at``. Raise Distrusted for an
+    unsafe one and for anything but files and folders.
+    """
     for name in os.listdir(folder):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(about.st_mode):
@@ -114,14 +118,18 @@ def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_resu
 
 
 def unsafe_reason(e: Exception) -> str:
-    """Return the unsafe part of a path and the reason, in one line."""
+    """Return the reason in one line why a path could not be opened safely, with the unsafe part of the path where it is
+    known.
+    """
     if isinstance(e, OSError) and e.filename is not None:
         return f"{os.fsdecode(e.filename)}: {e.strerror}"
     return str(e)
 
 
 def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
-    """Open a path one name at a time from the root, and check each by the rule of ownership."""
+    """Return a descriptor of ``path``, opened one name at a time from the root. Raise Distrusted for a part that
+    ``rule`` does not accept.
+    """
     text = os.fspath(path)
     if not text or "\0" in text:
         raise OSError(errno.EINVAL, "an empty path or one with a NUL", text.replace("\0", "\\0"))
@@ -138,6 +146,7 @@ def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: 
                 links += 1
                 if links > LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                # The target of a link is walked name by name as well.
                 names = [*(n for n in target.split("/") if n not in ("", ".")), *names[1:]]
                 if target.startswith("/"):
                     here, at = _open_and_close(here, "/", _FOLDER), Path("/")
@@ -153,19 +162,24 @@ def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: 
 
 
 def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: os.stat_result) -> str | None:
-    """Return the target of ``name`` if it is a symbolic link that may be followed, else None."""
+    """Return the target of ``name`` in the open folder ``here`` if it is a symbolic link that may be followed, else
+    None. Raise Distrusted for a link of another user that may not.
+    """
     try:
         target = os.readlink(name, dir_fd=here)
     except OSError:
         return None  # no link, or no such name: opening it raises the error
     about = os.stat(name, dir_fd=here, follow_symlinks=False)
+    # A link that this user or root made leads where they meant it to.
     if about.st_uid not in (os.geteuid(), 0) and (rule.owned or rule.everybody or _open_to_all(above)):
         raise Distrusted(errno.EPERM, f"a link that belongs to another user (uid {about.st_uid})", str(at / name))
     return target
 
 
 def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: bool) -> int:
-    """Open ``name`` in ``here``, and close ``here``."""
+    """Return a descriptor of ``name``, a folder or a file for reading, in the open folder ``here``, which is closed.
+    ``create`` makes a missing folder with mode 700.
+    """
     if as_folder and create:
         try:
             # The folder is opened and checked after this in any case, so that it does not matter who has made it.
@@ -182,14 +196,14 @@ def _open_component(here: int, name: str, at: Path, *, as_folder: bool, create: 
 
 
 def _open_and_close(here: int, name: str, flags: int) -> int:
-    """Open ``name`` in the folder ``here``, close ``here``, and return the new descriptor."""
+    """Return a descriptor of ``name``, opened with ``flags`` in the folder ``here``, whose descriptor is closed."""
     descriptor = os.open(name, flags, dir_fd=here)
     os.close(here)
     return descriptor
 
 
 def _name_exists(here: int, name: str) -> bool:
-    """Whether an open folder has an entry of this name, links included."""
+    """Whether the open folder ``here`` has an entry of this name, links included."""
     try:
         os.stat(name, dir_fd=here, follow_symlinks=False)
     except OSError:
@@ -198,6 +212,7 @@ def _name_exists(here: int, name: str) -> bool:
 
 
 def _open_to_all(about: os.stat_result) -> bool:
+    """Whether all users may write the folder or file with this status."""
     return bool(about.st_mode & stat.S_IWOTH)
 
 
@@ -210,8 +225,11 @@ def _check_ownership(
     last: bool,
     regular: bool = False,
 ) -> os.stat_result:
-    """Return ``about`` if ``rule`` accepts it at the path ``at``, in a folder with the status ``above``."""
+    """Return ``about``, the status of the object at the path ``at``, if ``rule`` accepts its owner and mode in a folder
+    with the status ``above``, else raise Distrusted.
+    """
     me, mode = os.geteuid(), stat.S_IMODE(about.st_mode)
+    # Reading a FIFO or a device could wait for ever.
     if regular and not stat.S_ISREG(about.st_mode):
         raise Distrusted(errno.EPERM, NO_REGULAR_FILE, str(at))
     shared = above is not None and _open_to_all(above)  # and sticky, or it had been refused
@@ -252,8 +270,10 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
         about = os.fstat(handle)
         if _open_to_all(above) and about.st_uid not in (os.geteuid(), 0) and not process_own:
             raise Distrusted(errno.EPERM, f"it belongs to another user (uid {about.st_uid})", str(at))
+        # Emptied only after the check: O_TRUNC would empty the file of another user.
         if stat.S_ISREG(about.st_mode) and not append:
             os.ftruncate(handle, 0)
+        # Opened without blocking because of FIFOs; writes to a pipe shall wait.
         os.set_blocking(handle, True)
     except BaseException:
         os.close(handle)
@@ -262,7 +282,7 @@ def open_for_writing(path: str | os.PathLike[str], *, append: bool = False) -> i
 
 
 def _open_parent(path: str) -> tuple[int, str, Path, os.stat_result]:
-    """Return the open folder of a file to write, its name there, its path, and the status of the folder.
+    """Return the open folder of a file that is to be written, the file's name there, its path, and the folder's status.
 
     Links are followed if they belong to this user or to root, or lie where only their owner can write.
     """

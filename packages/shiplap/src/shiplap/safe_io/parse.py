@@ -40,7 +40,9 @@ _DIGITS = 20  # of an integer of 64 bits, with its sign
 
 
 def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
-    """Return the JSON value ``content``. ValueError for any other content, and beyond ``limits``."""
+    """Return the value of the JSON text ``content`` as plain data. ValueError for any other content, and beyond
+    ``limits``.
+    """
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     _check_brackets(content, limits.depth)
@@ -62,8 +64,9 @@ def parse_json(content: bytes, limits: ParseLimits = JSON) -> Data:
 
 
 def _check_brackets(content: bytes, depth: int) -> None:
-    """Raise ValueError for content that is nested too deep, before a recursive parser reads it."""
+    """Raise ValueError for JSON that is nested deeper than ``depth``, before a recursive parser reads it."""
     level = 0
+    # Brackets inside of texts do not nest.
     for bracket in _BRACKETS.finditer(_STRING.sub(b"", content)):
         level += 1 if bracket[0] in (b"[", b"{") else -1
         if level > depth:
@@ -71,14 +74,15 @@ def _check_brackets(content: bytes, depth: int) -> None:
 
 
 def _parse_int(digits: str) -> int:
-    """Return the integer of these digits, or raise ValueError where 64 bits do not hold it."""
+    """Return the integer that ``digits`` denote, or raise ValueError where 64 bits do not hold it."""
+    # The length first: converting a long text takes quadratic time.
     if len(digits) > _DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"a number of more than 64 bits: {digits[:30]}")
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
-    """Return the number of these digits, or raise ValueError where it is not finite."""
+    """Return the number that ``digits`` denote, or raise ValueError where it is not finite."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"no finite number: {digits[:30]}")
@@ -86,11 +90,12 @@ def _parse_float(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError for ``NaN`` or an infinity, which JSON does not have."""
     raise ValueError(f"no finite number: {name}")
 
 
 def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
-    """Return the pairs of an object as a dict, or raise ValueError where a name occurs twice."""
+    """Return the pairs (name, value) of a JSON object as a dict, or raise ValueError where a name occurs twice."""
     # Parsers differ in which of two equal names they take, so a file with both could mean different things to two
     # readers.
     content = dict(pairs)
@@ -100,7 +105,9 @@ def _unique_names(pairs: list[tuple[str, Data]]) -> Data:
 
 
 def _check_texts(data: Data) -> None:
-    """Raise ValueError for a NUL or half a surrogate pair in a text, which file names, C and UTF-8 exclude."""
+    """Raise ValueError if a text in ``data`` has a NUL or half a surrogate pair, which file names, C and UTF-8
+    exclude.
+    """
     waiting = [data]
     while waiting:
         value = waiting.pop()
@@ -124,6 +131,7 @@ def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None
     if len(content) > limits.size:
         raise ValueError(f"longer than {limits.size} bytes")
     text = content.decode()
+    # libyaml is faster, and not every build has it.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader), limits)
@@ -138,8 +146,8 @@ def compose_yaml(content: bytes, limits: ParseLimits = YAML) -> yaml.Node | None
 
 
 def build_yaml(root: yaml.Node | None) -> Data:
-    """Return the value of composed nodes. Raises the errors of :func:`compose_yaml`. ``<<`` is merged in the nodes,
-    too.
+    """Return the value of composed YAML nodes as plain data, None for no document. ``<<`` is merged into the nodes
+    themselves. Raises the errors of :func:`compose_yaml`.
     """
     import yaml
 
@@ -154,7 +162,9 @@ def build_yaml(root: yaml.Node | None) -> Data:
 
 
 def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
-    """Raise ValueError for a document that is nested too deep or too long, before a recursive composer reads it."""
+    """Raise ValueError if the events of a YAML document show that it is nested too deep or too long, before a recursive
+    composer reads it.
+    """
     import yaml
 
     level = 0
@@ -168,8 +178,8 @@ def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
 
 
 def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, int], inside: set[int]) -> int:
-    """Return the number of values of ``node`` with every alias written out. ValueError for too many, or for a
-    circle.
+    """Return the number of values in ``node`` with every alias written out. ``known`` keeps counts, ``inside`` the
+    nodes around. ValueError for too many, or for a circle.
     """
     import yaml
 
@@ -187,6 +197,7 @@ def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, i
         )
     elif isinstance(node, yaml.SequenceNode):
         weight += sum(_count_with_aliases(v, limits, known, inside) for v in node.value)
+    # Python refuses, or takes long, to convert so many digits.
     elif len(node.value) > 4000 and node.tag.endswith((":int", ":float", ":timestamp")):
         raise ValueError(f"line {line}: a number of {len(node.value)} digits")
     inside.discard(id(node))
@@ -197,7 +208,9 @@ def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, i
 
 
 def _check_numbers(data: Data) -> None:
-    """Raise ValueError for a number of more than 64 bits. Each value is checked once, also if aliases share it."""
+    """Raise ValueError if ``data`` holds an integer of more than 64 bits or a text with a NUL. Each value is checked
+    once, also if aliases share it.
+    """
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()

@@ -17,18 +17,25 @@ _numbers = count()
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file that the user has named, or one of our own. Raises the errors of ``open_for_writing``."""
+    """Write ``text`` as UTF-8 to ``path``, which the user has named or Shiplap has chosen. Raises the errors of
+    ``open_for_writing``.
+    """
     write_bytes(path, text.encode())
 
 
 def append_text(path: str | os.PathLike[str], text: str) -> None:
-    """Append to a text file in one write, and make the file where there is none."""
+    """Append ``text`` as UTF-8 to ``path`` in one write, and make the file where there is none. Raises the errors of
+    ``open_for_writing``.
+    """
     with os.fdopen(open_for_writing(path, append=True), "ab") as file:
+        # One write to a file opened for appending: lines of several processes do not mix.
         file.write(text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write ``content`` to ``path``, in the way of :func:`write_text`."""
+    """Write ``content`` to ``path``, which the user has named or Shiplap has chosen. Raises the errors of
+    ``open_for_writing``.
+    """
     with os.fdopen(open_for_writing(path), "wb") as file:
         file.write(content)
 
@@ -45,14 +52,18 @@ def write_whole(path: Path, content: bytes, *, private: bool = False, lasting: b
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file of our own in the way of :func:`write_whole`. A process that has the old file open keeps it."""
+    """Copy the file ``source`` to ``target``, which has its old or the whole new content at any time. A process that
+    has the old file open keeps it.
+    """
     with source.open("rb") as read, _replace_when_done(target, 0o664, lasting=False) as file:
         shutil.copyfileobj(read, file)
 
 
 @contextlib.contextmanager
 def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[bytes]]:
-    """Open a new file beside ``path``, which replaces ``path`` at the end of the block."""
+    """Open a new file beside ``path`` for writing inside the ``with``. At its end the file replaces ``path`` by a
+    rename. After an error it is removed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # The name holds machine and process, so that a later clean-up can tell whether the writer still runs.
     temporary = path.parent / f".{path.stem[:16]}@{host_name()}~{os.getpid()}~{next(_numbers)}.tmp"
@@ -73,9 +84,7 @@ def _replace_when_done(path: Path, mode: int, lasting: bool) -> Iterator[IO[byte
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync the rename to disk. Some network file systems cannot sync directories, and the rename stays unsynced
-    there.
-    """
+    """Sync a folder to disk, so that a rename in it lasts. Network file systems that cannot do so are passed over."""
     with contextlib.suppress(OSError):
         handle = os.open(directory, os.O_RDONLY)
         try:
@@ -85,5 +94,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def host_name() -> str:
-    """Return the name of this machine, in characters that a file name may hold."""
+    """Return the name of this machine with other characters than letters and digits replaced by ``-``, for file
+    names.
+    """
     return "".join(c if c.isalnum() else "-" for c in socket.gethostname())[:40]

@@ -25,7 +25,8 @@ LARGEST_COMMON_SIZE = 33  # smaller sizes are covered by other samples
 
 
 def sizes_near_constants(mined: CodeConstants) -> list[int]:
-    """Return sizes of one dim in ascending order: around constants of the code and their doubles, and usual sizes.
+    """Return at most some hundred sizes of one dim in ascending order: those around the constants ``mined`` from the
+    code of an op and around their doubles, and usual sizes.
 
     Powers of two and their neighbours are included, because native code may branch on any of them and shows no
     constants.
@@ -39,7 +40,9 @@ def sizes_near_constants(mined: CodeConstants) -> list[int]:
 
 
 def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
-    """Yield sizes of several dims at once: beyond one tile in all, far beyond in one, and one dim of size 1."""
+    """Yield sizes by dim name for several dims at once: beyond one tile of a kernel in all dims, far beyond in one, and
+    one dim of size 1. Yields nothing for fewer than two names.
+    """
     if len(names) < 2:
         return
     for sizes in ((67, 70, 73, 66), (130, 135, 133, 3), (257, 40, 300, 2), (290, 301, 307, 2), (1030, 520, 2, 1)):
@@ -51,7 +54,9 @@ def joint_sizes(names: list[str]) -> Iterator[dict[str, int]]:
 
 
 def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield sizes of dims that stand for any number of dims: two beyond one tile, then three and four."""
+    """Yield, for each variadic dim (one that stands for any number of dims), a mapping from its name to a tuple of
+    sizes: two sizes beyond one tile, then three and four small ones.
+    """
     for name in names:
         yield {name: (65, 63)}
         yield {name: (3, 2, 5)}
@@ -59,7 +64,8 @@ def variadic_sizes(names: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Yield lists whose members differ in size, for dims without a name.
+    """Yield mappings from the name of each argument that is a list of tensors with unnamed dims to one size for each
+    member of the list, with sizes that differ between members.
 
     All lists of an op get the same sizes, since a reference may combine the members of two lists.
     """
@@ -69,7 +75,9 @@ def uneven_member_sizes(spec: OpSpec) -> Iterator[dict[str, tuple[int, ...]]]:
 
 
 def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
-    """Return unusual values of a scalar, those around literals of the code first."""
+    """Return unusual values of a scalar argument for samples: all its choices where it declares some, otherwise zero,
+    negative and large values and those around the literals ``mined`` from the code.
+    """
     if arg.choices:
         return list(arg.choices)
     kind = str(arg.scalar)
@@ -92,7 +100,9 @@ def odd_scalar_values(arg: Arg, mined: CodeConstants) -> list[Any]:
 
 
 def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConstants) -> list[Any]:
-    """Return unusual values of a list of numbers: other lengths, orders, signs and sizes."""
+    """Return unusual values, as tuples, of a scalar argument that is a list of ints, floats or bools (``kind``): other
+    lengths, orders, signs and magnitudes than the default's.
+    """
     usual = arg.default if arg.has_default and isinstance(arg.default, (list, tuple)) else ()
     lengths_ = list(dict.fromkeys([*([len(usual)] if usual else []), 1, 2, 3, 5, 0]))
     if kind == "list[int]":
@@ -112,6 +122,8 @@ def _odd_list_values(kind: str, arg: Arg, ints: Sequence[int], mined: CodeConsta
 
 
 def _unique_by_repr(values: Sequence[Any]) -> list[Any]:
-    """Return the values whose ``repr`` differs, in order."""
+    """Return ``values`` without those whose ``repr`` occurred before, in order, so that ``1`` and ``True`` count as
+    different.
+    """
     seen: dict[str, Any] = {repr(v): v for v in values}
     return list(seen.values())

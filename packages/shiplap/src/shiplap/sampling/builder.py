@@ -17,7 +17,8 @@ from shiplap.sampling.sizes import scalar_candidates
 def build_arguments(
     op: Op, recipe: SampleRecipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
 ) -> tuple[Any, ...]:
-    """Return the arguments that the builder of the op makes, then the defaults of those that it leaves out.
+    """Return the arguments of one sample in the order of the schema: those that the op's own builder (``@op.samples``)
+    makes from ``recipe`` and the sizes in ``env``, then the defaults of those that it leaves out.
 
     A scalar beyond 32 bits replaces a usual one after the builder has run, since a builder may count up to the scalar.
     """
@@ -39,6 +40,8 @@ def build_arguments(
 
 
 def builder_takes_values(op: Op) -> bool:
-    """Return whether the code of the builder reads ``sizes["values"]``, the kind of values."""
+    """Return whether the op's builder of samples reads ``sizes["values"]``, the requested kind of values, judged by the
+    string constants of its bytecode.
+    """
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts

@@ -17,7 +17,9 @@ GENERATOR_SEED = 7  # seed of torch's own generator, for ops that draw from it
 
 
 def tree_map(fn: Callable[[Tensor], Any], args: Iterable[Any]) -> tuple[Any, ...]:
-    """Return ``args`` with ``fn`` applied to every tensor, also inside lists. Other values stay."""
+    """Return ``args`` as a tuple with ``fn`` applied to every tensor, also inside lists. Other values stay
+    unchanged.
+    """
     return tuple(fn(v) if isinstance(v, Tensor) else list(tree_map(fn, v)) if isinstance(v, list) else v for v in args)
 
 
@@ -58,32 +60,38 @@ class SampleCase:
 
     @property
     def label(self) -> str:
-        """The recipe as text, from which the sample can be made again."""
+        """The recipe of the sample as text, from which, with the seed, the same sample can be made again."""
         return str(self.recipe)
 
     @property
     def numel(self) -> int:
-        """The number of elements of all tensors."""
+        """The number of elements of all tensors among the arguments, those inside lists included."""
         return sum(t.numel() for t in tensors_among(self.args))
 
     @property
     def graph_key(self) -> tuple[object, ...]:
-        """A key of the arguments that are present, equal for samples that one compiled graph can serve."""
+        """A tuple with, for each argument, the length of a list or else whether the argument is None; equal for two
+        samples that one compiled graph can serve.
+        """
         return tuple(len(v) if isinstance(v, list) else v is None for v in self.args)
 
     def with_args(self, args: tuple[Any, ...]) -> SampleCase:
-        """Return the sample with other arguments of the same sizes."""
+        """Return a copy of the sample with ``args`` in place of its arguments, which must have the same sizes."""
         return replace(self, args=args)
 
     def fresh(self) -> tuple[Any, ...]:
-        """Return copies of the arguments. A random generator starts at the state of the sample's generator."""
+        """Return copies of the arguments with the same strides and offsets, for one call of the op. Each copied random
+        generator, or torch's own where ``reseeds`` is set, starts from the same state every time.
+        """
         if self.reseeds:
             torch.manual_seed(GENERATOR_SEED)
         return copy_generators(tree_map(clone_exactly, self.args))
 
 
 def copy_generators(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with copies of generators, so that each call starts from the same state."""
+    """Return ``args`` with each ``torch.Generator`` replaced by a copy in the same state, so that each call draws the
+    same numbers.
+    """
     return tuple(v.clone_state() if isinstance(v, torch.Generator) else v for v in args)
 
 
@@ -93,7 +101,9 @@ def describe_arguments(op: Op, case: SampleCase) -> str:
 
 
 def _format_argument(name: str, value: Any) -> str:
-    """Return one argument as text."""
+    """Return one argument as text: dtype, shape and unusual strides of a tensor, the tensors of a list in brackets, or
+    ``name=value``.
+    """
     if isinstance(value, Tensor):
         plain = value.is_contiguous() and value.storage_offset() == 0
         layout = "" if plain else f" strides {value.stride()} offset {value.storage_offset()}"

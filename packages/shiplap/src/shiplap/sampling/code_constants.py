@@ -40,18 +40,24 @@ class CodeConstants:
 
     @property
     def members(self) -> list[int]:
-        """The lengths of lists of tensors to try: few, one more than a kernel may take at once, and many."""
+        """The lengths of a list of tensors to try: 1, 3, 0 and 9, one more than small integers in the code, up to which
+        a kernel may take members at once, and one large length.
+        """
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
 
 def find_code_constants(op: Op) -> CodeConstants:
-    """Return the constants of ``op``."""
+    """Return the integers, floats and short strings in the code of ``op``, at which a kernel may branch: in its
+    reference, gradient, kernels, templates, native sources, and in the expressions of its declaration.
+    """
     exprs = (*op.spec.requires, *(e for _, e in (*op.spec.dims, *op.spec.bounds)))
     return _collect_constants(_code_roots(op), [*_native_source_texts(op), *map(str, exprs)])
 
 
 def find_template_constants(template: Template, config: Mapping[str, Any]) -> CodeConstants:
-    """Return the constants of a template with one of its configs, which other configs may lack."""
+    """Return the integers, floats and short strings in the source and functions of a template and in the values of one
+    ``config`` of it, which other configs may lack.
+    """
     functions = template.supports, template.grid, template.split_k, template.function, dict(template.tables)
     mined = _collect_constants([dict(config), *functions], [template.source])
     literals = {float(v) for v in FLOAT_LITERAL.findall(template.source)}
@@ -59,11 +65,14 @@ def find_template_constants(template: Template, config: Mapping[str, Any]) -> Co
 
 
 def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConstants:
-    """Return the constants of the code of ``roots`` and of source texts."""
+    """Return the integers (as absolute values), floats and short strings that are used in the code reachable from
+    ``roots``, and the integers in the source ``texts``.
+    """
     inputs: list[Any] = constants_used(*roots, most=MAX_OBJECTS)
     for text in texts:
         inputs += integers_in_text(text)
     ints = {abs(v) for v in inputs if type(v) is int}
+    # NaN, which differs from itself, is left out.
     floats = {v for v in inputs if type(v) is float and v == v and abs(v) < 1e30}
     strings = {
         v for v in inputs if isinstance(v, str) and 0 < len(v) <= LONGEST_MODE and " " not in v and "\n" not in v
@@ -72,8 +81,8 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
 
 
 def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
-    """Return the kind of values (``AROUND_PREFIX``) near numbers of the code and near scalars.
-    Empty without numbers.
+    """Return the name of a kind of values that draws numbers near float scalars and near constants of the code
+    (``AROUND_PREFIX`` and the numbers), or an empty text where there are no such numbers.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)
@@ -87,7 +96,9 @@ def integers_in_text(text: str) -> list[int]:
 
 
 def _code_roots(op: Op) -> Iterator[Any]:
-    """Yield the functions and values of an op in which constants are searched."""
+    """Yield the functions and values of an op in which constants are searched: its reference, its gradient and that
+    gradient's ops, its kernels and their tuning spaces, and its templates.
+    """
     yield op.reference
     if op.gradient is not None:
         yield op.gradient.function
@@ -105,9 +116,8 @@ def _code_roots(op: Op) -> Iterator[Any]:
 
 
 def _native_source_texts(op: Op) -> Iterator[str]:
-    """Yield the source texts of native kernels.
-
-    These are files beside the library or the declaration that contain the name of the kernel's function.
+    """Yield the source texts of native kernels: of each file beside the library or the declaration that contains the
+    name of the kernel's function.
     """
     for kernels in op.kernels.values():
         for kernel in kernels:
@@ -118,7 +128,9 @@ def _native_source_texts(op: Op) -> Iterator[str]:
 
 
 def _sources_naming(folder: Path, symbol: str) -> Iterator[str]:
-    """Yield the text of each native source in a folder that contains ``symbol``."""
+    """Yield the text of each native source file in ``folder`` that contains ``symbol``, among its first 60 files that
+    are not too large. Yields nothing where the folder cannot be read.
+    """
     try:
         files = [f for f in folder.iterdir() if f.suffix in SOURCE_SUFFIXES and f.stat().st_size < LARGEST_FILE]
         texts = [f.read_text(errors="replace") for f in files[:60]]

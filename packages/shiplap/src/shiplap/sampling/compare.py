@@ -42,7 +42,9 @@ class Reduction:
     eps: float = 0.0
 
     def growth(self, eps: float, wide_sums: bool) -> float:
-        """Return the rounding error of a sum that is stored with ``eps``, relative to its size."""
+        """Return the relative rounding error of a sum of ``terms`` numbers that is stored with the machine epsilon
+        ``eps``; with ``wide_sums`` it is assumed to be accumulated in float32.
+        """
         steps: float = 4 + 2 * self.terms**0.5
         grown = max(eps, self.eps) * steps
         return min(grown, 8 * eps + max(torch.finfo(torch.float32).eps, self.eps) * steps) if wide_sums else grown
@@ -54,7 +56,8 @@ PART = 1 << 18  # elements of a large result on a CPU that are compared at once,
 
 
 def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
-    """Return the sums of an op: their terms are the input dims that no output has.
+    """Return the length and precision of the sums that an op computes, for its tolerance: the terms of a sum are the
+    product of the sizes in ``env`` of the input dims that no output has.
 
     If an argument can only be float8, the sums are those of tensor cores.
     """
@@ -68,7 +71,9 @@ def derive_reduction(spec: OpSpec, env: dict[str, Any]) -> Reduction:
 
 
 def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: str = "") -> str:
-    """Return the first place where bits differ, or an empty text. NaNs with the same bits are equal."""
+    """Return a text with the first place where two lists of results differ in bits, shape or dtype, or an empty text.
+    NaNs with the same bits are equal. ``than`` names the expected side in the text.
+    """
     for index, (g, e) in enumerate(zip(got, expected, strict=True)):
         if problem := _shape_problem(g, e):
             return f"result {index}: {problem}"
@@ -82,7 +87,9 @@ def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: 
 
 
 def _as_integer_bits(t: Tensor) -> Tensor:
-    """Return the bits of a tensor as integers."""
+    """Return the same bits as a tensor of integers: floats and bools are viewed as integers of their width, complex
+    numbers as pairs, and integers are returned unchanged.
+    """
     if not (t.dtype == torch.bool or t.is_floating_point() or t.is_complex()):
         return t
     if t.is_complex():
@@ -91,7 +98,7 @@ def _as_integer_bits(t: Tensor) -> Tensor:
 
 
 def _shape_problem(got: Tensor, expected: Tensor) -> str:
-    """Return how shape or dtype differ, or an empty text."""
+    """Return a text that says how the shape or else the dtype of two results differ, or an empty text."""
     if got.shape != expected.shape:
         return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     return f"{got.dtype}, expected {expected.dtype}" if got.dtype != expected.dtype else ""
@@ -108,7 +115,8 @@ def compare_within_tolerance(
     allowed: Sequence[Tensor] | None = None,
     tolerance: float = 0.0,
 ) -> Difference:
-    """Compare ``got`` with the reference in its own precision (``own``) and in float64 (``wide``).
+    """Return the difference of ``got``, the results of an op, from those of its reference, computed in its own
+    precision (``own``) and in float64 (``wide``); its ``problem`` is empty within the tolerance.
 
     Integers, and the places of NaN and infinity, must equal those of ``own`` or of ``wide``. Another element may differ
     by ``eps * (4 + 2 sqrt(terms)) * (|wide| + rms(wide))``, the growth of rounding errors in such ``sums``, plus three
@@ -158,13 +166,16 @@ def agrees_without_float64(
 
 
 def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, near: NeighbourSize) -> bool:
-    """Return whether one result is within the tolerance for any values in float64."""
+    """Return whether one result ``got`` is so near to ``own``, the reference in its own precision, that it is within
+    the tolerance whatever the reference is in float64.
+    """
     if _shape_problem(got, own):
         return False
     if not got.numel():
         return True
     if not got.is_floating_point() or got.itemsize == 1:
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
+    # In 16 bits their difference would be rounded itself.
     g, o = (t.float() if t.itemsize == 2 else t for t in (got, own))
     off = g - o
     least, most = (float(end) for end in torch.aminmax(off))
@@ -172,6 +183,7 @@ def _tensor_agrees(got: Tensor, own: Tensor, sums: Reduction, wide_sums: bool, n
         return bool(torch.equal(_as_integer_bits(got.contiguous()), _as_integer_bits(own.contiguous())))
     growth: float = SURE_SHARE * sums.growth(torch.finfo(got.dtype).eps, wide_sums)
     common: float = growth * float(torch.linalg.vector_norm(o)) / o.numel() ** 0.5 if near == "all" else 0.0
+    # ``agrees_without_float64`` argues for a growth of at most 1.
     if not (math.isfinite(common) and growth <= 1):
         return False
     if max(-least, most) <= common:
@@ -189,7 +201,9 @@ class _ToleranceModel:
     tolerance: float
 
     def size(self, w: Tensor) -> Tensor:
-        """Return the size to which the error of an element is relative: its own, and that of its neighbours."""
+        """Return, for each element of ``w``, the size to which its error is relative: its own magnitude, plus the root
+        mean square of its row or of all elements, as ``near`` says.
+        """
         size = w.abs()
         if not size.numel() or self.near == "none":
             return size
@@ -199,7 +213,9 @@ class _ToleranceModel:
 
 
 def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None) -> Difference:
-    """Return the difference of one result: of its parts where it is large and they agree, or of all of it at once."""
+    """Return the difference of one result from the reference. A large result is compared part by part; all of it is
+    compared at once where a part differs, so that the reported place is right.
+    """
     got, own, wide = got.detach(), own.detach(), wide.detach()
     if wide.shape != own.shape:
         wide = own
@@ -212,8 +228,11 @@ def _compare_result(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMod
 
 
 def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel) -> Difference:
-    """Return the difference of the first part that has one. Its place is that in the part."""
+    """Return the difference of the first part of a large result that has one, or the largest error of all parts. The
+    place in its text is counted from the start of the part.
+    """
     parts = [*zip(*(t.reshape(-1).split(PART) for t in (got, own, wide)), strict=True)]
+    # That of the whole result, as where it is not compared part by part.
     slack = _slack(max(float(_own_error(*part)[2].max()) for part in parts), got.numel())
     worst = 0.0
     for g, o, w in parts:
@@ -225,14 +244,17 @@ def _compare_parts(got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceMode
 
 
 def _own_error(got: Tensor, own: Tensor, wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where all are finite, the values in float64 there, and how far those of the reference are from them."""
+    """Return a mask of the elements that are finite in all three tensors, ``wide`` in float64 with 0 elsewhere, and the
+    absolute error of ``own``, the reference in its own precision, against it.
+    """
     finite = torch.isfinite(got) & torch.isfinite(own) & torch.isfinite(wide)
     w = torch.where(finite, _to_double(wide), 0)
     return finite, w, torch.where(finite, (_to_double(own) - w).abs(), 0)
 
 
 def _slack(own_error: float, count: int) -> float:
-    """Return the deviation that the largest error of the reference itself, in ``count`` elements, explains.
+    """Return the absolute deviation of a result that ``own_error``, the largest error of the reference itself over
+    ``count`` elements, explains.
 
     Where terms cancel, rounding errors are draws at random: the largest of a few says little about the next.
     """
@@ -242,7 +264,9 @@ def _slack(own_error: float, count: int) -> float:
 def _compare_elements(
     got: Tensor, own: Tensor, wide: Tensor, model: _ToleranceModel, extra: Tensor | None, slack: float | None = None
 ) -> Difference:
-    """Return the difference of one result, element by element. A part of a result has the ``slack`` of the whole."""
+    """Return the difference of one result from the reference, element by element. ``slack`` is the deviation that the
+    reference's own error explains; it is computed from these elements unless given.
+    """
     if got.dtype == torch.bool and (strange := got.view(torch.uint8) > 1).any():
         at = tuple(strange.nonzero()[0].tolist())
         byte = int(got.view(torch.uint8)[at])
@@ -275,7 +299,8 @@ def _compare_elements(
 
 
 def _sum_overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> Tensor:
-    """Return the places where a sum overflows on the way, here and in the reference, but not in float64.
+    """Return a mask of the elements where a sum overflows both in the result ``got`` and in the reference ``own``, but
+    not in float64 (``wide``).
 
     Whether such a sum ends as infinity or NaN depends on the order of the terms and on fused products.
     """
@@ -284,17 +309,19 @@ def _sum_overflowed(got: Tensor, own: Tensor, wide: Tensor, sums: Reduction) -> 
 
 
 def _float8_to_float32(t: Tensor) -> Tensor:
-    """Return float8 as float32, since torch can only convert float8; other tensors unchanged."""
+    """Return a float8 tensor converted to float32, since torch can do nothing else with float8; other tensors are
+    returned unchanged.
+    """
     return t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def _to_double(t: Tensor) -> Tensor:
-    """Return a tensor in double precision."""
+    """Return the tensor converted to float64, or to complex128 where it is complex."""
     return t.to(torch.complex128 if t.is_complex() else torch.float64)
 
 
 def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
-    """Return the places where both are finite, both NaN, or the same infinity.
+    """Return a mask of the elements that are both finite, both NaN, or the same infinity.
 
     For complex numbers, return where both are finite or neither is. A product with infinity may end as infinity or NaN,
     depending on its formula.
@@ -305,7 +332,9 @@ def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
-    """Return the difference at the first place of ``bad``, or none."""
+    """Return a difference that names the first place of the mask ``bad``, both values there and the number of such
+    places, or an empty difference where there is none.
+    """
     if not bad.any():
         return Difference()
     at = tuple(bad.nonzero()[0].tolist())
@@ -315,6 +344,6 @@ def _first_difference(bad: Tensor, got: Tensor, expected: Tensor) -> Difference:
 
 
 def _format_element(t: Tensor) -> str:
-    """Return one element as text."""
+    """Return the value of a tensor of one element as text, floats with eight digits."""
     value = t.item()
     return f"{value:.8g}" if isinstance(value, float) else str(value)

@@ -68,26 +68,31 @@ def against_run(
 def reference_derivatives(
     op: Op, case: SampleCase, derive: Callable[..., list[Any]]
 ) -> tuple[list[Any], list[Any], Callable[[], list[Any]]]:
-    """Return the derivatives of the reference in its own precision, in float64, and a function that repeats the latter.
+    """Return the derivatives of the op's reference at the case's arguments in its own precision, the same in float64,
+    and a function that computes those in float64 again.
 
     ``derive(forward, args)`` returns derivatives of ``forward`` at the arguments, which it may change.
     """
     reference = partial(surrogate_results, op)
 
     def widened() -> list[Any]:
+        """Return the derivatives of the reference at float64 copies of the case's arguments."""
         return derive(reference, tree_map(widen_tensor, plain_copies(case.args)))
 
     return derive(reference, plain_copies(case.args)), widened(), widened
 
 
 def describe_kind_difference(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return how dtypes or shapes of the results differ from those of the reference, or an empty text."""
+    """Return how the dtypes or shapes of the results ``got`` differ from ``own``, those of the reference, or an empty
+    text.
+    """
     mine, theirs = ([(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in ts] for ts in (got, own))
     return "" if mine == theirs else f"results {mine}, those of the reference are {theirs}"
 
 
 def _lost_finite_results(got: Sequence[Tensor], own: Sequence[Tensor]) -> str:
-    """Return which random results are not finite where all of the reference's are, or an empty text.
+    """Return a text that names the first result of a random op that has NaN or infinite elements where the reference
+    has none at all, or an empty text.
 
     Whether a number is finite seldom depends on a random draw.
     """
@@ -107,8 +112,8 @@ def compare_with_rounding(
     recompute: Callable[[], Sequence[Tensor]],
     tolerance: float = 0.0,
 ) -> Difference:
-    """Compare ``got`` with ``own`` and ``wide`` (see ``compare_within_tolerance``), with the effect of rounding where
-    they differ.
+    """Return the difference of ``got`` from the reference, ``own`` in its own precision and ``wide`` in float64 (see
+    ``compare_within_tolerance``). Where they differ, the tolerance grows by the estimated effect of rounding.
 
     ``recompute`` runs the reference again, to find how far rounding errors of single operations can carry the result.
     """
@@ -128,7 +133,9 @@ def narrowest_dtype(results: Sequence[Tensor]) -> torch.dtype:
 
 
 def _may_be_rounding(got: Sequence[Tensor], own: Sequence[Tensor]) -> bool:
-    """Return whether results have the right shapes and dtypes, so that rounding can explain a difference."""
+    """Return whether ``got`` has the shapes and dtypes of ``own`` and a result of floats, so that rounding can explain
+    a difference.
+    """
     alike = len(got) == len(own) and all(
         g.shape == o.shape and g.dtype == o.dtype for g, o in zip(got, own, strict=True)
     )

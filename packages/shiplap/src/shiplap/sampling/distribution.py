@@ -20,7 +20,9 @@ ROUNDING = 256.0  # multiples of the dtype's eps that count as no difference
 
 
 def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
-    """Return how the runs ``got`` differ in distribution from the runs ``wanted``, or an empty text."""
+    """Return a text that says in which statistic the results of one set of runs with different seeds (``got``) differ
+    significantly from those of another set (``wanted``), or an empty text.
+    """
     kind = got[0].dtype
     # Integers have no rounding errors.
     exact = not (kind.is_floating_point or kind.is_complex)
@@ -32,6 +34,7 @@ def distribution_difference(got: list[Tensor], wanted: list[Tensor]) -> str:
     slack = eps * ROUNDING * float(runs[runs.isfinite()].abs().max()) if bool(runs.isfinite().any()) else 0.0
     rng, half = torch.Generator().manual_seed(len(runs)), len(got)
     signs = torch.cat([torch.ones(half), -torch.ones(half)]).double()
+    # Random divisions of the same runs show how large a difference is by chance.
     divided = torch.stack([signs[torch.randperm(2 * half, generator=rng)] for _ in range(DIVISIONS)])
     for name, (features, allowed) in _run_features(runs, shape, slack).items():
         spread = features.std(0)
@@ -54,7 +57,9 @@ def _flatten_to_double(t: Tensor) -> Tensor:
 
 
 def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tuple[Tensor, float]]:
-    """Return the features by name: a matrix with a row for each run, and the difference that rounding may cause."""
+    """Return statistics of random results by name, such as the mean: a matrix with a row for each run, and the
+    difference between two runs that rounding may cause (``slack`` is that of one number).
+    """
     broken = (~runs.isfinite()).double()
     runs = runs.nan_to_num(0.0, 0.0, 0.0)
     unit = float(runs.std())
@@ -62,6 +67,7 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
         return {"the mean": (runs.mean(1, keepdim=True), 4 * slack)}
     scaled, loose = (runs - runs.mean()) / unit, slack / unit
     at = torch.linspace(0, 1, LEVELS).double()
+    # Of a part, since ``quantile`` sorts, and refuses large tensors.
     levels = torch.quantile(scaled.flatten()[:: 1 + scaled.numel() // 100_000], at).unique()
     below = torch.stack([(scaled <= level + loose).double().mean(1) for level in levels], 1)
     step = 1 + runs.shape[1] // POSITIONS
@@ -88,8 +94,11 @@ def _run_features(runs: Tensor, shape: torch.Size, slack: float) -> dict[str, tu
 
 
 def _neighbour_lags(shape: torch.Size, count: int) -> list[int]:
-    """Return the distances of neighbours in memory, along each dim."""
+    """Return the distances in memory, in elements, between neighbours along each dim of a contiguous tensor of
+    ``shape``, in ascending order and below ``count``.
+    """
     lags, stride = {1}, 1
+    # Neighbours along a dim are its stride apart in the flat results.
     for size in reversed(shape):
         stride *= size
         lags.add(stride)

@@ -115,12 +115,16 @@ def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: boo
 
 
 def apply_layout(t: Tensor, layout: str) -> Tensor:
-    """Return ``t`` in another layout. ``expanded`` repeats the first row, ``expanded_last`` the first column."""
+    """Return ``t`` in the memory layout of that name in ``LAYOUTS``, with the same values; but ``expanded`` repeats the
+    first row, and ``expanded_last`` the first column.
+    """
     return LAYOUTS[layout][1](t)
 
 
 def clone_exactly(t: Tensor) -> Tensor:
-    """Return a copy with the same strides, storage offset and surrounding bytes."""
+    """Return a copy of ``t`` with the same strides and storage offset, and with a copy of the whole storage around
+    it.
+    """
     room = torch.empty(0, dtype=t.dtype, device=t.device)
     # A plain ``clone`` would drop the surrounding bytes, which a kernel may read by mistake.
     copy = room.set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride())

@@ -53,7 +53,11 @@ CellState = Literal["covered", "untouched", "does not apply"]
 
 
 def _cells(*rows: tuple[str, str, str]) -> dict[Key, str]:
-    """Return the cells of rows ``(obligation, who looks at it, axes)``."""
+    """Return a mapping from (axis, obligation) to the check that looks at this combination, from rows
+    ``(obligation, check, axes joined by ", ")``.
+
+    An axis is what samples vary, such as a size. An obligation is what a check observes, such as the gradient.
+    """
     return {(axis, obligation): looked_by for obligation, looked_by, axes in rows for axis in axes.split(", ")}
 
 
@@ -129,7 +133,9 @@ _OPTIONAL: dict[Key, str] = {
 
 
 def optional_reason(axis: str, obligation: str) -> str:
-    """Return the reason why no verdict requires a cell. Empty for a cell that an audit requires."""
+    """Return the reason why no verdict requires that samples which vary ``axis`` (such as a size) are checked for
+    ``obligation`` (such as the gradient). Empty where an audit requires it.
+    """
     if (axis, obligation) in AUDIT:
         return ""
     keys = (axis, obligation), (axis, ANY), (ANY, obligation)
@@ -157,10 +163,13 @@ class Cell:
 
     @property
     def required(self) -> bool:
-        """Whether the verdict requires the cell."""
+        """Whether a verdict requires that samples which vary the axis are checked for the obligation, that is whether a
+        check is named that has to look at them.
+        """
         return bool(self.looked_by)
 
     def __str__(self) -> str:
+        """Return ``axis x obligation``."""
         return f"{self.axis} x {self.obligation}"
 
 
@@ -168,12 +177,15 @@ class Ledger:
     """The samples that checks have looked at, by check and cell."""
 
     def __init__(self) -> None:
+        """Make an empty ledger."""
         self._looked: dict[tuple[str, Key], int] = {}
         self._declined: dict[tuple[str, Key], str] = {}
         self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
-        """Record that a check has looked at ``samples`` samples which vary all these axes."""
+        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout), and
+        has observed all ``obligations`` (such as value and gradient) in them.
+        """
         named = tuple(obligations)
         for axis in axes:
             for obligation in named:
@@ -181,26 +193,32 @@ class Ledger:
                 self._looked[key] = self._looked.get(key, 0) + samples
 
     def decline(self, check: str, axes: Iterable[str], obligations: Iterable[str], reason: str) -> None:
-        """Record why a check has set a sample aside which varies all these axes."""
+        """Record the ``reason`` why ``check`` has left out a sample that varies all ``axes`` (such as size and layout),
+        for each of the ``obligations`` (such as value and gradient). The first reason stays.
+        """
         named = tuple(obligations)
         for axis in axes:
             for obligation in named:
                 self._declined.setdefault((check, (axis, obligation)), reason)
 
     def merge(self, other: Ledger) -> None:
-        """Add the records of another ledger."""
+        """Add the records of another ledger to this one: counts of samples are summed, and the reasons of this ledger
+        are kept.
+        """
         for key, samples in other._looked.items():
             self._looked[key] = self._looked.get(key, 0) + samples
         self._declined = {**other._declined, **self._declined}
         self.absent |= other.absent
 
     def records(self) -> list[list[Any]]:
-        """Return the records as plain data, which ``load`` reads."""
+        """Return the records as a list of ``[check, axis, obligation, samples, reason]``, plain data that ``load``
+        reads in another process.
+        """
         looked = [[check, axis, obligation, n, ""] for (check, (axis, obligation)), n in self._looked.items()]
         return looked + [[check, axis, duty, 0, why] for (check, (axis, duty)), why in self._declined.items()]
 
     def load(self, records: Iterable[Iterable[Any]]) -> None:
-        """Add records of another process."""
+        """Add records that ``records`` returned, possibly in another process, to this ledger."""
         for check, axis, obligation, samples, reason in records:
             if reason:
                 self.decline(check, (axis,), (obligation,), reason)
@@ -208,19 +226,25 @@ class Ledger:
                 self.look(check, (axis,), (obligation,), samples)
 
     def samples(self, axis: str, obligation: str) -> int:
-        """Return the number of samples that all checks have looked at."""
+        """Return the number of samples that vary ``axis`` (such as a size) and in which any check has observed
+        ``obligation`` (such as the gradient), each check counted by itself.
+        """
         return sum(n for (_, key), n in self._looked.items() if key == (axis, obligation))
 
     def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
-        """Return all cells: the required ones of the checks that ran, and the optional ones.
+        """Return a cell for every combination of an axis (what samples vary) and an obligation (what a check observes),
+        with its state.
 
-        ``verdicts`` has the verdict of each check that ran, and its evidence. A required cell of a check that did not
-        run is optional here: the verdict names its checks.
+        ``required`` maps the required combinations to the check that has to look at them. ``verdicts`` has the verdict
+        of each check that ran, and its evidence. A required cell of a check that did not run is optional here: the
+        verdict names its checks.
         """
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
     def _cell(self, key: Key, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> Cell:
-        """Return one cell of the ledger: covered, untouched or not applicable, with samples and reason."""
+        """Return the cell of ``key``, an axis (what samples vary) and an obligation (what a check observes): covered,
+        untouched or not applicable, with the number of samples or the reason.
+        """
         axis, obligation = key
         samples, check = self.samples(*key), required.get(key, "")
         if check not in verdicts:
@@ -238,7 +262,8 @@ class Ledger:
 
 
 def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
-    """Return the axes in which a sample differs from the first one, by what the op receives and not by the recipe.
+    """Return the names of the axes, such as ``size`` and ``layout``, in which a sample differs from ``base``, the base
+    sample of the op.
 
     A builder of samples may deviate from the sizes and dtypes that it is asked for.
     """
@@ -261,7 +286,9 @@ def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
 
 
 def absent_axes(samples: Samples) -> dict[str, str]:
-    """Return the axes that no sample of the op can vary, with the reason in the declaration."""
+    """Return the axes, such as size and layout, that no sample of the op can vary, each with the reason why the
+    declaration admits none.
+    """
     op, spec, base = samples.op, samples.spec, samples.base
     given = tensors_among(samples.build(base).args)
     free = free_dims(spec)
@@ -284,12 +311,14 @@ def absent_axes(samples: Samples) -> dict[str, str]:
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
-    """Return whether the declaration admits another size of one dim."""
+    """Return whether the declaration admits, for at least one of the ``free`` dims, a size other than that of the
+    recipe ``base``.
+    """
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)
     return any(v != usual.get(n) and search_sizes(spec, {n: v}, dict(base.scalars), FEW) is not None for n, v in wanted)
 
 
 def _admits_layout(samples: Samples) -> bool:
-    """Return whether an argument may be a tensor that is not contiguous."""
+    """Return whether the declaration admits a sample of which at least one tensor is not contiguous."""
     return any(not t.is_contiguous() for case in samples.layouts() for t in tensors_among(case.args))

@@ -26,7 +26,9 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with two scalars at other values than their defaults, then with all of them."""
+    """Yield samples in which two scalars have other values than their defaults, for a few pairs of scalars, then one in
+    which all have.
+    """
     others = _other_scalar_values(samples)
     yield from _make_cases(
         samples, (samples.base.but(scalars={n: others[n] for n in names}) for names in _name_pairs(others))
@@ -34,7 +36,8 @@ def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with other scalars at sizes of other remainders, and with room in the first tensor.
+    """Yield samples that combine other values of one or two scalars with sizes that leave other remainders, and with
+    sizes at which the dims of the first tensor are doubled.
 
     A window, a stride or a group leaves another remainder at such sizes.
     """
@@ -49,19 +52,23 @@ def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one scalar at another value, on equal numbers, whose order is often an option."""
+    """Yield samples with one scalar at another value than its default and with many equal elements, whose order is
+    often an option.
+    """
     others = _other_scalar_values(samples)
     yield from _make_cases(samples, (samples.base.but(scalars={n: v}, values="ties") for n, v in others.items()))
 
 
 def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one dim at a multiple of the padding of rows."""
+    """Yield samples with one dim at ``PADDED``, a multiple of the padding of rows, for each dim that is not
+    variadic.
+    """
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         yield from _make_cases(samples, [samples.base.but(sizes={name: PADDED})])
 
 
 def _other_scalar_values(samples: Samples) -> dict[str, Any]:
-    """Return another value than the default for each scalar that is no size.
+    """Return, by name, one value other than the default for each scalar that is not the size of a dim.
 
     The first value that may be given alone is preferred.
     """
@@ -76,7 +83,8 @@ def _other_scalar_values(samples: Samples) -> dict[str, Any]:
 
 
 def _uneven_tuples(usual: Any, number: int) -> list[Any]:
-    """Return tuples with unequal members, in alternating order from one argument to the next.
+    """Return two tuples with unequal members, each the other in reverse. ``number``, that of the argument, decides
+    which comes first, so that two arguments differ. Empty for a value that is no tuple of several ints.
 
     Strides and dilations of two axes can be mixed up unnoticed if their members are equal.
     """
@@ -87,7 +95,7 @@ def _uneven_tuples(usual: Any, number: int) -> list[Any]:
 
 
 def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the first pairs of names, then all names."""
+    """Return the first ``PAIRS`` pairs of names, then a tuple of all names where there are more than two."""
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
@@ -116,12 +124,16 @@ def powers_of_two(samples: Samples) -> Iterator[SampleCase]:
 
 
 def large_samples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples beyond one tile and beyond one piece of a parallel loop, as long as the time allows."""
+    """Yield samples larger than one tile of a kernel, then one larger than a piece of a parallel loop, until the time
+    for them (``AFFORDED_S``) is used up.
+    """
     yield from within_time(chain(samples.wide(), islice(samples.grains(), 1)))
 
 
 def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-    """Yield cases, growing in size, until the series has used its time or the next case would."""
+    """Yield the cases, which grow in size, except those that would exceed ``AFFORDED_S`` seconds of processor time in
+    all, estimated from what the caller took for the cases before.
+    """
     spent, pace = 0.0, 0.0
     for case in cases:
         if spent + pace * case.numel > AFFORDED_S:
@@ -133,5 +145,5 @@ def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
 
 
 def _make_cases(samples: Samples, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-    """Yield the samples of those recipes that the declaration admits."""
+    """Yield the samples of those recipes that the declaration admits, in order."""
     yield from filter(None, map(samples.make, recipes))

@@ -18,7 +18,8 @@ Runs = tuple[list[Tensor], list[int]]  # sums of runs of terms, and how many ter
 
 
 def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
-    """Return the size of the rounding errors of all partial sums, for each element; None for other operators.
+    """Return, for each element of the result of the torch operator ``name``, the magnitude of the rounding errors of
+    the partial sums from which it is computed; None for an operator that computes no sums.
 
     This is the root of the sum of their squares. Where all terms are equal it is their sum, since rounding then errs to
     one side. The sums of ``PARTS`` runs of terms stand for all partial sums. Source: Higham, Accuracy and Stability of
@@ -38,7 +39,9 @@ def rounded_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Te
 
 
 def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the part sums of a matrix product."""
+    """Return the partial sums into which a matrix product is cut along its inner dim, and the number of terms of each;
+    None for another operator.
+    """
     if name not in PRODUCTS:
         return None
     a, b = args[PRODUCTS[name] : PRODUCTS[name] + 2]
@@ -47,7 +50,9 @@ def _product_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
-    """Return the part sums of a sum or a mean along its longest dim."""
+    """Return the partial sums into which a sum or mean is cut along its longest dim, and the number of terms of each;
+    None for another operator.
+    """
     if name not in ("sum", "mean") or not args[0].dim():
         return None
     x, asked = args[0], args[1] if len(args) > 1 else None
@@ -61,7 +66,9 @@ def _sum_part_sums(name: str, args: Sequence[Any]) -> Runs | None:
 
 
 def _convolution_part_sums(name: str, func: Callable[..., Any], args: Sequence[Any]) -> Runs | None:
-    """Return the part sums of a convolution of one group, if the call passes all arguments."""
+    """Return the partial sums into which a convolution is cut along its input channels, and the number of terms of
+    each; None for another operator, several groups or omitted arguments.
+    """
     if name != "convolution" or len(args) != 9 or args[6] or args[8] != 1:
         return None
     pairs = list(zip(args[0].chunk(PARTS, -args[1].dim() + 1), args[1].chunk(PARTS, 1), strict=True))

@@ -32,12 +32,15 @@ def perturb_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _exchange_pairs(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with random pairs of elements exchanged."""
+    """Return a copy of a tensor in which randomly chosen pairs of elements are exchanged, at most half of all elements;
+    the tensor itself where it is too small, too narrow or not contiguous.
+    """
     if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
     if flat.numel() > MANY:  # a permutation of all places takes longer than most kernels
         drawn = torch.randint(0, flat.numel(), (MANY // 4,), device=flat.device).unique()
+        # An even number, so that each place has a partner.
         places = drawn[torch.randperm(drawn.numel() // 2 * 2, device=flat.device)]
     else:
         places = torch.randperm(flat.numel(), device=flat.device)[: 2 * max(1, flat.numel() // 4)]
@@ -46,7 +49,8 @@ def _exchange_pairs(t: Tensor) -> Tensor:
 
 
 def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return ``args`` with two stretches of each floating tensor exchanged, of up to a quarter of its length.
+    """Return ``args`` with two random stretches of elements of each floating tensor exchanged, each of at most a
+    quarter of its length, so that a cache keyed by shapes or sums returns a wrong result.
 
     This takes no longer than a copy. Shapes, sums, and often all but a few elements stay the same.
     """
@@ -54,7 +58,9 @@ def swap_stretches(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _swap_two_stretches(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with two stretches exchanged."""
+    """Return a copy of a tensor in which two random stretches of equal length, which do not overlap, are exchanged; the
+    tensor itself where it is too small, too narrow or not contiguous.
+    """
     if not _can_exchange(t):
         return t
     flat = t.detach().clone().reshape(-1)
@@ -62,6 +68,7 @@ def _swap_two_stretches(t: Tensor) -> Tensor:
     length = most if _secret.random() < 0.5 else int(most ** _secret.random())
     first = _secret.randrange(flat.numel() - 2 * length + 1)
     second = _secret.randrange(first + length, flat.numel() - length + 1)
+    # A copy, since the next line overwrites these elements.
     kept = flat[first : first + length].clone()
     flat[first : first + length] = flat[second : second + length]
     flat[second : second + length] = kept
@@ -69,7 +76,9 @@ def _swap_two_stretches(t: Tensor) -> Tensor:
 
 
 def _can_exchange(t: Tensor) -> bool:
-    """Return whether a tensor has enough elements, of at least two bytes, to exchange some."""
+    """Return whether a tensor has at least four elements, each of at least two bytes, and is contiguous, so that some
+    can be exchanged.
+    """
     return t.numel() >= 4 and t.itemsize >= 2 and t.is_contiguous()
 
 
@@ -82,6 +91,9 @@ class FreshArguments:
     """
 
     def __init__(self, op: Op, recipe: SampleRecipe, device: str) -> None:
+        """Draw a first sample of ``recipe``. If its values are independent normal numbers, later samples are mixed from
+        it cheaply instead of being drawn.
+        """
         self.op, self.recipe, self.device = op, recipe, device
         self._drawn = self._build()
         self._stored: list[SampleCase] = []
@@ -91,23 +103,31 @@ class FreshArguments:
         )
 
     def store(self, count: int) -> None:
-        """Draw ``count`` samples in advance, if drawing is slow."""
+        """Draw ``count`` samples in advance for ``cases``, unless new samples can be mixed cheaply from the first
+        one.
+        """
         if not self._mixes:
             self._stored += [self._build() for _ in range(count)]
 
     def cases(self, count: int) -> list[SampleCase]:
-        """Return ``count`` samples with new values."""
+        """Return ``count`` samples of the recipe with values that nobody can predict: stored ones, newly drawn ones, or
+        ones mixed from the first sample.
+        """
         if not self._mixes:
             return [self._stored.pop() if self._stored else self._build() for _ in range(count)]
         return [replace(self._drawn, args=tree_map(_mix_elements, self._drawn.args)) for _ in range(count)]
 
     def _build(self) -> SampleCase:
-        """Return a sample with a secret seed."""
+        """Return a newly drawn sample of the recipe, whose seed comes from the operating system and cannot be
+        predicted.
+        """
         return Samples(self.op, _secret.getrandbits(40), self.device).build(self.recipe)
 
 
 def _mix_elements(t: Tensor) -> Tensor:
-    """Return a tensor whose elements are sums of two elements, weighted by cosine and sine of a random angle."""
+    """Return a tensor of the same size whose elements are ``cos(a) * x + sin(a) * y``, with ``x`` and ``y`` two random
+    rotations of the elements of ``t``; normal numbers stay normally distributed.
+    """
     size, angle = t.numel(), _secret.uniform(0, 2 * math.pi)
     if not size:
         return t

@@ -18,7 +18,7 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 def _mapping_pairs(mapping: Mapping[str, Any]) -> Pairs:
-    """Return a mapping as pairs, with lists as tuples."""
+    """Return a mapping as a tuple of (key, value) pairs, which can be hashed; lists among the values become tuples."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in mapping.items())
 
 
@@ -38,7 +38,9 @@ class SampleRecipe:
     lists: Pairs = ()
 
     def but(self, **changes: Any) -> SampleRecipe:
-        """Return a copy with these mappings merged into the fields, and other fields replaced."""
+        """Return a copy of the recipe with ``changes``: a mapping is merged into the field of that name, and any other
+        value replaces it.
+        """
         merged: dict[str, Any] = {
             k: _mapping_pairs({**dict(getattr(self, k)), **v}) if isinstance(v, Mapping) else v
             for k, v in changes.items()
@@ -62,7 +64,7 @@ class SampleRecipe:
         return recipe
 
     def members(self, arg: Arg) -> list[bool]:
-        """Return for each member of a list of tensors whether it is present.
+        """Return for each member of the argument ``arg``, a list of tensors, whether it is present in the sample.
 
         The middle one of three is absent where the declaration allows that.
         """
@@ -71,7 +73,9 @@ class SampleRecipe:
         return [not (arg.absent and i == 1 and count == 3) for i in range(count)]
 
     def member_sizes(self, arg: Arg, index: int) -> dict[str, Any]:
-        """Return the sizes of a member of a list that differ from those of the others, by the text of its dims."""
+        """Return the sizes of one member of the list of tensors ``arg``, by the text of its unnamed dims, where the
+        recipe gives each member its own size; otherwise an empty mapping.
+        """
         given = dict(self.lists).get(arg.name)
         if not isinstance(given, tuple):
             return {}
@@ -79,16 +83,21 @@ class SampleRecipe:
 
     @property
     def total(self) -> int:
-        """The sum of all sizes, those of variadic dims too."""
+        """The sum of the sizes of all dims, those that a variadic dim stands for included."""
         sizes = [v if isinstance(v, tuple) else (v,) for _, v in self.sizes]
         return sum(n for size in sizes for n in size if type(n) is int)
 
     @property
     def values_key(self) -> str:
-        """The part of the label that determines the values: all but the layout, which must not change them."""
+        """The part of the label that determines the values drawn: all fields but the layouts, which must not change
+        values.
+        """
         return str(replace(self, layouts=()))
 
     def __str__(self) -> str:
+        """Return the label of the recipe, such as ``sizes(n=3), scalars(eps=1e-05)``, which ``parse`` reads back. Empty
+        fields are left out.
+        """
         parts = [_format_call(k, dict(getattr(self, k))) for k in ("sizes", "scalars", "dtypes", "layouts", "lists")]
         parts += [f"values({self.values!r})"] if self.values != "normal" else []
         parts += [f"absent({', '.join(map(repr, self.absent))})"] if self.absent else []
@@ -114,12 +123,14 @@ class SampleRecipe:
 
 
 def unnamed_dims(arg: Arg) -> list[str]:
-    """Return the texts of the dims of a tensor argument that have no name, ``_`` and ``...``."""
+    """Return the texts (``_`` or ``...``) of the dims of a tensor argument that the declaration does not name."""
     return [dim.text for dim in arg.tensor.dims if dim.kind == "any" or dim.text == "..."] if arg.tensor else []
 
 
 def _format_call(name: str, values: Mapping[str, Any]) -> str:
-    """Return ``name(k=v, ...)``. An infinity prints as a literal that overflows to infinity."""
+    """Return the text ``name(k=v, ...)`` of one field of a label, empty without values. An infinity is printed as
+    ``1e999``, a literal that overflows to infinity.
+    """
     shown = {
         k: "1e999" if v == float("inf") else "-1e999" if v == float("-inf") else repr(v) for k, v in values.items()
     }
@@ -127,7 +138,9 @@ def _format_call(name: str, values: Mapping[str, Any]) -> str:
 
 
 def _parse_recipe_field(name: str, node: ast.Call) -> dict[str, Any]:
-    """Return the field of a recipe that a parsed call holds. Raises ValueError for other calls."""
+    """Return the field of a recipe that ``node``, one call in a parsed label, describes, as ``{name: value}``. Raises
+    ValueError for another call.
+    """
     positional = tuple(ast.literal_eval(a) for a in node.args)
     if name == "values":
         return {name: positional[0]}

@@ -29,14 +29,15 @@ SHARE = 0.25  # of a rounding unit, for each of the partial sums: with ``FACTOR`
 
 
 def rounding_unit(dtype: torch.dtype) -> float:
-    """Return the rounding error of one operation of a kernel. Sums of narrow floats are assumed to
-    be kept in float32.
+    """Return the relative rounding error of one operation of a kernel whose results have ``dtype``: that of float64 for
+    wide dtypes, otherwise that of float32, in which kernels are assumed to add up narrow floats.
     """
     return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
 
 
 def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tensor], eps: float) -> list[Tensor] | None:
-    """Return the deviation that rounding by ``eps`` explains, for each result of ``run``, the reference in float64.
+    """Return one tensor for each result, with the deviation of each element that rounding errors of relative size
+    ``eps`` explain. ``run`` computes the reference in float64, and ``wide`` are its results without such errors.
 
     The deviation is infinite where rounding decides whether the result is a number. None if the reference cannot run
     like that.
@@ -57,7 +58,9 @@ def rounding_allowance(run: Callable[[], Sequence[Tensor]], wide: Sequence[Tenso
 
 
 def _element_distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the absolute difference: 0 for two NaNs or equal infinities, infinity if only one is a number."""
+    """Return the absolute difference of each element: 0 for two NaNs or equal infinities, infinity if only one is
+    finite.
+    """
     dtype = torch.complex128 if a.is_complex() else torch.float64
     a, b = a.to(dtype), b.to(dtype)  # torch compares no float8 with another dtype
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
@@ -66,7 +69,9 @@ def _element_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _typical_row_spread(spread: Tensor) -> Tensor:
-    """Return the root mean square of each row, since the few draws of one element may all be small by chance."""
+    """Return the root mean square of the finite elements of each row, with a last dim of 1, since the few random
+    deviations of one element may all be small by chance.
+    """
     finite = torch.where(torch.isfinite(spread), spread, 0.0)
     return finite.square().mean(-1, keepdim=True).sqrt() if spread.dim() and spread.numel() else finite
 
@@ -75,16 +80,23 @@ class _RoundingMode(TorchDispatchMode):
     """A mode that multiplies inputs and outputs of operators by ``1 + eps * u``, with ``u`` uniform in [-1, 1]."""
 
     def __init__(self, eps: float, seed: int) -> None:
+        """Make a mode that multiplies the operands and results of torch operators by random factors of about
+        ``1 + eps``, drawn from ``seed``.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.eps, self.rng = eps, torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator ``func`` with random rounding errors in its operands, its result and its partial sums.
+        Operators that are exact run unchanged, and composite ones as their parts.
+        """
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::").rstrip("_")
         if name in EXACT_OPERATORS and func._overloadname != "decimals":  # round to decimals multiplies and divides
             return func(*args, **kwargs)
         plainer = row_formula(name, args) or core_decompositions().get(func)
         if plainer is not None:
+            # A mode is off while it handles a call, and the parts have rounding errors of their own.
             with self:
                 result = plainer(*args, **kwargs)
                 if result is not NotImplemented:
@@ -105,18 +117,23 @@ class _RoundingMode(TorchDispatchMode):
         return result
 
     def _off(self, t: Any, growth: float = 1.0) -> Any:
-        """Return a tensor of wide floats with a random error; other values unchanged."""
+        """Return ``t`` with each element multiplied by a random factor within ``1 +- growth * eps``, if it is a tensor
+        of wide floats; another value unchanged.
+        """
         return t * self._noise(t, growth) if _can_round(t) else t
 
     def _noise(self, t: Tensor, growth: float) -> Tensor:
-        """Return random factors close to 1."""
+        """Return a tensor of the shape of ``t`` with random factors, uniform within ``1 +- growth * eps``."""
         width = growth * self.eps
+        # Drawn on the CPU, so that every device gets the same factors.
         noise = torch.rand(t.shape, generator=self.rng, dtype=torch.float64).mul_(2).sub_(1).mul_(width).add_(1)
         return noise.to(t.device, torch.float64 if not t.is_complex() else t.dtype)
 
 
 def _can_round(t: Any) -> bool:
-    """Return whether a value is a nonempty tensor of wide floats."""
+    """Return whether a value is a nonempty tensor of floating-point or complex elements of at least four bytes, which
+    has memory (not one on the meta device).
+    """
     wide = isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()) and t.itemsize >= 4
     return wide and t.numel() > 0 and not without_memory(t)
 
@@ -153,7 +170,8 @@ SCATTER_OPERATORS = (
 
 
 def _rounding_growth(name: str, args: Any) -> float:
-    """Return the factor from one rounding to the error of an operator: the square root of its number of additions.
+    """Return the factor by which the rounding error of the operator ``name`` exceeds that of one operation: the square
+    root of its number of additions, 1 for operators other than scans and scatters.
 
     This covers sums that the dims of a declaration do not show, those of scans and scatters.
     """
@@ -169,7 +187,7 @@ def _rounding_growth(name: str, args: Any) -> float:
 
 
 def _tensor_leaves(values: Any) -> list[Tensor]:
-    """Return the tensors of nested values."""
+    """Return the tensors inside nested lists, tuples and dicts, in order."""
     leaves: list[Tensor] = []
     map_leaves(lambda t: leaves.append(t) if isinstance(t, Tensor) else None, values)
     return leaves

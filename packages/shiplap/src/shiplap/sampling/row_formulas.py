@@ -13,19 +13,24 @@ from torch import Tensor
 
 
 def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """Return the softmax of ``x`` along ``dim``, computed from exponentials and their sum."""
     terms = (x - x.amax(dim, keepdim=True)).exp()
     return terms / terms.sum(dim, keepdim=True)
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
+    """Return the logarithm of the softmax of ``x`` along ``dim``, computed from exponentials and their sum."""
     shifted = x - x.amax(dim, keepdim=True)
     return shifted - shifted.exp().sum(dim, keepdim=True).log()
 
 
 def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
-    """Return the logarithm of the sum of exponentials, shifted by the maximum where that is finite."""
+    """Return the logarithm of the sum of exponentials of ``x`` over the dims ``dim``, shifted by the maximum where that
+    is finite.
+    """
     dims = list(dim)
     top = x.amax(dims, keepdim=True)
+    # The difference of two infinities would be NaN.
     top = torch.where(top.abs() == torch.inf, 0.0, top)
     summed: Tensor = (x - top).exp().sum(dims, keepdim=keepdim).log()
     return summed + (top if keepdim else top.squeeze(tuple(dims)))
@@ -34,29 +39,36 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
 def _var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return variance and mean over the dims; the variance has the correction 1 unless one is given."""
+    """Return the variance and the mean of ``x`` over ``dim`` (all dims if None), computed from plain sums; the variance
+    has the correction 1 unless one is given.
+    """
     dims = list(dim) if dim else list(range(x.dim()))
     count = 1
     for d in dims:
         count *= x.shape[d]
     mean = x.sum(dims, keepdim=True) / count
     squares = (x - mean).square().sum(dims, keepdim=True)
+    # As torch does, which divides by 0 where there are too few elements.
     var = squares / max(0.0, count - (1 if correction is None else correction))
     return (var, mean) if keepdim else (var.squeeze(tuple(dims)), mean.squeeze(tuple(dims)))
 
 
 def _var(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
+    """Return the variance of ``x`` over ``dim``, computed from plain sums."""
     return _var_mean(x, dim, **keywords)[0]
 
 
 def _std(x: Tensor, dim: Sequence[int] | None = None, **keywords: Any) -> Tensor:
+    """Return the standard deviation of ``x`` over ``dim``, computed from plain sums."""
     return _var_mean(x, dim, **keywords)[0].sqrt()
 
 
 def _layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the layer norm over the last dims, and each row's mean and reciprocal deviation."""
+    """Return the layer norm of ``x`` over its last dims (``shape``), then the mean and the reciprocal standard
+    deviation of each row.
+    """
     dims = list(range(x.dim() - len(shape), x.dim()))
     var, mean = _var_mean(x, dims, correction=0, keepdim=True)
     rstd = (var + eps).rsqrt()
@@ -68,7 +80,9 @@ def _layer_norm(
 def _vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Return the 2-norm, or NotImplemented for another order, complex numbers or a given dtype."""
+    """Return the 2-norm of ``x`` over ``dim`` (all dims if None), or NotImplemented for another order, complex numbers
+    or a given dtype.
+    """
     if order != 2 or x.is_complex() or dtype is not None:
         return NotImplemented
     dims = list(range(x.dim())) if dim is None else list(dim)
@@ -89,7 +103,9 @@ ROW_FORMULAS: dict[str, Callable[..., Any]] = {
 
 
 def row_formula(name: str, args: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return the plain formula of an operator, or None for another operator, for no elements and for narrow floats."""
+    """Return a function that computes the aten operator ``name`` on ``args`` from elementary operators; None for an
+    operator without such a formula, and for a first argument without elements or narrower than float64.
+    """
     x = args[0] if args else None
     if not isinstance(x, Tensor) or not x.numel() or not x.dim() or not x.is_floating_point() or x.itemsize < 8:
         return None

@@ -28,33 +28,43 @@ from shiplap.sampling.unordered import sort_unordered_rows
 
 
 def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of ``function``, which takes the arguments of ``op``, on ``args`` themselves."""
+    """Return the results, as a flat tuple of tensors, of ``function``, which has the parameters of ``op``, called on
+    ``args`` themselves and not on copies.
+    """
     positional, named = op.spec.split(args)
     return flatten_op_results(fresh_results(op.spec, args, function(*positional, **named)))
 
 
 def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the registered op on these arguments, without copying them, and return its results."""
+    """Return the results of the registered op on ``args`` themselves, which are not copied. Rows of results without an
+    order are sorted.
+    """
     return sort_unordered_rows(op.spec, results_of(op, op.overload, args))
 
 
 def op_effects(op: Op, args: tuple[Any, ...], outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the results, then the arguments that the call has changed, also those in lists."""
+    """Return the effects of a call: its results ``outs``, then the tensors in the arguments that the op mutates, also
+    those in lists.
+    """
     return (*outs, *tensors_in_arguments([v for a, v in zip(op.spec.args, args, strict=True) if a.mutated]))
 
 
 def run_on(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the op on ``args`` themselves."""
+    """Return the effects of the op on ``args`` themselves, that is its results and then the arguments that it
+    mutates.
+    """
     return op_effects(op, args, call_op(op, args))
 
 
 def run_op(op: Op, case: SampleCase) -> tuple[Tensor, ...]:
-    """Return the effects of the op on fresh copies of the case's arguments."""
+    """Return the effects of the op, that is its results and then the mutated arguments, on fresh copies of the case's
+    arguments.
+    """
     return run_on(op, case.fresh())
 
 
 def require_gradients(op: Op, args: tuple[Any, ...], names: Container[str]) -> tuple[Any, ...]:
-    """Return ``args``, of which ``names`` require gradients from now on."""
+    """Return ``args``, of which those in ``names`` are set, in place, to require gradients."""
     return tuple(v.requires_grad_() if n in names else v for n, v in arguments_by_name(op, args).items())
 
 
@@ -62,10 +72,11 @@ class ReferenceMark:
     """A mark that a reference is running, which a process can share with the one that watches it."""
 
     def __init__(self) -> None:
+        """Make a mark that is not set and is visible in this process alone."""
         self._byte: bytearray | mmap.mmap = bytearray(1)
 
     def share(self) -> None:
-        """Keep the mark in memory that is shared with processes that are forked from now on."""
+        """Move the mark into memory that is shared with all processes that are forked from now on."""
         self._byte = mmap.mmap(-1, 1)
 
     @property
@@ -74,12 +85,12 @@ class ReferenceMark:
         return bool(self._byte[0])
 
     def clear(self) -> None:
-        """Remove the mark that a process has left which was ended."""
+        """Remove the mark, which a process leaves behind that is killed while a reference runs in it."""
         self._byte[0] = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A context in which a reference runs."""
+        """Return a context in which the mark is set, because a reference runs."""
         self._byte[0] = 1
         try:
             yield
@@ -91,7 +102,9 @@ reference_mark = ReferenceMark()
 
 
 def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the reference on copies of ``args``."""
+    """Return the effects of the op's reference on copies of ``args``: its results, then the arguments that it mutates.
+    Random ops draw from a fixed seed.
+    """
     copies = copy_generators(plain_copies(args))
     if op.spec.random:  # without a generator argument, the op draws from torch's own
         torch.manual_seed(GENERATOR_SEED)
@@ -101,7 +114,9 @@ def reference_effects(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return whether the reference accepts ``args``. The declaration may admit more than the reference computes."""
+    """Return whether the op's reference runs on ``args`` without an exception. The declaration may admit more arguments
+    than the reference computes.
+    """
     try:
         reference_effects(op, args)
     except Exception:
@@ -110,7 +125,9 @@ def reference_accepts(op: Op, args: tuple[Any, ...]) -> bool:
 
 
 def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results, on ``args`` themselves, of the function whose derivative is the op's gradient."""
+    """Return the results, on ``args`` themselves, of the op's surrogate, the plain PyTorch function whose derivative is
+    the op's gradient.
+    """
     positional, named = op.spec.split(args)
     with reference_mark.running():
         made: Any = fresh_results(op.spec, args, op.surrogate(*positional, **named))
@@ -118,7 +135,9 @@ def surrogate_results(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def draws_otherwise(op: Op, case: SampleCase) -> bool:
-    """Return whether the op draws other random numbers than the reference for the same seed."""
+    """Return whether the results of a random op differ from those of its reference for the same seed, so that values
+    cannot be compared. False for an op that is not random.
+    """
     if not op.spec.random:
         return False
     pairs = zip(run_op(op, case), reference_effects(op, case.fresh()), strict=True)
@@ -126,8 +145,8 @@ def draws_otherwise(op: Op, case: SampleCase) -> bool:
 
 
 def widen_tensor(t: Tensor) -> Tensor:
-    """Return floating and complex tensors in double precision, others unchanged. Float8 stays, since its bits are
-    codes.
+    """Return a floating tensor as float64 or a complex one as complex128, others unchanged. Float8 stays, since its
+    bits are codes.
     """
     if is_float8(t) or not (t.is_floating_point() or t.is_complex()):
         return t
@@ -135,7 +154,9 @@ def widen_tensor(t: Tensor) -> Tensor:
 
 
 def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the effects of the reference in float64, or in its own precision if it requires a narrower one."""
+    """Return the effects of the op's reference (its results, then the mutated arguments) computed in float64, or in the
+    dtypes of ``args`` if it refuses wider ones.
+    """
     try:
         return reference_effects(op, tree_map(widen_tensor, args))
     except RuntimeError:
@@ -143,7 +164,9 @@ def reference_effects64(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
 
 
 def is_float8(t: Tensor) -> bool:
-    """Return whether ``t`` has a dtype that torch converts and copies, but neither adds, multiplies nor compares."""
+    """Return whether ``t`` has a float8 dtype, which torch converts and copies, but neither adds, multiplies nor
+    compares.
+    """
     return t.is_floating_point() and t.itemsize == 1
 
 
@@ -154,12 +177,14 @@ def all_finite(results: Iterable[Tensor]) -> bool:
 
 
 def can_carry_gradient(t: Tensor) -> bool:
-    """Return whether ``t`` can carry a gradient, as wide floats and complex numbers can."""
+    """Return whether ``t`` has a dtype that can carry a gradient: complex, or floating-point of more than one byte."""
     return t.is_complex() or (t.is_floating_point() and not is_float8(t))
 
 
 def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a random gradient of the shape of ``t``, on the CPU, with both parts for a complex ``t``."""
+    """Return random normal numbers of the shape of ``t``, on the CPU in float32, or complex numbers for a complex
+    ``t``, to be used as a gradient.
+    """
     drawn = torch.randn(t.shape, generator=rng)
     return torch.complex(drawn, torch.randn(t.shape, generator=rng)) if t.is_complex() else drawn
 
@@ -167,37 +192,47 @@ def random_gradient(t: Tensor, rng: torch.Generator) -> Tensor:
 def gradients_or_zeros(
     outs: Sequence[Tensor], inputs: Sequence[Tensor], directions: Sequence[Tensor], **keywords: Any
 ) -> list[Tensor]:
-    """Return the gradients of ``inputs``, zeros for those that have no part in the outputs."""
+    """Return the gradient of ``outs``, weighted with ``directions``, for each of ``inputs``; zeros for an input on
+    which no output depends.
+    """
     gradients = torch.autograd.grad(outs, inputs, directions, allow_unused=True, **keywords)
     return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, inputs, strict=True)]
 
 
 def floating_args(op: Op, case: SampleCase) -> list[str]:
-    """Return the names of the plain tensor arguments that are present and can carry a gradient."""
+    """Return the names of the tensor arguments, lists left out, that are present in the case and can carry a gradient,
+    without those that the op mutates or detaches.
+    """
     pairs = [(a, v) for a, v in zip(op.spec.args, case.args, strict=True) if isinstance(v, Tensor)]
     kept = {*op.spec.mutated, *op.spec.detached}
     return [a.name for a, v in pairs if can_carry_gradient(v) and a.name not in kept]
 
 
 def is_adopted(op: Op) -> bool:
-    """Return whether an op was adopted from another library."""
+    """Return whether an op was adopted from another library, that is, was registered by it and only described to
+    Shiplap.
+    """
     return isinstance(op, AdoptedOp)
 
 
 def needs_builder(op: Op) -> bool:
-    """Return whether integer tensors are drawn without a builder that knows the meaning of their values."""
+    """Return whether the op has an argument that can only be an integer tensor, but no builder of samples, so that its
+    values are drawn without regard to their meaning.
+    """
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)
 
 
 def sum_to_real(t: Tensor) -> Tensor:
-    """Return a real number that depends on all elements of a result."""
+    """Return the sum of all elements as a tensor of one real number, through which gradients reach every element of a
+    result.
+    """
     total = (t.float() if is_float8(t) else t).sum()
     return total.real if total.is_complex() else total
 
 
 def why_no_backward(op: Op, case: SampleCase) -> str:
-    """Return why no backward of the op runs, or an empty text if one does."""
+    """Return a text that says why the op has no backward that can run on this case, or an empty text if it has one."""
     names = floating_args(op, case)
     if not names or op.spec.mutated:
         return "it mutates arguments" if op.spec.mutated else "no floating-point tensor argument"
@@ -216,7 +251,9 @@ def why_no_backward(op: Op, case: SampleCase) -> str:
 
 
 def error_line(e: BaseException) -> str:
-    """Return ``Type: message`` on one line, as at the end of a traceback."""
+    """Return ``Type: message`` on one line, as at the end of a traceback; for an error of the catalogue, its id, place,
+    got and expected.
+    """
     if isinstance(e, ShiplapError):
         return f"{e.id}: {e.what}; {e.where}: got {e.got}, expected {e.expected}"
     text = " ".join(line.strip() for line in str(e).strip().splitlines()[:5])
@@ -224,19 +261,23 @@ def error_line(e: BaseException) -> str:
 
 
 def short_error_line(e: BaseException) -> str:
-    """Return ``error_line``, shortened between two words."""
+    """Return the first 200 characters of ``Type: message`` on one line, cut between two words."""
     return shorten(error_line(e), 200, placeholder=" ...")
 
 
 def why_reference_missing(e: BaseException) -> str:
-    """Return why no comparison is possible if the reference is not written yet, or an empty text for other errors."""
+    """Return a text that says that the reference is not written yet if ``e`` is the error SL113 for that, or an empty
+    text for another error.
+    """
     written = not (isinstance(e, ShiplapError) and e.id == "SL113")
     return "" if written else "the reference is not written yet, so there is nothing to compare with"
 
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """A context that suppresses warnings and logs, since an audit provokes failures and reports them as findings."""
+    """Return a context in which Python warnings and logs up to errors are suppressed, since an audit provokes failures
+    and reports them as findings.
+    """
     import logging
     import warnings
 

@@ -64,12 +64,14 @@ FLOATS, PREFERRED, COMPLEX = floating(), preferred(), {"complex64", "complex128"
 
 
 def sample(op: Op, label: str, seed: int, device: str = "cpu") -> SampleCase:
-    """Return the sample that a finding names, with the same values, sizes, layout and dtypes on every machine."""
+    """Return the sample that a finding names by its ``label``, drawn with the same values, sizes, layout and dtypes on
+    every machine.
+    """
     return Samples(op, seed, device).build(SampleRecipe.parse(label))
 
 
 def with_other_values(op: Op, case: SampleCase) -> SampleCase:
-    """Return ``case`` with other values, and with the same sizes, dtypes and layouts."""
+    """Return ``case`` with newly drawn values, from the next seed, and with the same sizes, dtypes and layouts."""
     return Samples(op, case.seed + 1, case.device).build(case.recipe)
 
 
@@ -77,6 +79,7 @@ class Samples:
     """The samples of one op for one seed. Methods yield cases, usual ones first."""
 
     def __init__(self, op: Op, seed: int, device: str = "cpu") -> None:
+        """Make the source of samples for an op. The seed and the recipe of a sample together determine its values."""
         self.op, self.spec, self.seed, self.device = op, op.spec, seed, torch.device(device)
         self._known: dict[str, SampleCase | None] = {}
         self._sized: dict[str, SampleRecipe | None] = {}
@@ -86,7 +89,7 @@ class Samples:
 
     @cached_property
     def _keeps_values(self) -> bool:
-        """Whether a builder makes the values, and reads no wishes for them."""
+        """Whether the op's own builder makes the values and ignores the kind of values that a recipe names."""
         return self.op.sampler is not None and not builder_takes_values(self.op)
 
     @cached_property
@@ -107,7 +110,9 @@ class Samples:
         return recipe
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
-        """Return the recipe of these sizes and scalars, with the preferred dtypes."""
+        """Return the recipe of these sizes and scalars, with float32 or else the first preferred dtype that each
+        argument admits.
+        """
         classes = self.spec.dtype_classes
         dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
         return SampleRecipe().but(
@@ -115,7 +120,9 @@ class Samples:
         )
 
     def _env(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return the value of each dim and scalar. Raises SL502 if the declaration does not admit them."""
+        """Return the value of each dim and scalar of a recipe by name. Raises SL502 if the declaration does not admit
+        them or the results would not fit in memory.
+        """
         sizes, scalars = dict(recipe.sizes), dict(recipe.scalars)
         scalars |= {a.name: sizes[a.name] for a in self.spec.scalars if a.name in sizes}
         env = dim_environment(self.spec, {**sizes, "...": (2,)}, scalars)
@@ -124,7 +131,9 @@ class Samples:
         return env
 
     def build(self, recipe: SampleRecipe) -> SampleCase:
-        """Return the case of a recipe. Raises the errors of the declaration's own checks if the recipe does not fit."""
+        """Return the sample of a recipe, with values drawn from the seed. Raises the errors of the declaration's own
+        checks if the recipe does not fit.
+        """
         env = self._env(recipe)
         digest = hashlib.sha256(f"{self.seed}|{recipe.values_key}".encode()).digest()
         rng = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
@@ -139,12 +148,16 @@ class Samples:
         return SampleCase(recipe, self.seed, args, self.op.bind(args).env, str(self.device), bool(self.spec.random))
 
     def blank(self, recipe: SampleRecipe) -> Binding:
-        """Return a call of the recipe on the meta device, for checks of sizes, dtypes and layouts."""
+        """Return the bound call of a recipe with tensors on the meta device, which have no values, for checks of sizes,
+        dtypes and layouts.
+        """
         drawn = self._drawn(recipe, self._env(recipe), None)
         return self.op.bind([self._place(recipe, a, v) for a, v in zip(self.spec.args, drawn, strict=True)])
 
     def make(self, recipe: SampleRecipe) -> SampleCase | None:
-        """Return the case of a recipe, or None if the declaration or the builder refuses the recipe."""
+        """Return the sample of a recipe, or None if the declaration or the builder refuses the recipe. Small samples
+        and refusals are cached.
+        """
         key = str(recipe)
         if key in self._known:
             return self._known[key]
@@ -152,6 +165,7 @@ class Samples:
         try:
             case = self.build(recipe)
         except Exception:
+            # A builder may refuse a recipe by any exception.
             case = None
         self._note(case, began)
         if case is None or case.numel < MAX_KEPT_ELEMENTS:
@@ -159,7 +173,7 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-        """Yield the case of each recipe that is admitted, each once."""
+        """Yield the sample of each recipe that the declaration admits, once for equal recipes."""
         seen: set[str] = set()
         for recipe in recipes:
             if str(recipe) not in seen and (case := self.make(recipe)) is not None:
@@ -167,12 +181,16 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
-        """Return the arguments of a recipe, drawn without a builder, or on the meta device without ``rng``."""
+        """Return the arguments of a recipe in schema order, with values drawn from ``rng`` without a builder, or
+        tensors on the meta device where ``rng`` is None.
+        """
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
 
         def tensor(arg: Arg, member: int = 0) -> Tensor:
-            """Return one tensor argument, or one member of a list."""
+            """Return the tensor of the argument ``arg``, or its member number ``member`` if it is a list, contiguous
+            and with drawn values.
+            """
             assert arg.tensor is not None
             kind = arg.tensor
             name = kind.dtypes[0] if kind.concrete else dict(recipe.dtypes)[kind.dtype_class]
@@ -184,7 +202,9 @@ class Samples:
             return draw_values(shape, getattr(torch, name), recipe.values, below, rng)
 
         def value(arg: Arg) -> Any:
-            """Return one argument."""
+            """Return the value of the argument ``arg``: an object, a scalar, a tensor, or a list of tensors with None
+            for absent members.
+            """
             if arg.cls is not None:
                 return sample_object(arg.cls, self.spec.name, arg.name, rng or torch.Generator(), env)
             if arg.scalar is not None:
@@ -197,14 +217,16 @@ class Samples:
         return tuple(value(a) for a in self.spec.args)
 
     def _place(self, recipe: SampleRecipe, arg: Arg, value: Any) -> Any:
-        """Return an argument in its layout and on the device, or None if the recipe leaves the argument out."""
+        """Return the value of an argument on the device and in the layout that the recipe names for it, or None if the
+        recipe leaves the argument out.
+        """
         if arg.name in recipe.absent:
             return None
         layouts = dict(recipe.layouts)
         layout = layouts.get(arg.name, layouts.get("every", ""))
 
         def place(t: Tensor) -> Tensor:
-            """Return one tensor in its layout and on the device."""
+            """Return ``t`` on the device, and in the layout of the recipe where the declaration admits that layout."""
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
@@ -216,11 +238,13 @@ class Samples:
     # Series of samples for the checks.
 
     def plain(self) -> Iterator[SampleCase]:
-        """Yield the base sample."""
+        """Yield the base sample alone: small distinct sizes, default scalars, float32."""
         yield from self._cases([self.base])
 
     def values(self) -> Iterator[SampleCase]:
-        """Yield the base sizes, then larger ones, with every kind of values."""
+        """Yield samples with every plain kind of values (``PLAIN_KINDS``), at the base sizes and then at larger
+        ones.
+        """
         yield from self._cases(
             b.but(values=k) for b in (self.base, *(c.recipe for c in self.grown(1))) for k in PLAIN_KINDS
         )
@@ -236,20 +260,26 @@ class Samples:
                 yield from self._cases([self.base.but(dtypes=names)])
 
     def scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at another value, and with other sizes where the value requires them."""
+        """Yield samples with one scalar at a value other than its default, with the base sizes or with other ones where
+        the value requires them.
+        """
         yield from self._scalars(
             {a.name: list(scalar_candidates(a)[: None if a.choices else 4]) for a in self.spec.scalars}
         )
 
     def odd_scalars(self) -> Iterator[SampleCase]:
-        """Yield samples with one scalar negative, zero, large, or around literals of the code."""
+        """Yield samples with one scalar negative, zero, large, or around literals of the code, then with all
+        combinations of up to three flags.
+        """
         yield from self._scalars({a.name: odd_scalar_values(a, self.code_constants) for a in self.spec.scalars})
         flags = [a.name for a in self.spec.scalars if a.scalar == "bool"][:3]
         chosen = product((False, True), repeat=len(flags)) if len(flags) > 1 else ()
         yield from self._cases(self.base.but(scalars=dict(zip(flags, values, strict=True))) for values in chosen)
 
     def _scalars(self, tried: dict[str, list[Any]]) -> Iterator[SampleCase]:
-        """Yield samples with one scalar at each of the ``tried`` values."""
+        """Yield samples with one scalar at each of the values that ``tried`` has for its name, with other sizes where
+        the value requires them.
+        """
         for arg in self.spec.scalars:
             if arg.name in dict(self.base.sizes):
                 continue
@@ -271,11 +301,13 @@ class Samples:
 
     @cached_property
     def code_constants(self) -> CodeConstants:
-        """The constants in the code of the op."""
+        """The integers, floats and strings in the code of the op, at which a kernel may branch."""
         return find_code_constants(self.op)
 
     def thresholds(self) -> Iterator[SampleCase]:
-        """Yield samples whose values lie at numbers of the code and at scalars, where the code may branch."""
+        """Yield samples of every dtype whose values lie at numbers of the code and at scalars, where the code may
+        branch. Yields nothing for an op with a builder of samples.
+        """
         if (
             kind := threshold_value_kind(self.code_constants, dict(self.base.scalars).values())
             if self.op.sampler is None
@@ -284,7 +316,9 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
-        """Yield lists of tensors of no, one, three and more members, and of members that differ in size."""
+        """Yield samples with no, one, three and more members in each list of tensors, then with members that differ in
+        size.
+        """
         for arg in self.spec.tensors:
             for length in self.code_constants.members if arg.many and not arg.length else ():
                 yield from self._cases([self.base.but(lists={arg.name: length})])
@@ -292,7 +326,9 @@ class Samples:
             yield from (c for c in self._cases([self.base.but(lists=lists)]) if reference_accepts(self.op, c.args))
 
     def special(self) -> Iterator[SampleCase]:
-        """Yield samples of each kind of values and dtype, at the base sizes and at larger ones."""
+        """Yield samples of every kind of values, special ones such as NaN included, in every dtype, at the base sizes
+        and then at larger ones.
+        """
         kinds = (SOME_ZEROS,) if self._keeps_values else (*PLAIN_KINDS[1:], *SPECIAL_KINDS)
         dtypes = [c.recipe for c in self.dtypes()] or [self.base]
         yield from self._cases(r.but(values=kind) for kind in kinds for r in dtypes)
@@ -301,7 +337,9 @@ class Samples:
         yield from self._cases(r.but(values=kind) for kind in ("normal", *kinds) for r in wide)
 
     def long(self) -> Iterator[SampleCase]:
-        """Yield sums of many positive terms in every dtype, which a narrow accumulator loses."""
+        """Yield samples in every dtype with one long dim, over which sums of many positive terms lose digits in a
+        narrow accumulator.
+        """
         kinds = ("normal",) if self._keeps_values else ("positive", "normal")
         for name, kind in free_dims(self.spec).items():
             for case in self._resized({name: LONG_SUM if kind != "variadic" else (LONG_SUM,)}):
@@ -340,12 +378,16 @@ class Samples:
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
-        """Yield the sample with one peak in each row, and with its values in an order."""
+        """Yield the sample ``case`` with one peak in each row, then with its values in ``order`` (a kind of values),
+        unless it is large or a builder decides on values.
+        """
         if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-        """Yield cases of at most a few seconds, estimated from the smaller cases before."""
+        """Yield those cases that are small enough and expected to take at most a few seconds, by the time that the
+        caller took for the cases before.
+        """
         for case in cases:
             if case.numel > MAX_SAMPLE_ELEMENTS or case.numel * self._pace > 4 * SLOW:
                 continue
@@ -354,7 +396,9 @@ class Samples:
             self._note(case, began)
 
     def _note(self, case: SampleCase | None, began: float) -> None:
-        """Record the time of a large sample: for making it, or for the check that used it."""
+        """Record the processor time since ``began`` as that of ``case`` if it is large, for estimates of the time that
+        larger samples take.
+        """
         if case is not None and case.numel > LONG_SUM:
             self._pace = max(self._pace, (time.process_time() - began) / case.numel)
 
@@ -368,7 +412,7 @@ class Samples:
                 yield from self._resized({name: MILLION_ELEMENTS // others + 1})
 
     def wide(self) -> Iterator[SampleCase]:
-        """Yield a few sizes beyond one tile, for checks that take long."""
+        """Yield samples with one dim at a few sizes beyond one tile of a kernel, for checks that take long."""
         sizes = [n + 1 for n in self.code_constants.ints if LARGEST_COMMON_SIZE < n < LONG_SUM // 4][:4]
         for size in dict.fromkeys((65, *sizes, 1025)):
             for name, kind in free_dims(self.spec).items():
@@ -376,7 +420,9 @@ class Samples:
                 yield from (c for c in cases if c.numel <= MAX_SAMPLE_ELEMENTS >> 3)
 
     def grains(self) -> Iterator[SampleCase]:
-        """Yield samples with enough elements for parallel loops, which torch splits from 32,768 elements on."""
+        """Yield samples with one dim so long that a tensor has enough elements for parallel loops, which torch splits
+        from 32,768 elements on.
+        """
         for name, kind in free_dims(self.spec).items():
             base = self.make(self.base)
             size = dict(self.base.sizes).get(name)
@@ -391,7 +437,9 @@ class Samples:
             )
 
     def optionals(self) -> Iterator[SampleCase]:
-        """Yield samples without optional tensors, one and all, then with broadcast sizes of 1, one and all."""
+        """Yield samples without one optional tensor and without all of them, then with one dim of size 1 that is
+        broadcast and with all of them.
+        """
         absent = [a.name for a in self.spec.tensors if a.optional]
         yield from self._cases(self.base.but(absent=group) for group in name_groups(absent))
         yield from self._cases(
@@ -399,7 +447,7 @@ class Samples:
         )
 
     def edges(self) -> Iterator[SampleCase]:
-        """Yield samples with one dim at 0, 1 and around powers of two, then with all dims at 0."""
+        """Yield samples with one dim at 0, at 1 and around powers of two, then with all dims at 0."""
         kinds = free_dims(self.spec)
         for name, kind in kinds.items():
             for size in ((), (0,), (1,), (2, 3)) if kind == "variadic" else EDGE_SIZES:
@@ -407,13 +455,17 @@ class Samples:
         yield from self._resized({n: 0 for n, kind in kinds.items() if kind != "variadic"})
 
     def ranks(self) -> Iterator[SampleCase]:
-        """Yield samples with several dims, and with none, in the place of each variadic one."""
+        """Yield samples with two dims, with none and with three in the place of each variadic dim (one that stands for
+        any number of dims).
+        """
         for name in (n for n, kind in free_dims(self.spec).items() if kind == "variadic"):
             for size in ((2, 3), (), (3, 1, 2)):
                 yield from self._resized({name: size})
 
     def grown(self, count: int) -> Iterator[SampleCase]:
-        """Yield ``count`` cases with all dims of at least 2, as large as the declaration admits."""
+        """Yield at most ``count`` samples that are larger than the base sample in as many dims as the declaration
+        admits, each larger than the one before.
+        """
         base, kinds = dict(self.base.sizes), free_dims(self.spec)
         for step in range(1, 4 * count + 1):
             if count == 0:
@@ -431,7 +483,9 @@ class Samples:
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[SampleCase]:
-        """Yield the base sample with these sizes, if that is admitted and not too slow."""
+        """Yield the base sample with these sizes, and with other sizes adapted where the declaration requires that.
+        Yields nothing if none is admitted or if it would be too slow.
+        """
         direct = self.base.but(sizes=sizes)
         if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:
             return
@@ -441,16 +495,21 @@ class Samples:
             yield from self._cases([resized])
 
     def _elements(self, recipe: SampleRecipe) -> int:
-        """Return the elements of all arguments, without making them. 0 if the declaration refuses the sizes."""
+        """Return the number of elements of all arguments of a recipe, computed on the meta device. 0 if the declaration
+        refuses the sizes.
+        """
         try:
             return sum(t.numel() for t in tensors_among(Samples(self.op, self.seed, "meta").blank(recipe).args))
         except Exception:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return the first recipe with these sizes and other sizes that the declaration admits. Results are cached."""
+        """Return a recipe with these sizes, in which all other sizes and scalars are chosen so that the declaration
+        admits it, or None. Results are cached.
+        """
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes
+            # After several refusals another one is likely, so the search is short.
             limit = SEARCH_LIMIT if self._refused.get(name, 0) < SEARCH_PATIENCE else SEARCH_LIMIT // 32
             solution = search_sizes(self.spec, sizes, dict(self.base.scalars), limit)
             self._refused[name] = 0 if solution else self._refused.get(name, 0) + 1
@@ -458,7 +517,9 @@ class Samples:
         return self._sized[key]
 
     def layouts(self, base: SampleRecipe | None = None) -> Iterator[SampleCase]:
-        """Yield samples with every layout of every argument alone, then of all arguments at once."""
+        """Yield samples of ``base`` (the base sample if None) with each layout for each tensor argument alone, then for
+        all at once, except those that stay contiguous.
+        """
         recipe = base or self.base
         for layout in LAYOUTS:
             for name in (*(a.name for a in self.spec.tensors), "every"):
@@ -468,7 +529,9 @@ class Samples:
 
 
 def _larger(size: Any, by: int) -> Any:
-    """Return a size, or each size of a variadic dim, grown by a number. Sizes of 0 and 1 stay."""
+    """Return a size, or each size of a tuple of a variadic dim, plus ``by``. Sizes of 0 and 1 stay, since these are
+    special cases.
+    """
     if isinstance(size, tuple):
         return tuple(_larger(n, by) for n in size)
     return size + by if type(size) is int and size > 1 else size

@@ -26,7 +26,8 @@ REFUSAL_ERRORS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def free_dims(spec: OpSpec) -> dict[str, str]:
-    """Return the dims that a sample may choose, with their kind, in declared order.
+    """Return the dims whose size a sample may choose, by name with their kind, in declared order. Dims that the
+    declaration computes from others are left out.
 
     The kinds are ``"name"``, ``"any"`` and ``"variadic"``.
     """
@@ -37,7 +38,8 @@ def free_dims(spec: OpSpec) -> dict[str, str]:
 
 
 def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
-    """Return the dims of a call that are 1 and broadcast to more.
+    """Return ``{dim: 1}`` for each dim that a call broadcasts, that is whose size is 1 where the dim that it repeats is
+    larger.
 
     Recipes hold sizes for these dims only. Other repeated dims have the size of the dim that they repeat.
     """
@@ -45,7 +47,9 @@ def broadcast_ones(spec: OpSpec, env: Mapping[str, Any]) -> dict[str, int]:
 
 
 def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[str, ...]]:
-    """Yield each name alone, then all names. With ``every``, yield each subset of up to three names."""
+    """Yield tuples of names: each name alone, then all names. With ``every``, yield each subset of at most three
+    names.
+    """
     names = tuple(names)
     among = range(2, len(names)) if every and len(names) < 4 else ()
     for count in dict.fromkeys([1, *among, len(names)] if names else ()):
@@ -53,7 +57,9 @@ def name_groups(names: Iterable[str], *, every: bool = False) -> Iterator[tuple[
 
 
 def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return every dim and scalar by name, or None if the declaration does not admit the combination."""
+    """Return the sizes of all dims, computed ones included, and the scalars by name, or None if the declaration does
+    not admit this combination.
+    """
     env = {**scalars, **sizes}
     env = {own: env[of] for own, of in spec.broadcasts.items() if of in env} | env
     try:
@@ -72,13 +78,17 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
 
 
 def results_are_affordable(spec: OpSpec, env: Mapping[str, Any]) -> bool:
-    """Return whether the results of such a call fit any machine. A scalar may be a number of rows, such as 2^40."""
+    """Return whether each result of a call with the dims and scalars ``env`` has a number of elements that fits any
+    machine. A scalar may be a number of rows, such as 2^40.
+    """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     return all(math.prod(declared_output_shape(out, known)) <= MAX_RESULT_ELEMENTS for out in spec.outputs)
 
 
 def scalar_candidates(arg: Arg) -> Sequence[Any]:
-    """Return the values of a scalar to try, the default first."""
+    """Return the values of a scalar argument to try in samples: its default or None first, then its declared choices or
+    usual values of its type.
+    """
     if arg.choices:
         first = [arg.default] if arg.has_default else [None] if arg.optional else []
         return [*first, *(c for c in arg.choices if c not in first)]
@@ -114,7 +124,9 @@ def search_sizes(
     fixed_scalars: Mapping[str, Any] | None = None,
     limit: int = SEARCH_LIMIT,
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the first admitted ``(sizes, scalars)`` with the fixed values, among ``limit`` combinations, or None."""
+    """Return the first ``(sizes, scalars)`` by name that the declaration admits and that have the fixed values, among
+    ``limit`` combinations, or None.
+    """
     names, pools = _value_pools(spec, fixed_sizes or {}, fixed_scalars or {})
     dims, scalars = free_dims(spec), [a.name for a in spec.scalars]
     plain = [e for e in spec.requires if e.names <= set(names)]
@@ -131,9 +143,9 @@ def search_sizes(
 
 
 def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) -> bool:
-    """Return whether a requirement refuses the values.
+    """Return whether one of the requirements is false for the chosen values or cannot be computed.
 
-    That requirement moves to the front, since it is likely to refuse the next values.
+    That requirement is moved to the front of the list, since it is likely to refuse the next values.
     """
     for place, holds in enumerate(requirements):
         try:
@@ -149,7 +161,9 @@ def _requirement_refuses(requirements: list[Expr], chosen: Mapping[str, Any]) ->
 def _value_pools(
     spec: OpSpec, fixed_sizes: Mapping[str, Any], fixed_scalars: Mapping[str, Any]
 ) -> tuple[list[str], list[Sequence[Any]]]:
-    """Return the names of dims and scalars, and the values to try for each."""
+    """Return the names of the free dims and scalars, and in a parallel list the values to try for each: a single one
+    where it is fixed.
+    """
     pools: dict[str, Sequence[Any]] = {}
     asked = _sizes_in_requirements(spec)
     for index, (name, kind) in enumerate(free_dims(spec).items()):
@@ -166,7 +180,8 @@ def _value_pools(
 
 
 def _sizes_in_requirements(spec: OpSpec) -> list[int]:
-    """Return the numbers in the expressions of the declaration, and multiples of them.
+    """Return sizes that requirements such as ``n % 256 == 0`` ask for: the numbers in the expressions of the
+    declaration, and small multiples of them.
 
     Without these, no usual size satisfies ``n % 256 == 0``.
     """
@@ -178,7 +193,9 @@ def _sizes_in_requirements(spec: OpSpec) -> list[int]:
 
 
 def _product_outwards(pools: list[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """Yield the product of the pools, combinations with few deviations from the first values first."""
+    """Yield tuples of one value from each pool, those that differ little from the first values of the pools before
+    others. Tuples may repeat.
+    """
     if not all(pools):
         return
     for few in (1, 2, 3):

@@ -71,6 +71,7 @@ class WritableSymbol:
     kind: str
 
     def __str__(self) -> str:
+        """Return ``name (size bytes, kind)``."""
         return f"{self.name} ({self.size} bytes, {self.kind})"
 
 
@@ -99,12 +100,16 @@ KEEPS_SYMBOL = (
 
 
 def read_library_state(library: Path) -> LibraryState:
-    """Return the writable globals and thread-locals of ``library``. Raises ValueError when it is no ELF file."""
+    """Return the variables in the writable memory of the shared ``library``, globals and thread-locals. Raises
+    ValueError when the file is no ELF file.
+    """
     return _read_cached(library, library.stat().st_mtime_ns)
 
 
 def compilers_of_library(library: Path) -> tuple[str, ...]:
-    """Return the names that compilers wrote into ``library``, empty when it was stripped of them or is no ELF file."""
+    """Return the identifications that compilers wrote into the ``.comment`` section of ``library``, sorted; empty when
+    that section was stripped or the file is no ELF file.
+    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -119,7 +124,9 @@ def compilers_of_library(library: Path) -> tuple[str, ...]:
 
 @cache
 def _read_cached(library: Path, changed: int) -> LibraryState:
-    """Read the state of a library. ``changed`` is the time of the last change, a part of the cache's key."""
+    """Return the variables in the writable memory of ``library``, read from its ELF symbols. ``changed``, its time of
+    change, is only a part of the cache's key.
+    """
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -135,14 +142,18 @@ def _read_cached(library: Path, changed: int) -> LibraryState:
 
 
 def _kind_of_section(name: str) -> str:
-    """Return the kind of a writable section, or an empty text. The loader alone writes to ``.data.rel.ro``."""
+    """Return ``"thread-local"`` or ``"global"`` for the name of a writable ELF section, or an empty text for another
+    one. ``.data.rel.ro`` is not writable, since only the loader writes to it.
+    """
     if name.startswith((".tbss", ".tdata")):
         return "thread-local"
     return "global" if name.startswith((".data", ".bss")) and not name.startswith(".data.rel.ro") else ""
 
 
 def _read_symbols(elf: Any, table: Any) -> LibraryState:
-    """Return the writable symbols of a table in their groups."""
+    """Return the writable variables of a symbol table, sorted into those of the library and those that compilers or
+    runtimes added.
+    """
     admitted: dict[WritableSymbol, bool] = {}  # → whether it is local to a source file
     runtime: dict[str, None] = {}
     linked_in = False
@@ -160,12 +171,15 @@ def _read_symbols(elf: Any, table: Any) -> LibraryState:
             linked_in = linked_in or owner == LINKED_RUNTIME_NAME
         else:
             admitted[WritableSymbol(entry.name, entry["st_size"], where)] = entry["st_info"]["bind"] == "STB_LOCAL"
+    # A local symbol may be one of the linked runtime.
     certain = [s for s, local in admitted.items() if not (linked_in and local)]
     return LibraryState(tuple(sorted(certain, key=lambda s: (s.kind, s.name))), tuple(sorted(runtime)), (), linked_in)
 
 
 def _read_constant(elf: Any, table: Any, name: str) -> str:
-    """Return the constant string ``name``, empty where the library has none."""
+    """Return the value of the constant string with the symbol ``name`` in an ELF file, empty where the library has
+    none.
+    """
     for entry in table.get_symbol_by_name(name) or ():
         section = elf.get_section(entry["st_shndx"]) if not isinstance(entry["st_shndx"], str) else None
         if section is not None and not _kind_of_section(section.name):
@@ -176,7 +190,9 @@ def _read_constant(elf: Any, table: Any, name: str) -> str:
 
 
 def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
-    """Return ``state`` with the symbols that the library admits separated from the others."""
+    """Return ``state`` with those globals moved from ``symbols`` to ``declared`` which the library itself admits in
+    ``text``, lines of the form ``symbol: reason``.
+    """
     reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
     others = tuple(s for s in state.symbols if s not in admitted)
@@ -184,7 +200,9 @@ def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
 
 
 def _owner_of_symbol(name: str) -> str:
-    """Return the owner of a symbol that compilers and runtimes add, empty for a symbol of the library."""
+    """Return which compiler or runtime adds a symbol of this name to libraries, or an empty text for a variable of the
+    library itself.
+    """
     known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")
 
@@ -201,7 +219,9 @@ def _vendor_of_symbol(name: str, size: int, offload: str) -> str:
 
 
 def _unnamed_bytes(elf: Any, state: LibraryState) -> tuple[tuple[str, int], ...]:
-    """Return the sections of a stripped library that hold more than the C runtime's own and the exported objects."""
+    """Return (name, size in bytes) of each writable section of a stripped library that is larger than the C runtime's
+    own data and the exported variables, and so holds variables without a name.
+    """
     exported = sum(s.size for s in state.symbols)
     sizes = [(s.name, s["sh_size"]) for s in elf.iter_sections() if _kind_of_section(s.name)]
     return tuple((name, size) for name, size in sizes if size > EMPTY_SECTION_BYTES.get(name, 0) + exported)

@@ -14,7 +14,8 @@ MAX_MATCHED_ROWS = 2048  # rows that are matched one by one
 
 
 def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Tensor | None]:
-    """Return the places of the unordered results, and their rows side by side in double precision.
+    """Return the indices of the results whose rows have no order, and the rows of these results side by side as one
+    matrix of float64.
 
     The rows are None if the results differ in their number of rows, which a comparison of shapes reports.
     """
@@ -30,12 +31,16 @@ def _unordered_rows(spec: OpSpec, outs: Sequence[Tensor]) -> tuple[list[int], Te
 
 
 def _exact_doubles(t: Tensor) -> Tensor:
-    """Return a tensor in double precision, with the upper and lower bits of int64 in columns of their own."""
+    """Return a matrix in float64; each int64 column becomes its upper and its lower 32 bits, since float64 does not
+    hold 64 bits.
+    """
     return torch.cat((t >> 32, t & 0xFFFFFFFF), 1).double() if t.dtype == torch.int64 else t.double()
 
 
 def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with the rows of unordered results sorted, those of all results together."""
+    """Return ``outs`` with the rows of those results sorted that the declaration calls unordered. One permutation, by
+    the rows of all of them side by side, is applied to each.
+    """
     if not spec.unordered:
         return outs
     places, rows = _unordered_rows(spec, outs)
@@ -49,7 +54,8 @@ def sort_unordered_rows(spec: OpSpec, outs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 
 def match_unordered_rows(spec: OpSpec, outs: Sequence[Tensor], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return ``outs`` with each row of unordered results at the place of the nearest row of ``like``.
+    """Return ``outs`` with the rows of unordered results permuted, so that each is at the place of the nearest row of
+    ``like``, the results to compare with.
 
     Rounding may have changed the order of sorted rows.
     """

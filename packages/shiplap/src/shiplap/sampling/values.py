@@ -48,7 +48,8 @@ DATA_KINDS = ("powers", "below zero", "extreme", "ends")  # kinds of integers th
 
 
 def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """Return a contiguous CPU tensor of this kind of values. Integers lie in ``[0, below)``, as indices of rows do.
+    """Return a contiguous CPU tensor of random values of the ``kind`` (a name such as ``normal`` or ``nan``). Integers
+    lie in ``[0, below)``, as indices of rows do.
 
     ``ties`` are few distinct values, zeros among them. ``descending`` is the reverse of the order that sorted code
     expects. ``large`` are magnitudes around 1e3. The kinds of ``SPECIAL_KINDS`` are described by their names.
@@ -71,7 +72,9 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
 
 
 def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` with a tenth of its floats set to zero, at least one."""
+    """Return ``t`` with a random tenth of its floats set to zero, at least one. Integers, float8 and empty tensors are
+    returned unchanged.
+    """
     if not t.is_floating_point() or t.itemsize < 2 or not t.numel():
         return t
     chosen = torch.rand(t.shape, generator=rng) < 0.1
@@ -80,7 +83,8 @@ def with_some_zeros(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``t`` with NaNs of several bit patterns, full payloads and both signs among them.
+    """Return ``t`` in which some NaNs have other bit patterns, full payloads of both signs, since a conversion may
+    treat them differently.
 
     A conversion that rounds by adding to the bits carries a full payload into the sign.
     """
@@ -91,18 +95,20 @@ def _vary_nan_bits(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Generator) -> Tensor:
-    """Return normal ``values`` transformed into the kind, in float64."""
+    """Return ``values``, normal numbers in float64, transformed into a tensor of the ``kind`` within the range of
+    ``dtype``.
+    """
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """Return a mask with this share of places, at least one."""
+        """Return a random boolean mask of the shape of ``values`` with about this share of places set, at least one."""
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
             at.view(-1)[int(torch.randint(at.numel(), (1,), generator=rng))] = True
         return at
 
     def uniform(low: float, high: float) -> Tensor:
-        """Return random numbers between ``low`` and ``high``."""
+        """Return random numbers in float64 between ``low`` and ``high``, of the shape of ``values``."""
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
     if kind.startswith(AROUND_PREFIX):
@@ -142,14 +148,18 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
 
 
 def _values_at_thresholds(kind: str, values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return the numbers of the kind and their neighbours in the dtype, with the signs of ``values``."""
+    """Return a tensor that draws from the numbers listed in the name of the kind and from their neighbours at a
+    distance of ``eps``, with the signs of ``values``.
+    """
     pool = torch.tensor([float(v) for v in kind.removeprefix(AROUND_PREFIX).split()], dtype=torch.float64)
     chosen = pool[torch.randint(len(pool), values.shape, generator=rng)].copysign(values)
     return chosen * (1 + eps * torch.randint(-1, 2, values.shape, generator=rng))
 
 
 def _float_powers(values: Tensor, eps: float, rng: torch.Generator) -> Tensor:
-    """Return powers of two and their neighbours in the dtype, where an exponent changes."""
+    """Return random powers of two from 2^-12 to 2^12 and their neighbours in the dtype of epsilon ``eps``, where an
+    exponent changes, with the signs of ``values``.
+    """
     steps = torch.tensor([-0.5, 0.0, 1.0], dtype=torch.float64)[torch.randint(0, 3, values.shape, generator=rng)]
     powers = torch.exp2(torch.randint(-12, 13, values.shape, generator=rng).double())
     return powers.copysign(values) * (1 + eps * steps)
@@ -187,7 +197,9 @@ def _repeat_pool(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generato
 
 
 def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: int, rng: torch.Generator) -> Tensor:
-    """Return random integers of this kind."""
+    """Return random int64 values of the ``kind`` (a name such as ``last`` or ``skewed``): indices in ``[0, below)``,
+    or, for kinds of data, values in the range of ``dtype``.
+    """
     top = max(1, min(below, 2) if kind == "ties" else below)
     info = torch.iinfo(dtype)
     # Unsigned integers have no negative values, so they are drawn from their whole range.
@@ -219,7 +231,9 @@ def _draw_integers(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below:
 
 
 def _integer_powers(shape: tuple[int, ...], info: torch.iinfo, rng: torch.Generator) -> Tensor:
-    """Return powers of two and their neighbours, three quarters of them positive, each once before one repeats."""
+    """Return random powers of two and their neighbours within the range of ``info``, three quarters of them positive.
+    No magnitude repeats before all have occurred.
+    """
     ups = torch.tensor([(1 << k) + step for k in range(info.bits - 1) for step in (-1, 0, 1)])
     chosen = ups[torch.randperm(len(ups), generator=rng)].repeat(-(-math.prod(shape) // len(ups)) or 1)
     negative = torch.rand(shape, generator=rng) < 0.25

@@ -28,7 +28,7 @@ ELEMENTS, CALLS = 1 << 24, 2000
 
 @contextmanager
 def on_one_thread() -> Iterator[None]:
-    """A context in which torch's operators use this thread alone, for references of a few million elements.
+    """Return a context in which torch's operators use one thread, for references of at most a few million elements.
 
     Threads that wait for one which a busy machine does not run use processor time: up to 90 times that of a comparison
     of 10^5 elements (two cores, load 12, 2026-11-27). Samples that seem slow are left out.
@@ -42,7 +42,7 @@ def on_one_thread() -> Iterator[None]:
 
 
 def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
-    """Return an estimate of the operations that the results of a call with these sizes take.
+    """Return an estimate of the number of operations of a call whose dims and scalars are ``env``.
 
     Each element of a result counts as a sum over the dims that several arguments share and no result has. A dim of one
     argument alone holds rows that are picked, or is summed once.
@@ -59,10 +59,14 @@ class _WorkLimit(TorchDispatchMode):
     """A mode that ends a run which makes a large tensor or very many calls."""
 
     def __init__(self) -> None:
+        """Make a mode that has counted no calls yet."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator ``func``. Raises OverflowError after ``CALLS`` operators or for a result of more than
+        ``ELEMENTS`` elements.
+        """
         self.calls += 1
         result = func(*args, **(kwargs or {}))
         sizes: list[int] = []
@@ -73,7 +77,8 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return why a case with a scalar beyond 32 bits should not run, or an empty text.
+    """Return a text that says why a case with a scalar beyond 32 bits should not run, or an empty text for a case that
+    may.
 
     Such a scalar may be a size, which takes that much memory.
     """
@@ -82,7 +87,8 @@ def why_too_large(op: Op, case: SampleCase) -> str:
 
 
 def _why_too_much_work(op: Op, case: SampleCase) -> str:
-    """Return why the reference should not run on ``case``, or an empty text.
+    """Return a text that says why the reference should not run on ``case``, or an empty text, determined by a run on
+    the meta device.
 
     The reasons are its size, and an error without values, which leaves the size unknown.
     """
@@ -92,6 +98,7 @@ def _why_too_much_work(op: Op, case: SampleCase) -> str:
         with torch.device("meta"), _WorkLimit():
             op.reference(*positional, **named)
     except Exception as e:
+        # An operator without a meta kernel, or one that reads values, may raise anything.
         return error_line(e)
     return ""
 

@@ -46,7 +46,9 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Return the description of ``value``: a tensor, a plain value, or a list or dict of these."""
+        """Reserve places for the tensors in ``value`` and return its description, which another process unpacks.
+        ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raises TypeError for another type.
+        """
         if isinstance(value, Tensor):
             return TensorLocation.of(value, self._place(value))
         if isinstance(value, (list, tuple)):
@@ -62,7 +64,9 @@ class ArgumentArena:
         raise TypeError(f"an argument of type {type(value).__name__}")
 
     def _place(self, t: Tensor) -> int:
-        """Reserve a place for a tensor, and return its offset."""
+        """Reserve a place for a tensor in the file, or in the block if it lies on a GPU, and return its offset in
+        bytes. Random gaps separate the places.
+        """
         length = strided_extent(t.shape, t.stride())
         flat = torch.as_strided(t.detach(), (length,), (1,), t.storage_offset())
         # A view that begins off a boundary of the allocator does so in the other process as well.
@@ -77,7 +81,8 @@ class ArgumentArena:
         return at
 
     def make(self) -> int:
-        """Return a new sealed file of the right length, filled with zeros, which the caller closes.
+        """Return the descriptor of a new file, filled with zeros, that has room for all packed tensors and whose length
+        cannot be changed. The caller closes it.
 
         Arguments on a GPU get a block of zeros.
         """
@@ -90,18 +95,24 @@ class ArgumentArena:
         return handle
 
     def _most_room(self) -> int:
-        """Return the size of a block that is not much larger than necessary."""
+        """Return the largest size in bytes at which an existing GPU block is used again instead of making a smaller
+        one.
+        """
         return max(MOST_SPARE * self._device_size, SPARE_BYTES)
 
     def write(self, handle: int = -1) -> int:
-        """Write all tensors into ``handle``, or into a new file, and return the open file."""
+        """Write the values of all packed tensors into the file ``handle``, or into a new file if that is negative, and
+        into the GPU block. Returns the descriptor of the file.
+        """
         handle = self.make() if handle < 0 else handle
         with mmap.mmap(handle, 0) as memory:
             self.write_into(memory)
         return handle
 
     def write_into(self, memory: mmap.mmap) -> None:
-        """Write all tensors into the mapped file, and into the block."""
+        """Write the values of all packed tensors into the mapped file ``memory`` and into the GPU block, and wait until
+        the GPU has done so.
+        """
         for at, flat in self._parts:
             if flat.numel():
                 room = torch.frombuffer(memory, dtype=flat.dtype, offset=at, count=flat.numel())
@@ -114,7 +125,9 @@ class ArgumentArena:
             self.block.driver.synchronize()
 
     def files(self, handle: int) -> list[int]:
-        """Return the open files of the arguments: ``handle``, and that of the block that is new to the process."""
+        """Return the descriptors to send with a message: ``handle``, the file of the arguments, and that of a GPU block
+        which the other process has not opened yet.
+        """
         return [handle, *([self.block.file] if self.block is not None and self.block.file >= 0 else [])]
 
 
@@ -130,14 +143,16 @@ class MappedArguments:
 
     @classmethod
     def of(cls, handle: int, packed: Packed, memory: mmap.mmap | None = None) -> MappedArguments:
-        """Return the arguments with the description ``packed`` in the file of ``handle``, which may be mapped."""
+        """Return the record of arguments that lie in the file of ``handle`` as ``packed`` describes. The file is mapped
+        unless ``memory`` is its mapping already.
+        """
         stat = os.fstat(handle)
         places = tuple(packed_locations(packed))
         return cls((stat.st_dev, stat.st_ino), places, memory or mmap.mmap(handle, 0))
 
 
 def packed_locations(value: Packed) -> list[TensorLocation]:
-    """Return the tensors of a packed value, in order."""
+    """Return the locations of all tensors in a packed value, in order, those inside lists and dicts included."""
     if isinstance(value, TensorLocation):
         return [value]
     if isinstance(value, PackedList):
@@ -146,7 +161,8 @@ def packed_locations(value: Packed) -> list[TensorLocation]:
 
 
 def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = None) -> Any:
-    """Return the value of a description, in the process that has mapped the file, and opened the block if there is one.
+    """Return the value that ``value`` describes, with tensors that lie in the mapped file ``memory`` or in the GPU
+    ``block``, in the process that receives the arguments.
 
     The inverse of :meth:`ArgumentArena.pack`.
     """
@@ -162,7 +178,9 @@ def unpack_arguments(value: Packed, memory: Any, block: DeviceBlock | None = Non
 
 
 def packed_tensor(value: TensorLocation, memory: Any, block: DeviceBlock | None = None) -> Tensor:
-    """Return a tensor of a file of arguments, or of the block that belongs to it."""
+    """Return the tensor at the location ``value`` in the mapped file of arguments ``memory``, or in the GPU block that
+    belongs to that file.
+    """
     dtype, length = getattr(torch, value.dtype), strided_extent(value.shape, value.stride)
     if not length:
         return torch.empty_strided(value.shape, value.stride, dtype=dtype, device=value.device)

@@ -66,6 +66,9 @@ class CallBatch:
         blank: bool | None = None,
         queued: bool = False,
     ) -> None:
+        """Share the arguments of all calls, one sequence in ``sets`` for each, with the sandboxed process, and let it
+        prepare the calls. With ``blank``, by default for a negative ``index``, the arguments stay zero until ``fill``.
+        """
         self.witness, self.sets, self.queued = witness, sets, queued
         self._number = next(_batch_numbers)
         # ``fill`` repeats this layout, so that new values lie where the old ones did.
@@ -87,19 +90,24 @@ class CallBatch:
                 self._clock.take_values()
         except BaseException:
             witness.use_block(arena.block)
+            # ``close`` lets the process release its memory of a block only while that block is in use.
             self.close()
             witness.use_block(None)
             raise
         witness.use_block(arena.block)
 
     def __enter__(self) -> CallBatch:
+        """Return the batch."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the batch."""
         self.close()
 
     def close(self) -> None:
-        """Close the file of the arguments. The process releases its memory with the next batch."""
+        """Close the file of the arguments and release the GPU block. The process releases its memory of the batch with
+        the next one.
+        """
         self.witness.batches.discard(self._number)
         if self._clock is not None and self.witness.block is self._clock.block:
             with contextlib.suppress(CandidateError, Timeout):  # it may have ended
@@ -108,7 +116,9 @@ class CallBatch:
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
-        """Write other values into the shared arguments, without a message to the process."""
+        """Write the values of ``sets``, which must have the same sizes, into the shared arguments of the prepared
+        calls, without a message to the process.
+        """
         arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:
             arena.pack(list(args))
@@ -116,7 +126,8 @@ class CallBatch:
         self.sets = sets
 
     def run_calls(self, expected: Sequence[ExpectedEffects] | None = None) -> BatchRun:
-        """Run each call once, and compare all results with ``expected``.
+        """Run each prepared call once, and compare the effects of each with its entry in ``expected``, if given.
+        Returns the times.
 
         Raises CandidateError, and CallsNotQueued for calls that cannot be queued.
         """
@@ -130,7 +141,9 @@ class CallBatch:
     def _compare_calls(
         self, reply: protocol.BatchCalled, expected: Sequence[ExpectedEffects] | None, probes: Sequence[Probe]
     ) -> None:
-        """Compare the results of all calls, and the elements that were read as soon as they were done."""
+        """Compare the effects of all calls with ``expected``, and the results on a GPU with ``probes``, elements that
+        were read as soon as the calls were done. Raises CandidateError with the number of the call.
+        """
         if len(reply.calls) != len(self.sets):
             raise CandidateError("answer", "not one answer a call")
         # One file holds the arguments of all calls.
@@ -148,7 +161,9 @@ class CallBatch:
                 raise CandidateError(e.check, e.evidence, number) from None
 
     def _run_on_device(self, clock: DeviceClock, expected: Sequence[ExpectedEffects] | None) -> BatchRun:
-        """Run each call on a GPU and compare the results."""
+        """Run each call on a GPU, time all calls by events of this process, and compare the effects with ``expected``.
+        Raises CandidateError and CallsNotQueued.
+        """
         probes: list[Probe] = []
         taken: list[bytes] = []
         clock.close_gate()
@@ -167,7 +182,10 @@ class CallBatch:
     def _time_queued(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Queue the calls, then time them while the process is stopped. Raises CallsNotQueued."""
+        """Let the process queue all calls behind a closed gate (a word in shared memory at which its GPU stream waits),
+        then open it and time the calls while the process is stopped. Raises CallsNotQueued if it waits for the device
+        meanwhile.
+        """
         try:
             message = protocol.RunBatch(self._number, gated=True)
             reply, _ = self.witness.request(message, waiting=clock.open_if_late)
@@ -176,13 +194,16 @@ class CallBatch:
             picked = clock.pick_probes(self._results_of(clock, reply, taken))
             return clock.time_queued(lambda: probes.extend(read() for read in picked)), reply
         except BaseException:
+            # Otherwise the process's stream would wait at the gate for ever.
             clock.open_if_late(math.inf)
             raise
 
     def _time_calls(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Time calls that the process makes while the clock runs."""
+        """Time calls that the process makes while the clock runs, since they cannot be queued in advance. Raises
+        CandidateError if they do not end in time.
+        """
         began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))
         picked, prisoner = clock.pick_probes(self._results_of(clock, reply, taken)), self.witness.prisoner
@@ -199,7 +220,8 @@ class CallBatch:
     def _results_of(
         self, clock: DeviceClock, reply: protocol.BatchCalled, taken: list[bytes]
     ) -> list[tuple[bytes, int, int, int, DeviceBlock]]:
-        """Return the results on the device with their memory. What is mapped for them is appended to ``taken``.
+        """Return (memory handle, offset, bytes, bytes of an element, block) of each result of the calls that lies on
+        the device. Allocations that are mapped for this are appended to ``taken``.
 
         The arguments of a call stand for its results if there are none, since it may change them.
 
@@ -207,6 +229,7 @@ class CallBatch:
         with it every later one.
         """
         found: dict[tuple[bytes, int, int], tuple[bytes, int, int, int, DeviceBlock]] = {}
+        # Another number of answers is reported by ``_compare_calls``.
         for call, given in zip(reply.calls, self._given, strict=False):
             places = [p for p in call.outs if isinstance(p, TensorLocation) and p.device == KIND]
             for place in places or [p for p in given.places if p.device == KIND]:
@@ -222,13 +245,17 @@ class CallBatch:
         return list(found.values())
 
     def sample(self, repeats: int) -> BatchRun:
-        """Run the first call ``repeats`` times on the same values, without a comparison. Raises CandidateError."""
+        """Run the first prepared call ``repeats`` times on the same values, without comparing results, and return the
+        times. Raises CandidateError.
+        """
         reply, took = self.witness.request(protocol.RunBatch(self._number, repeats))
         return BatchRun(took, reply.spent * 1e-9)
 
 
 def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
-    """Raise CandidateError for a result some of whose elements were others as soon as the calls were done."""
+    """Raise CandidateError if an element of a result on the device differs from its probe, the value that was read as
+    soon as the calls were done.
+    """
     for span in spans:
         where = span.memory, span.at, span.length
         of_it = [probe for probe in probes if (probe.memory, probe.at, probe.length) == where]
@@ -237,13 +264,15 @@ def _check_probes(spans: ResultSpans, probes: Sequence[Probe]) -> None:
 
 
 def _argument_spans(given: MappedArguments, block: DeviceBlock) -> ResultSpans:
-    """Return the bytes of the arguments of a call in the block, as they are now."""
+    """Return a span with the present bytes of each argument of a call that lies in the GPU ``block``."""
     spans = [_span_of(place) for place in given.places if place.device == KIND]
     return [ResultSpan(b"", at, length, block.bytes_at(at, length)) for at, length, _ in spans]
 
 
 def _span_of(place: TensorLocation) -> tuple[int, int, int]:
-    """Return the offset and the bytes of a tensor, and the bytes of an element. Raises DeviceError."""
+    """Return the offset of a tensor, its extent in bytes, and the bytes of one element. Raises DeviceError for an
+    unknown dtype or a misaligned offset.
+    """
     dtype = getattr(torch, place.dtype, None)
     if not isinstance(dtype, torch.dtype) or place.at % min(dtype.itemsize, MOST_ALIGNED):
         raise DeviceError(f"no {place.dtype} lies at offset {place.at}")

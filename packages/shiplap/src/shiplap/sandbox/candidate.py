@@ -73,6 +73,7 @@ class CandidateError(Exception):
     """
 
     def __init__(self, check: str, evidence: str, call: int = -1) -> None:
+        """Set the failed check, the evidence as printable text, and the number of the call in its batch."""
         super().__init__(printable_text(evidence))
         self.check, self.evidence, self.call = check, printable_text(evidence), call
 
@@ -83,6 +84,7 @@ class MachineLack(CandidateError):
     """
 
     def __init__(self, evidence: str) -> None:
+        """Set ``evidence``, a text that says which resource the machine lacks."""
         super().__init__("machine", evidence)
 
 
@@ -132,7 +134,7 @@ class CallOutcome:
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise CandidateError for other work of the process around a call: on streams, in threads, or on its state."""
+    """Raise CandidateError if ``traces`` show unfinished work on a stream, changed settings or running threads."""
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
@@ -142,7 +144,7 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
-    """Raise CandidateError for results in other containers, and for results whose elements share memory."""
+    """Raise CandidateError if the results are nested otherwise than expected, or elements share memory."""
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
@@ -168,6 +170,7 @@ class TargetProcess:
     """
 
     def __init__(self, prisoner: SandboxedProcess, *, declines: bool = False) -> None:
+        """Wrap a sandboxed process without a target. With ``declines``, the target may refuse arguments."""
         self.prisoner, self.declines = prisoner, declines
         self.batches: set[int] = set()  # numbers of the batches that the process has prepared
         self.opened = OpenedAllocations()
@@ -177,10 +180,7 @@ class TargetProcess:
         self._earlier: deque[_KeptResults] = deque()
 
     def check_device(self, device: str) -> None:
-        """Raise DeviceUnavailable if the process cannot use the device, or memory cannot be shared with it.
-
-        Use this before any code of a target is loaded.
-        """
+        """Raise DeviceUnavailable if the process cannot use the device or share its memory. Call it before ``load``."""
         number, arena = torch.tensor([secrets.randbits(40)], device=device), ArgumentArena()
         try:
             reply = self._request_with_arena(protocol.CheckDevice(arena.pack([number])), arena, "device")
@@ -191,10 +191,7 @@ class TargetProcess:
             raise DeviceUnavailable(f"memory of {device} that two processes share shows other values in one of them")
 
     def load(self, target: protocol.LoadTarget, arena: ArgumentArena) -> None:
-        """Import the target in the process, with arguments that lie in ``arena``.
-
-        Raises CandidateError if that fails.
-        """
+        """Import the target in the process, with constructor arguments that lie in ``arena``. Raises CandidateError."""
         self._request_with_arena(target, arena, "import")
 
     def _request_with_arena(self, message: Request[ReplyT], arena: ArgumentArena, check: str) -> ReplyT:
@@ -207,14 +204,15 @@ class TargetProcess:
             os.close(handle)
 
     def end(self) -> None:
-        """End the process, and unmap all of its memory."""
+        """Kill the process, and unmap all memory that it shares with this one."""
         self.prisoner.kill()
         self.forget_results()
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep the block of the last arguments, from which results may be read, in the place of an earlier one."""
+        """Keep the GPU block of the last arguments, in which results may lie, and close the one kept before."""
         if block is not self.block and self.block is not None:
+            # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
             self.block.close()
             self.block.driver.release_retired()
@@ -229,9 +227,8 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the reply to any message with open files, and the time. ``waiting`` is that of ``request_reply``.
-
-        Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout at its deadline.
+        """Return the reply of the process to ``message``, sent with open files, and its time. ``waiting`` is that of
+        ``request_reply``. Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
@@ -250,7 +247,8 @@ class TargetProcess:
     def list_operators(
         self, args: Sequence[Any], expected: ExpectedEffects, *, trusted: bool = False
     ) -> list[protocol.OperatorUse] | str:
-        """Return each operator of torch that a call runs, or a text that says why they cannot be listed.
+        """Run one call of the target and return each torch operator that it runs, or a text that says why they cannot
+        be listed.
 
         Raises CandidateError for a call whose results differ from ``expected`` while operators are listed, and for a
         call that leaves something behind which could compute later. The latter is not checked for a ``trusted`` target.
@@ -271,7 +269,7 @@ class TargetProcess:
         return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise CandidateError for patched functions, other threads, and changes of the state of the interpreter."""
+        """Raise CandidateError for patched functions, reads of foreign frames, changed settings and running threads."""
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
             (seen.changed, "patched", "replaces"),
@@ -286,7 +284,8 @@ class TargetProcess:
     def call(
         self, args: Sequence[Any], expected: ExpectedEffects | None = None, *, in_place: bool = False
     ) -> CallOutcome:
-        """Call the target on these arguments, and compare the effects with ``expected``. Raises CandidateError.
+        """Call the target on ``args``, compare the effects with ``expected`` if given, and return the times and the
+        error in units of the tolerance. Raises CandidateError.
 
         With ``in_place``, the values are written into the tensors of the last call, as another library that shares
         their memory would do.
@@ -326,9 +325,8 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the candidate's gradients of floating arguments, and of these parameters if it has them all.
-
-        Raises CandidateError.
+        """Return the target's gradients of the floating arguments for the output gradients ``seeds``, then those of
+        these parameters if it has them all. ``like`` are tensors of the expected form. Raises CandidateError.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -336,38 +334,40 @@ class TargetProcess:
         return self._read_results(reply.outs, like if reply.complete else like[: len(like) - len(parameters)])
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load these values into the parameters of the target. Return False if it lacks one of the names."""
+        """Load the values of ``state`` into the target's parameters. Return False if it lacks one of the names."""
         arena = ArgumentArena()
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the entries of the module's state with these names. Raises CandidateError."""
+        """Return the state of the target module with these names, in the forms of the tensors. Raises
+        CandidateError.
+        """
         if not names:
             return []
         return self._read_results(self.request(protocol.ReadState(list(names)), "state")[0].outs, list(names.values()))
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The number of files and the bytes on the host that the process keeps on request."""
+        """The number of calls whose results the process keeps, and their bytes in the memory of the host."""
         return len(self._earlier), sum(call.host for call in self._earlier)
 
     def forget_results(self) -> None:
-        """Drop all earlier results, so that the process releases them with the next call."""
+        """Unmap the results of all earlier calls, and let the process release them with the next call."""
         while self._earlier:
             self._drop_earliest()
 
     def _drop_earliest(self) -> None:
-        """Drop the results of the earliest call that is kept."""
+        """Unmap the results of the earliest call that is kept, and drop its record."""
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Unmap the memory in which these results lie, if it has no other user."""
+        """Give up one use of the GPU memory in which each of these results lies, unmapped after its last use."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
 
     def last_spans(self) -> ResultSpans:
-        """Return the bytes of the results that were read last, which a batch then need not keep."""
+        """Return the bytes of the device results read last, and drop the kept copies. Empty for results on the host."""
         last = self._earlier[-1]
         if not all(isinstance(span.content, Tensor) for span in last.spans):
             return []
@@ -375,11 +375,12 @@ class TargetProcess:
         return last.spans
 
     def _in_use(self) -> int:
-        """Return the number of last calls whose results stay in use.
+        """Return how many of the last calls' results the process must keep, and drop the records of all earlier ones.
 
         A program may hold as many results as memory allows, so more are kept where they are small.
         """
         sizes, kept = 0, 0
+        # The latest results stay.
         for call in reversed(self._earlier):
             sizes += call.size
             if kept >= MOST or (sizes > ROOM and kept >= (LEAST if call.size < ROOM else LEAST_LARGE)):
@@ -390,10 +391,7 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return the memory in which the process has mapped its arguments, in order of the offset.
-
-        Raises CandidateError.
-        """
+        """Return (address, bytes, offset), by offset, of each mapping of the arguments' file. Raises CandidateError."""
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -411,11 +409,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Read the effects of a call and compare them. Return the error in units of the tolerance.
-
-        Raises CandidateError. ``pieces`` is the mapped memory for one call of a batch. All calls of a batch have
-        returned before the first is examined, so earlier results cannot have changed in between and are not compared
-        again.
+        """Return the error of a call, in units of the tolerance, after its effects in the process's memory were
+        compared. Raises CandidateError. ``pieces`` is the mapped memory for one call of a batch, whose calls have all
+        returned before, so that earlier results need not be compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -446,8 +442,7 @@ class TargetProcess:
     def _places(
         self, given: Sequence[Tensor], at: MappedArguments, pieces: MappedPieces | None
     ) -> list[TensorLocation]:
-        """Return the locations of the arguments: in the block, or as the kernel's map of the process's memory has them.
-
+        """Return the location of each tensor argument: in the GPU block, or where the process's memory map shows it.
         The process could report a copy of the arguments instead of those that it changed.
         """
         if pieces is None:
@@ -464,7 +459,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return the results at the reported locations. Raises CandidateError for other kinds of results."""
+        """Return copies of the results at ``places``, in the forms of ``like``. Raises CandidateError."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -472,9 +467,8 @@ class TargetProcess:
             self.release(spans)
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
-        """Return the results at the reported locations, and append their bytes to ``spans``.
-
-        Raises CandidateError for other kinds of results.
+        """Return copies of the results at ``places``, and append their bytes to ``spans``, which the caller releases.
+        Raises CandidateError for other results than tensors and numbers of the forms of ``like``.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -494,11 +488,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return one tensor read from the process, and its bytes unless it is empty.
-
-        ``room`` is what is left of the padding of all results of a call, in bytes.
-
-        Raises CandidateError for another shape, dtype, stride or device.
+        """Return a copy of result ``number``, a tensor of the form of ``like``, and its bytes unless it is empty.
+        ``room`` is what is left, in bytes, of the padding of all results of a call. Raises CandidateError.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:
@@ -522,7 +513,7 @@ class TargetProcess:
         return flat.as_strided(shape, stride), ResultSpan("host", place.at, len(content), content)
 
     def _read_on_device(self, place: TensorLocation, length: int) -> ResultSpan:
-        """Return bytes of the block of the arguments, or of an allocation, which stays mapped until it is released."""
+        """Return a copy of bytes on the GPU, whose allocation stays mapped until ``release``. Raises CandidateError."""
         try:
             block = self.opened.take(place.block) if place.block else self.block
             if block is None:
@@ -537,14 +528,14 @@ class TargetProcess:
             raise CandidateError("memory", f"its results cannot be read: {e}") from None
 
     def _read(self, address: int, length: int) -> bytearray:
-        """Return bytes of the process's memory. Raises CandidateError where it cannot be read."""
+        """Return ``length`` bytes of the process's memory at ``address``. Raises CandidateError."""
         try:
             return self.prisoner.read(address, length)
         except OSError as e:
             raise _memory_fault(e, "its results cannot be read") from None
 
     def _holds(self, address: int, content: bytearray) -> bool:
-        """Return whether the process has these bytes at an address. Raises CandidateError where it cannot be read."""
+        """Return whether the process's memory at ``address`` equals ``content``. Raises CandidateError."""
         starts = range(0, len(content), COMPARED_BYTES)
         parts = memoryview(content)
         return all(
@@ -555,7 +546,7 @@ class TargetProcess:
     def _check_aliases(
         self, spans: ResultSpans, places: Sequence[TensorLocation], given: Sequence[Tensor], expected: ExpectedEffects
     ) -> None:
-        """Raise CandidateError if a result shares memory with an argument or with an earlier result."""
+        """Raise CandidateError if a result shares memory with an argument or a kept result of an earlier call."""
         taken: list[tuple[bytes | str, int, int, str]] = []
         for p, t in zip(places, given, strict=True) if not expected.aliased else ():
             memory = p.block if lies_on_device(t) else "host"
@@ -570,7 +561,7 @@ class TargetProcess:
                     raise CandidateError("aliases", f"a result shares memory with {what}")
 
     def _check_earlier_results(self) -> None:
-        """Raise CandidateError if the result of an earlier call has changed."""
+        """Raise CandidateError if the result of an earlier call that is kept has changed since it was read."""
         for span in (span for call in self._earlier for span in call.spans):
             if isinstance(span.content, Tensor):
                 now = self.opened.find(span.memory) if isinstance(span.memory, bytes) and span.memory else None
@@ -582,13 +573,13 @@ class TargetProcess:
 
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
-    """Return the error for memory of a stopped process that cannot be read. Only the outside can have ended it."""
+    """Return the error for memory of a stopped process that cannot be read, MachineLack if nothing else explains it."""
     lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT}, f"{what}: {e.strerror or e}"
     return MachineLack(told) if lack else CandidateError("memory", told)
 
 
 def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
-    """Return the difference between results and those of the reference. Raises CandidateError."""
+    """Return the difference of the results ``got`` from those of the reference. Raises CandidateError."""
     try:
         return expected.against(got)
     except INVALID as e:
@@ -596,5 +587,5 @@ def _compare(expected: ExpectedEffects, got: Sequence[Tensor]) -> Difference:
 
 
 def _argument_bytes(args: Sequence[Any], *, host: bool = False) -> int:
-    """Return the bytes of all tensors among the arguments, or of those on the host."""
+    """Return the bytes of all tensors among the arguments, or with ``host`` of those not on a GPU."""
     return sum(t.numel() * t.itemsize for t in tensors_among(args) if not (host and lies_on_device(t)))

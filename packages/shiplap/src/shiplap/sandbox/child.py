@@ -86,10 +86,10 @@ class ArgumentsDeclined(Exception):
 
 
 def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[ReplyT]]:
-    """Return a decorator that registers a function as the handler of a class of requests."""
+    """Return a decorator that registers a function as the handler of requests of the class ``kind``."""
 
     def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
-        """Register the function and return it."""
+        """Register the function in ``HANDLERS`` and return it unchanged."""
         HANDLERS[kind] = handler
         return handler
 
@@ -97,13 +97,17 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Take the snapshot of functions that all forked processes share."""
+    """Take a snapshot of the functions of all imported modules, once in the launcher, so that all processes forked from
+    it share the snapshot.
+    """
     global _baseline
     _baseline = FunctionSnapshot()
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
-    """Lock this process in, then reply to requests until the connection ends."""
+    """Restrict this process as ``order`` says, report which restrictions are missing, then answer requests on the
+    connection until it ends.
+    """
     os.chdir(order.scratch)
     os.environ.update(order.environment)
     cell = SandboxPolicy(order.scratch, tuple(order.readable), order.file_size, order.device, tuple(order.hidden))
@@ -120,6 +124,7 @@ def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:
         except ArgumentsDeclined as e:
             data = pack_message(protocol.Declined(printable_text(str(e))[:400]))
         except Exception as e:
+            # The candidate may raise anything, and the other process waits for a reply.
             data = pack_message(protocol.Failed(printable_text(error_line(e))[:400]))
         finally:
             for file in files:
@@ -131,6 +136,9 @@ class Child:
     """The target, the results of its last calls, and the observers of the interpreter."""
 
     def __init__(self, *, watched: bool = True) -> None:
+        """Start without a target. With ``watched``, snapshots are taken with which changes of the interpreter are
+        detected later.
+        """
         self.watched = watched  # a process of the user's own is not
         self.target: Callable[..., Any] = lambda *args: ()
         self.prepare: Callable[[int, int | None, list[Any]], Callable[[], Any]] = self._prepare_call
@@ -145,21 +153,25 @@ class Child:
         self._block: DeviceBlock | None = None  # the block of the arguments in use
 
     def answer(self, message: Request[ReplyT], file: int) -> ReplyT:
-        """Return the reply to one request."""
+        """Return the reply to one request. ``file`` is the descriptor of the arguments' file, or -1."""
         if self._block is not None:
             self._block.driver.release_retired()
         reply: ReplyT = HANDLERS[type(message)](self, message, file)
         return reply
 
     def _unpack(self, value: protocol.Packed, memory: Any) -> Any:
-        """Return arguments in the memory of the file of a request, and in its block."""
+        """Return the arguments that ``value`` describes, with tensors in the file's mapped ``memory`` and in the GPU
+        block that came with the request.
+        """
         if self.block_file >= 0:
             (size,) = BLOCK_SIZE.unpack_from(memory, 0)
             self._block, self.block_file = device_driver().receive_block(self.block_file, size), -1
         return unpack_arguments(value, memory, self._block)
 
     def _describe_place(self, value: Any) -> Place:
-        """Return the location and description of a tensor, or a plain value."""
+        """Return the location of a tensor for the reply, with the handle of its GPU memory if it lies there, or a plain
+        value, or the name of a type that cannot be returned.
+        """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
             return _describe_place(value)
         if isinstance(place := _describe_place(value), protocol.Foreign):
@@ -174,8 +186,8 @@ class Child:
         return protocol.TensorLocation.of(value, offset, handle)
 
     def accept_modules(self) -> None:
-        """Accept all that was imported so far: changes by the user's own modules are in force in the user's process
-        too.
+        """Take new snapshots of functions and settings, so that all changes by modules that were imported so far count
+        as the user's own, which are in force in the user's process too.
         """
         if self.watched:
             self._intact = FunctionSnapshot(self._intact)
@@ -183,7 +195,9 @@ class Child:
 
     @handles(protocol.Inspect)
     def _inspect(self, message: protocol.Inspect, file: int) -> protocol.Inspection:
-        """Report what has changed since the target was loaded."""
+        """Return which functions and settings the target has changed, what it has read of other code, and how many
+        threads run, since it was loaded.
+        """
         seen = self._watch.read_observations()
         texts = self._intact.changed()[:20], seen["looked"], seen["left"]
         replaced, looked, left = ([printable_text(name)[:400] for name in names] for names in texts)
@@ -191,14 +205,16 @@ class Child:
 
     @handles(protocol.CheckDevice)
     def _check_device(self, message: protocol.CheckDevice, file: int) -> protocol.ResultPlaces:
-        """Use the device once."""
+        """Add 1 to the argument on the device and return the location of the result, which shows whether device and
+        shared memory work.
+        """
         self._last = [self._unpack(message.args, _map(file))[0] + 1]
         self._last[0].cpu()
         return protocol.ResultPlaces([*map(self._describe_place, self._last)])
 
     @handles(protocol.LoadTarget)
     def _load(self, message: protocol.LoadTarget, file: int) -> protocol.Done:
-        """Load the target."""
+        """Load the target that the request names, after a snapshot of the functions of torch if ``thorough`` is set."""
         memory = _map(file)
         if message.thorough:
             self._intact = FunctionSnapshot(self._intact, thorough=True)
@@ -210,21 +226,26 @@ class Child:
 
     @handles(protocol.LoadParameters)
     def _load_parameters(self, message: protocol.LoadParameters, file: int) -> protocol.Answer:
-        """Load other values into the parameters of the target."""
+        """Load the values of the request into the parameters of the target. The answer is no, with nothing loaded, if
+        it lacks one of the names.
+        """
         return protocol.Answer(load_parameters(self.target, self._unpack(message.state, _map(file))))
 
     @handles(protocol.ReadState)
     def _read_state(self, message: protocol.ReadState, file: int) -> protocol.ResultPlaces:
-        """Return the locations of these entries of the module's state."""
+        """Return the locations of the parameters and buffers of the target module with the requested names."""
         state = self.target.state_dict() if isinstance(self.target, torch.nn.Module) else {}
         self._last = [state[name].detach() for name in message.names]
+        # The other process reads them as soon as it has the reply.
         if _on_devices(self._last):
             torch.cuda.synchronize()
         return protocol.ResultPlaces([self._describe_place(v) for v in self._last])
 
     @handles(protocol.CallTarget)
     def _call(self, message: protocol.CallTarget, file: int) -> protocol.TargetCalled:
-        """Call the target and return the locations of its results, and the times."""
+        """Call the target and return the locations of its results and the times. Arguments and results of the last
+        ``message.keep`` calls stay in memory.
+        """
         while len(self._kept) > message.keep:
             self._kept.popleft()
         if message.again:  # the other side has written new values into the tensors of the last call
@@ -249,13 +270,17 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the arguments and the results of a call, and return the locations of the results."""
+        """Keep the arguments and results of a call in memory, and return the locations of the results. ``lies`` is the
+        structure of the containers of the results.
+        """
         self._kept.append((memory, args, result))
         return protocol.CallPlaces([*map(self._describe_place, result)], lies and printable_text(lies))
 
     @handles(protocol.PrepareBatch)
     def _prepare(self, message: protocol.PrepareBatch, file: int) -> protocol.Done:
-        """Prepare calls on arguments in shared memory, whose values may be replaced before the calls run."""
+        """Prepare one call for each set of arguments in shared memory, to be run later by ``_run_batch``. The values
+        may be replaced before that.
+        """
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         memory = _map(file)
         sets = [list(self._unpack(args, memory)) for args in message.sets]
@@ -269,7 +294,7 @@ class Child:
 
     @handles(protocol.ReleaseBatches)
     def _release(self, message: protocol.ReleaseBatches, file: int) -> protocol.Done:
-        """Release batches, and the blocks of their arguments."""
+        """Release all batches but those that the request keeps, and unmap the GPU blocks of their arguments."""
         self._batches = {n: b for n, b in self._batches.items() if n in message.kept}
         driver, self._block = self._block.driver if self._block is not None else None, None
         if driver is not None:
@@ -277,7 +302,9 @@ class Child:
         return protocol.Done()
 
     def _prepare_call(self, index: int, poison: int | None, args: list[Any]) -> Callable[[], Any]:
-        """Return a call of the target as a function without arguments. Index -1 returns the results of one call."""
+        """Return a function without arguments that calls the target on ``args``; with a negative ``index``, one that
+        returns the results of a single call made now.
+        """
         if index >= 0:
             return partial(self.target, *args)
         result = self.target(*args)
@@ -285,13 +312,16 @@ class Child:
 
     @handles(protocol.RunBatch)
     def _run_batch(self, message: protocol.RunBatch, file: int) -> protocol.BatchCalled:
-        """Run each prepared call once, or the first one repeatedly."""
+        """Run each prepared call of a batch once, or the first one ``message.repeats`` times, and return the locations
+        of the results and the time.
+        """
         self._block, sets, runs, results = self._batches[message.batch]
         if message.repeats:
             return self._repeat_first_call(runs[0], message.repeats)
         results.clear()
         on_device = self._block is not None and bool(_on_devices(sets))
         with torch.no_grad():
+            # All calls are queued behind this wait before the clock starts.
             if message.gated and self._block is not None:
                 self._block.driver.wait_for_word(self._block, GATE_AT)
             if self._block is not None:
@@ -309,7 +339,9 @@ class Child:
         return protocol.BatchCalled(calls, 0 if on_device else spent)
 
     def _repeat_first_call(self, run: Callable[[], Any], repeats: int) -> protocol.BatchCalled:
-        """Run one call repeatedly."""
+        """Run one call ``repeats`` times and return the time of all. The first run is not counted if it was short,
+        since its caches were cold.
+        """
         with torch.no_grad():
             started = perf_counter_ns()
             run()
@@ -321,7 +353,9 @@ class Child:
 
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
-        """List the operators that a call of the target runs."""
+        """Run one call of the target and return the torch operators that it runs, the locations of its results, and
+        traces of work that could go on afterwards.
+        """
         args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
         # Generators that are advanced here must not be at the same position after the call.
@@ -334,7 +368,9 @@ class Child:
 
     @handles(protocol.Differentiate)
     def _differentiate(self, message: protocol.Differentiate, file: int) -> protocol.ResultPlaces:
-        """Return the locations of the gradients of arguments and parameters."""
+        """Call the target on copies of the arguments and return the locations of the gradients of its floating
+        arguments and of the requested parameters. Raises ValueError if no result carries a gradient.
+        """
         memory = _map(file)
         args, seeds = list(self._unpack(message.args, memory)), list(self._unpack(message.seeds, memory))
         given = [a.detach().clone().requires_grad_() if _is_floating_tensor(a) else a for a in args]
@@ -348,6 +384,7 @@ class Child:
             raise ValueError("no result carries a gradient")
         grads = torch.autograd.grad(outs, wanted, seeds[: len(outs)], allow_unused=True)
         values = [torch.zeros_like(w) if g is None else g for g, w in zip(grads, wanted, strict=True)]
+        # The other process reads the gradients as soon as it has the reply.
         if _on_devices(args):
             torch.cuda.synchronize()
         self._last = values, memory
@@ -355,7 +392,8 @@ class Child:
 
 
 def _map(file: int) -> Any:
-    """Return the memory of a file of arguments, which the other side shares. It holds no descriptor, as mmap's would.
+    """Return the mapped memory of a file of arguments, which the other process shares. Unlike ``mmap.mmap``, the
+    mapping keeps no descriptor open.
 
     Raises OSError.
     """
@@ -366,6 +404,7 @@ def _map(file: int) -> Any:
     if address in (None, NO_ADDRESS):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     memory = (ctypes.c_char * size).from_address(address)
+    # Not at exit: tensors on this memory may still be alive then, and the kernel unmaps it anyway.
     weakref.finalize(memory, _libc.munmap, address, size).atexit = False
     return memory
 
@@ -381,7 +420,9 @@ def _on_devices(args: list[Any]) -> list[Any]:
 
 
 def _describe_place(value: Any) -> Place:
-    """Return the location and description of a tensor, or a plain value."""
+    """Return the location of a strided tensor at its address, a plain number or bool, or the name of a type that cannot
+    be returned.
+    """
     if isinstance(value, Tensor) and type(value) in (Tensor, torch.nn.Parameter):
         if value.layout is not torch.strided or value.is_conj() or value.is_neg():
             return protocol.Foreign(f"{value.layout} tensor, or one with a pending conjugation")
@@ -399,7 +440,7 @@ def _describe_place(value: Any) -> Place:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
-    """List the operators of torch that compute something in one call.
+    """Call the target once under torch's profiler and return the operators that compute something.
 
     The results are the operators, the results of the call, and observations of work that could go on after the list has
     ended: changed settings, and the number of threads. Garbage is collected before the list ends, so that finalizers of
@@ -414,11 +455,13 @@ def _ops(
         before = read_interpreter_state()
         result = flatten_results(target(*args))
         gc.collect()
+        # A kernel that runs after the profile has ended would not be listed.
         if any(isinstance(a, Tensor) and a.is_cuda for a in args):
             torch.cuda.synchronize()
         left, threads = changed_interpreter_state(before), intact.threads()
     operators: list[protocol.OperatorUse] = []
     for event in seen.function_events or ():
+        # An operator that calls others is listed by those.
         inner = [c for c in event.cpu_children if c.name.startswith("aten::") and c.name not in FREE]
         if event.name.startswith("aten::") and event.name not in FREE and not inner:
             shapes = [list(s) if isinstance(s, (list, tuple)) else [] for s in event.input_shapes]

@@ -43,12 +43,14 @@ class Probe:
     values: Tensor
 
     def agrees_with(self, content: Tensor) -> bool:
-        """Return whether the bytes of the result, as they were read later, hold the same elements."""
+        """Return whether the bytes of the whole result, read later, hold the same values in the probed elements."""
         return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
 
 
 def unit_view(content: Tensor, size: int) -> Tensor:
-    """Return bytes as integers of ``size`` bytes, or as rows of eight bytes for a larger size."""
+    """Return a tensor of bytes viewed as integers of ``size`` bytes, or as rows of int64 for a size above 8, so that
+    elements can be indexed.
+    """
     units = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return content.view(units[size]) if size in units else content.view(torch.int64).view(-1, size // 8)
 
@@ -69,6 +71,9 @@ class DeviceClock:
     """
 
     def __init__(self, block: DeviceBlock) -> None:
+        """Make a clock for calls whose arguments lie in ``block``, with a private copy of their values that the
+        sandboxed process cannot read.
+        """
         self.block, self.driver = block, block.driver
         self.values = PrivateBlock(block)
         self.opened = False  # whether the gate was opened since the calls could not be queued
@@ -76,30 +81,39 @@ class DeviceClock:
         self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
 
     def take_values(self) -> None:
-        """Keep the values that the block has, and fill it with zeros."""
+        """Copy the values in the shared block to private memory, and fill the block with zeros, so that the process
+        sees no values before the clock starts.
+        """
         self.values.words.copy_(self._words)
         self._words.zero_()
 
     def _write_values(self) -> None:
-        """Write the values, and empty the caches. A copy might be made beside the kernels of another process."""
+        """Queue a kernel that writes the private values into the shared block, and one that empties the caches. A plain
+        copy might run beside kernels of another process.
+        """
         torch.bitwise_xor(self.values.words, 0, out=self._words)
         self.driver.empty_caches()
 
     def close_gate(self) -> None:
-        """Clear the words at which streams wait."""
+        """Clear the two words in shared memory at which GPU streams wait: the gate, at which the sandboxed process's
+        stream waits before its calls, and the end, which it writes behind them.
+        """
         self.block.bytes_at(0, FLAG_BYTES).zero_()
         self.driver.synchronize()
         self.opened = False
 
     def open_if_late(self, seconds: float) -> None:
-        """Open the gate if calls are still not queued after so many seconds."""
+        """Open the gate (the word in shared memory at which the other process's GPU stream waits) once calls are not
+        queued after more than ``QUEUE_S`` seconds, so that a process which waits for the device goes on.
+        """
         if seconds > QUEUE_S and not self.opened:
             self.opened = True
             with self.driver.other_stream():
                 self.driver.write_word(self.block, GATE_AT)
 
     def time_queued(self, probe: Callable[[], None]) -> RunTime:
-        """Write the values and open the gate, and return the time until the end and ``probe`` are done.
+        """Write the arguments' values, open the gate (the word in shared memory at which the other process's GPU stream
+        waits) and return the times until its queued calls and ``probe`` are done, and until the values are written.
 
         Raises CallsNotQueued.
         """
@@ -115,7 +129,8 @@ class DeviceClock:
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:
-        """Write the values. Return the time before that, and the one at which calls that are not queued may begin.
+        """Write the arguments' values into the shared block. Return the time before that, at which the clock starts,
+        and the time at which calls that are not queued may begin.
 
         The clock runs from the first: work that a process has left to the device could read the values as they come.
         """
@@ -126,13 +141,17 @@ class DeviceClock:
         return began, time.perf_counter()
 
     def wait_for_end(self, probe: Callable[[], None], seconds: float) -> None:
-        """Wait until the end and ``probe`` are done. Raises CallsNotQueued."""
+        """Wait at most ``seconds`` until the process has written the end word behind its calls, and ``probe``, which
+        reads some elements of the results, has run after it. Raises CallsNotQueued.
+        """
         self.driver.wait_for_word(self.block, END_AT)
         probe()
         self._wait_until(self.driver.record_event(), seconds)
 
     def _wait_until(self, event: torch.cuda.Event, seconds: float) -> None:
-        """Wait for an event. After so many seconds, write the end for the streams of this process, and raise."""
+        """Wait until ``event`` is done. After ``seconds``, write the end word in place of the process, so that streams
+        of this process go on, and raise CallsNotQueued.
+        """
         ends = time.monotonic() + seconds
         while not event.query():
             if time.monotonic() > ends:
@@ -143,7 +162,8 @@ class DeviceClock:
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that read some elements of some results, which are chosen secretly.
+        """Return functions that each read a few elements, at secret places, of a result. They are to run directly
+        behind the calls, so that work which is finished later is seen.
 
         A result is its allocation, its place in it, its bytes, the bytes of an element, and the mapped allocation.
         """
@@ -153,7 +173,9 @@ class DeviceClock:
         return [self._probe_of(*result) for result in wanted]
 
     def _probe_of(self, memory: bytes, at: int, length: int, size: int, block: DeviceBlock) -> Callable[[], Probe]:
-        """Return a function that reads elements of a result."""
+        """Return a function that reads random elements of the result at offset ``at`` in ``block``, of ``length`` bytes
+        with ``size`` bytes an element.
+        """
         units, count = unit_view(block.bytes_at(at, length), size), length // size
         numbers = torch.randint(0, count, (min(count, PROBED_ELEMENTS),), generator=self._rng, device=KIND)
         return lambda: Probe(memory, at, length, numbers, size, units[numbers])

@@ -70,6 +70,7 @@ class _Span:
     """Bytes of a block, as torch takes over memory of others. The block lives as long as a tensor on it."""
 
     def __init__(self, address: int, length: int, block: DeviceBlock) -> None:
+        """Describe ``length`` bytes at ``address`` for torch, and keep the block alive that they belong to."""
         self.block = block
         self.__cuda_array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address, False), "version": 3}
 
@@ -82,13 +83,17 @@ class DeviceBlock:
         self.driver, self.address, self.size, self.handle, self.file = driver, address, size, handle, file
 
     def bytes_at(self, at: int, length: int) -> Tensor:
-        """Return these bytes as a tensor with a storage of its own. Raises DeviceError outside of the block."""
+        """Return ``length`` bytes of the block from offset ``at`` as a uint8 tensor that shares its memory. Raises
+        DeviceError outside of the block.
+        """
         if at < 0 or at + length > self.size:
             raise DeviceError("memory outside of a block")
         return torch.as_tensor(_Span(self.address + at, length, self)) if length else _no_bytes()
 
     def close(self) -> None:
-        """Unmap the block, once. The physical memory lives until the other process has unmapped it too."""
+        """Unmap the block; a second call does nothing. The physical memory lives until the other process has unmapped
+        it too.
+        """
         address, self.address = self.address, 0
         if not address:
             return
@@ -101,12 +106,15 @@ class DeviceBlock:
         self.close_file()
 
     def close_file(self) -> None:
-        """Close the file with which another process opens the block."""
+        """Close the descriptor that is sent to another process to open the block, if it is still open."""
         file, self.file = self.file, -1
         if file >= 0:
             os.close(file)
 
     def __del__(self) -> None:
+        """Add the block, unless it is closed, to the driver's list of blocks to unmap later, since the GPU may still
+        use it.
+        """
         self.driver.retired.append((self.address, self.size, self.handle, self.file)) if self.address else None
 
 
@@ -124,7 +132,7 @@ class PrivateBlock(DeviceBlock):
         self.words = self._room[FLAG_BYTES:].view(torch.int32)
 
     def bytes_at(self, at: int, length: int) -> Tensor:
-        """Return these bytes as a tensor."""
+        """Return ``length`` bytes from offset ``at`` as a uint8 tensor that shares the memory."""
         return self._room[at : at + length]
 
 
@@ -141,6 +149,7 @@ class DeviceDriver:
     """
 
     def __init__(self) -> None:
+        """Open the CUDA driver library and make the CUDA context of this process."""
         torch.empty(1, device=KIND)  # makes the context of this process
         self._library = ctypes.CDLL("libcuda.so.1")
         self._number = torch.cuda.current_device()
@@ -149,12 +158,13 @@ class DeviceDriver:
         self._room: Tensor | None = None
 
     def call(self, name: str, *args: Any) -> None:
-        """Call a function of the driver. Raises DeviceError."""
+        """Call the function ``name`` of the CUDA driver library. Raises DeviceError with the error code if it fails."""
         if code := getattr(self._library, name)(*args):
             raise DeviceError(f"{name}: error {code} of the driver")
 
     def make_block(self, size: int) -> DeviceBlock:
-        """Return a new block of at least ``size`` bytes, with an open file for another process.
+        """Return a new block of at least ``size`` bytes of GPU memory, with an open file with which another process can
+        map it.
 
         Raises torch.OutOfMemoryError.
         """
@@ -174,13 +184,17 @@ class DeviceDriver:
         return self._map(handle, size, file.value)
 
     def receive_block(self, file: int, size: int) -> DeviceBlock:
-        """Return the block of ``size`` bytes that another process has sent as an open file."""
+        """Return the GPU block of ``size`` bytes that another process has sent as the open file ``file``, mapped in
+        this process.
+        """
         handle = c_uint64()
         self.call("cuMemImportFromShareableHandle", byref(handle), c_void_p(file), c_int(1))
         return self._map(handle, size, -1)
 
     def _map(self, handle: c_uint64, size: int, file: int) -> DeviceBlock:
-        """Map physical memory."""
+        """Return the physical GPU memory of ``handle`` as a block that is mapped for reading and writing. ``file`` is
+        its shareable file or -1.
+        """
         address, access = c_uint64(), _Access(_Location(1, self._number), 3)
         self.call("cuMemAddressReserve", byref(address), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
         self.call("cuMemMap", address, c_size_t(size), c_size_t(0), handle, c_uint64(0))
@@ -188,13 +202,15 @@ class DeviceDriver:
         return DeviceBlock(self, address.value, size, handle.value, file)
 
     def allocation_of(self, address: int) -> tuple[int, int]:
-        """Return the start and the size of the allocation that holds an address."""
+        """Return the start address and the size in bytes of the GPU allocation that holds ``address``."""
         base, size = c_uint64(), c_size_t()
         self.call("cuMemGetAddressRange_v2", byref(base), byref(size), c_uint64(address))
         return base.value, size.value
 
     def export_allocation(self, address: int) -> tuple[bytes, int]:
-        """Return the handle of the allocation of torch that holds an address, and the offset of the address in it."""
+        """Return a handle with which another process can open the torch allocation that holds ``address``, and the
+        offset of the address in it. Handles are cached.
+        """
         base, number = self.allocation_of(address)[0], c_uint64()
         self.call("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(base))
         if number.value not in self._exported:
@@ -204,51 +220,55 @@ class DeviceDriver:
         return self._exported[number.value], address - base
 
     def open_allocation(self, handle: bytes) -> DeviceBlock:
-        """Map an allocation of another process. Raises DeviceError for a handle that names no allocation."""
+        """Return the GPU allocation of another process that ``handle`` names, mapped in this process. Raises
+        DeviceError for a handle that names no allocation.
+        """
         address = c_uint64()
         named = _Handle.from_buffer_copy(handle.ljust(HANDLE_BYTES, b"\0"))
         self.call("cuIpcOpenMemHandle_v2", byref(address), named, c_uint(1))
         return DeviceBlock(self, address.value, self.allocation_of(address.value)[1])
 
     def wait_for_word(self, block: DeviceBlock, at: int) -> None:
-        """Let the current stream wait until the word at this offset is not zero."""
+        """Let the current CUDA stream wait until the 32-bit word at offset ``at`` of the block is at least 1."""
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         self.call("cuStreamWaitValue32_v2", stream, c_uint64(block.address + at), c_uint(1), c_uint(0))
 
     def write_word(self, block: DeviceBlock, at: int) -> None:
-        """Write 1 to the word at this offset when the current stream gets there."""
+        """Queue a write of 1 to the 32-bit word at offset ``at`` of the block on the current CUDA stream."""
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         self.call("cuStreamWriteValue32_v2", stream, c_uint64(block.address + at), c_uint(1), c_uint(0))
 
     def synchronize(self) -> None:
-        """Wait until all queued work of this process is done."""
+        """Wait until all GPU work that this process has queued is done."""
         torch.cuda.synchronize()
 
     def empty_caches(self) -> None:
-        """Queue a write of memory that is larger than the caches."""
+        """Queue a write of more memory than the GPU's caches hold, with a random value, so that later kernels find cold
+        caches.
+        """
         if self._room is None:
             self._room = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device=KIND)
         self._room.fill_(secrets.randbelow(251))
 
     def record_event(self) -> torch.cuda.Event:
-        """Return an event with a time that the current stream has just recorded."""
+        """Return a CUDA event with timing that was just recorded on the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     @contextmanager
     def other_stream(self) -> Iterator[None]:
-        """A context in which another stream is current, which waits for none."""
+        """Return a context in which a new CUDA stream is current, which waits for no other stream."""
         with torch.cuda.stream(torch.cuda.Stream()):
             yield
 
     def free_bytes(self) -> int:
-        """Return the bytes of the device that are free for all processes, once torch keeps none for this one."""
+        """Return the free bytes of the GPU, after torch's cache of freed memory in this process was emptied."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
     def release_retired(self) -> None:
-        """Unmap the blocks that nobody uses any more. No work may be queued."""
+        """Wait for all queued GPU work, then unmap the blocks that were garbage collected without being closed."""
         if self.retired:
             self.synchronize()
         while self.retired:
@@ -257,7 +277,7 @@ class DeviceDriver:
 
 @cache
 def device_driver() -> DeviceDriver:
-    """Return the driver of this process."""
+    """Return the CUDA driver of this process, which is made at the first call."""
     return DeviceDriver()
 
 
@@ -265,24 +285,28 @@ class OpenedAllocations:
     """The allocations of another process that this process has mapped, each with the number of its users."""
 
     def __init__(self) -> None:
+        """Start with no allocation mapped."""
         self._opened: dict[bytes, tuple[DeviceBlock, int]] = {}
 
     def take(self, handle: bytes) -> DeviceBlock:
-        """Return the mapped allocation of this handle for one more user. Raises DeviceError."""
+        """Return the GPU allocation of another process with this handle, mapped at its first use, and count one more
+        user. Raises DeviceError.
+        """
         block, users = self._opened.get(handle, (None, 0))
         block = block or device_driver().open_allocation(handle)
         self._opened[handle] = block, users + 1
         return block
 
     def find(self, handle: bytes) -> DeviceBlock:
-        """Return the mapped allocation of this handle, which has a user."""
+        """Return the mapped GPU allocation with this handle. Raises KeyError if it has no user."""
         return self._opened[handle][0]
 
     def drop(self, handle: bytes) -> None:
-        """Unmap the allocation of this handle if it has no further user."""
+        """Count one user less of the GPU allocation with this handle, and unmap it after the last one."""
         block, users = self._opened.pop(handle)
         if users > 1:
             self._opened[handle] = block, users - 1
         else:
+            # Queued kernels may still use the memory.
             block.driver.synchronize()
             block.close()

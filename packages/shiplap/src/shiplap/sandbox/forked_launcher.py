@@ -41,19 +41,24 @@ class _ForkedProcess:
     """The part of ``subprocess.Popen`` that a launcher uses, for a fork."""
 
     def __init__(self, pid: int) -> None:
+        """Describe the forked process with the id ``pid``, which has not ended."""
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, or None if the process runs."""
+        """Return the exit status of the process, or None if it still runs."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """Wait until the process has ended, and return its exit status."""
+        """Wait until the process has ended, and return its exit status, None if another part of the program has waited
+        for it.
+        """
         return self._wait(0)
 
     def _wait(self, how: int) -> int | None:
-        """Return the exit status, None while the process runs; ``how`` is the option of ``waitpid``."""
+        """Call ``waitpid`` with the option ``how`` unless the exit status is known, and return the status, None while
+        the process runs.
+        """
         if self.returncode is None:
             with contextlib.suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, how)
@@ -61,7 +66,7 @@ class _ForkedProcess:
         return self.returncode
 
     def kill(self) -> None:
-        """End the process."""
+        """Send SIGKILL to the process if it still runs."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -71,7 +76,9 @@ class ForkedLauncher(SandboxLauncher):
     """A launcher that starts as a fork of this program."""
 
     def _start(self) -> socket.socket:
-        """Fork the program and return the connection. Raises ProcessEnded if the fork does not reply."""
+        """Fork this program as the launcher and return the connection to it. Raises ProcessEnded if the fork does not
+        reply.
+        """
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -89,7 +96,7 @@ class ForkedLauncher(SandboxLauncher):
         return ours
 
     def _fork(self, connection: socket.socket) -> None:
-        """Fork in this thread. The fork serves requests and never returns."""
+        """Fork in this thread and record the child. The child serves requests on ``connection`` and never returns."""
         try:
             pid = os.fork()
         except OSError:  # the request that follows says that there is no process
@@ -100,11 +107,14 @@ class ForkedLauncher(SandboxLauncher):
         try:
             _serve_alone(connection.detach(), self.folder)
         finally:
+            # Not ``sys.exit``: exit handlers and buffers belong to the parent.
             os._exit(0)
 
 
 def _serve_alone(handle: int, folder: str) -> None:
-    """Serve requests without the files and the secrets of the program."""
+    """Serve requests on the connection ``handle`` in a fork of the program, after its secrets, shared memory and open
+    files were removed.
+    """
     from shiplap.sandbox.launcher import close_files, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -119,7 +129,8 @@ def _serve_alone(handle: int, folder: str) -> None:
 
 
 def _forget_secrets() -> None:
-    """Remove the variables that may hold a secret, and their values from the memory of the environment.
+    """Remove the environment variables that may hold a secret, and overwrite their values in the process's initial
+    environment.
 
     ``/proc/self/environ`` shows that memory, whatever was removed since.
     """
@@ -134,7 +145,8 @@ def _forget_secrets() -> None:
 
 
 def _make_memory_private() -> None:
-    """Replace memory that the program shares, such as a file that it has mapped for writing, by copies of this process.
+    """Replace all memory mappings that the fork shares with the program, such as a file that is mapped for writing, by
+    private copies. Raises OSError where one stays shared.
 
     No rule for files keeps a process from writing what is mapped already. Memory of devices is unmapped.
     """
@@ -159,7 +171,7 @@ def _make_memory_private() -> None:
 
 
 def _open_same(name: str, inode: int) -> int:
-    """Return an open file of this name, or -1 if it has another inode."""
+    """Return a read-only descriptor of the file ``name``, or -1 if it has another inode or cannot be opened."""
     with contextlib.suppress(OSError):
         file = os.open(name, os.O_RDONLY)
         if os.fstat(file).st_ino == inode:
@@ -169,7 +181,9 @@ def _open_same(name: str, inode: int) -> int:
 
 
 def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
-    """Replace shared memory without a file by a private copy. Raises OSError where it stays shared."""
+    """Replace ``length`` bytes of shared memory at the address ``first``, which have no file, by a private copy. Raises
+    OSError where they stay shared.
+    """
     copy = mmap.mmap(-1, length, mmap.MAP_PRIVATE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(copy))
     for at in range(0, length, COPIED_BYTES):
@@ -183,6 +197,8 @@ def _copy_memory(libc: ctypes.CDLL, first: int, length: int) -> None:
 
 
 def _check_mapped(address: int | None) -> None:
-    """Raise OSError for the answer of a call that has mapped nothing: the fork must not go on with shared memory."""
+    """Raise OSError if ``address``, the result of mmap or mremap, says that the call failed: the fork must not go on
+    with shared memory.
+    """
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"memory stays shared: {os.strerror(ctypes.get_errno())}")

@@ -23,14 +23,15 @@ class FunctionParts(NamedTuple):
 
     @classmethod
     def of(cls, function: FunctionType) -> FunctionParts:
-        """Return the present parts of ``function``."""
+        """Return the present code, defaults, keyword defaults and functions in the closure of ``function``."""
         keywords = function.__kwdefaults__
         cells = function.__closure__
         held = tuple((c, v) for c in cells if callable(v := _cell_content(c))) if cells else ()
         return cls(function, function.__code__, function.__defaults__, dict(keywords) if keywords else None, held)
 
     def changed_part(self) -> str:
-        """Return the name of the first part that was replaced, or an empty text.
+        """Return the name of the first part of the function that was replaced since, such as ``the code``, or an empty
+        text.
 
         A function in the closure may be replaced by another function of Python or torch.
         """
@@ -51,7 +52,7 @@ class FunctionParts(NamedTuple):
 
 
 def _cell_content(cell: CellType) -> Any:
-    """Return the value in a cell of a closure, or None if it is empty."""
+    """Return the value in a cell of a closure, or None if nothing is assigned to it yet."""
     try:
         return cell.cell_contents
     except ValueError:  # nothing is assigned yet

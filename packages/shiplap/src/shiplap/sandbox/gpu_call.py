@@ -46,7 +46,9 @@ class QueuedCall:
 
 
 def call_in_queue(target: Callable[..., Any], args: list[Any]) -> QueuedCall:
-    """Flush the caches, call ``target``, and read its results on the stream of the call."""
+    """Flush the caches, call ``target`` on ``args``, read its results on the stream of the call, and return results and
+    times. Raises RuntimeError if the call leaves another stream current.
+    """
     start, end, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     flush = torch.empty(FLUSHED, dtype=torch.uint8, device=DEVICE)
     small = flush[:256]
@@ -93,14 +95,16 @@ def _on_device(value: Any) -> bool:
 
 
 def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
-    """Return a few elements of a result at secret places: the first index, the step, and the values."""
+    """Return the first index, the step and a copy of the values of evenly spaced elements of a result, at secret
+    places.
+    """
     step = max(1, result.numel() // PROBED_ELEMENTS)
     at = randrange(step)
     return at, step, _every_nth_element(result, at, step).clone()
 
 
 def _every_nth_element(result: Tensor, at: int, step: int) -> Tensor:
-    """Return the elements at this step."""
+    """Return a view or copy of every ``step``-th element of the flattened result, from index ``at`` on."""
     return result.detach().reshape(-1)[at::step]
 
 

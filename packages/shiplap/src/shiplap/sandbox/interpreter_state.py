@@ -70,7 +70,9 @@ BACKEND_FLAGS = (  # flags of torch.backends that select the algorithms of other
 
 
 def _backend_flag(path: str) -> Any:
-    """Return a flag of ``torch.backends``: None if this torch has none, ``"mixed"`` if torch refuses to report it."""
+    """Return the value of the flag ``path`` of ``torch.backends``: None if this torch has none, ``"mixed"`` if torch
+    refuses to report it.
+    """
     value: Any = torch.backends
     for name in path.split("."):
         try:
@@ -89,7 +91,9 @@ def _matmul_precision() -> str:
 
 
 def _monitoring_tools() -> tuple[Any, ...]:
-    """Return the tools that are registered with ``sys.monitoring``."""
+    """Return the tool registered for each of the six ids of ``sys.monitoring``, an empty tuple on a Python
+    without it.
+    """
     monitoring = getattr(sys, "monitoring", None)
     return tuple(monitoring.get_tool(number) for number in range(6)) if monitoring is not None else ()
 
@@ -110,13 +114,15 @@ def _read_umask() -> int:
 
 
 def _is_trusted_finder(finder: Any) -> bool:
-    """Return whether a finder of modules belongs to Python or to an installed package."""
+    """Return whether an import finder or path hook was defined by Python or an installed package."""
     find = getattr(finder, "find_spec", None) or finder
     return is_trusted_function(find) or (is_trusted_module(find) and not isinstance(find, FunctionType))
 
 
 def read_interpreter_state() -> dict[str, Any]:
-    """Return the settings of the process that a call must leave unchanged, by name."""
+    """Return by name the settings of this process that a call must leave unchanged, such as torch's default dtype,
+    signal handlers and resource limits.
+    """
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
         "torch.get_default_dtype": torch.get_default_dtype(),
@@ -159,7 +165,9 @@ def read_interpreter_state() -> dict[str, Any]:
 
 
 def changed_interpreter_state(before: dict[str, Any]) -> list[str]:
-    """Return the names of the settings that differ from ``before``."""
+    """Return the names of the settings of this process that differ from ``before``, an earlier result of
+    ``read_interpreter_state``.
+    """
     now = read_interpreter_state()
     return [name for name, value in before.items() if now[name] != value]
 
@@ -168,27 +176,34 @@ class InterpreterWatch:
     """Records reads of frames and objects from its creation on, with an audit hook that cannot be removed."""
 
     def __init__(self) -> None:
+        """Record the present settings and install a Python audit hook, which cannot be removed again."""
         self._looked: dict[str, None] = {}
         self._busy = False
         self._before, self._frozen = read_interpreter_state(), gc.get_freeze_count()
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
-        """Forget everything that was observed, since it was the doing of the user's own module."""
+        """Drop all observations and take the present settings as the expected ones, since they are the doing of the
+        user's own module.
+        """
         self._looked.clear()
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Accept the current seed: the seed of the parameters was set just now, perhaps by the target as well."""
+        """Take torch's current seed as the expected one, since loading the target has set it for its parameters."""
         self._before["torch.initial_seed"] = torch.initial_seed()
 
     def read_observations(self) -> dict[str, list[str]]:
-        """Return the observations: ``looked`` for reads, ``left`` for changed settings."""
+        """Return under ``looked`` the names of frames or objects that foreign code has read, and under ``left`` those
+        of the settings that have changed.
+        """
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
     def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Record an audit event that code of the candidate raised."""
+        """Handle an event of Python's audit hook: record its name if code of the candidate has read frames or objects
+        of others.
+        """
         if event in EVENTS:
             what = event
         elif event in NAMED and len(args) > 1 and (args[1] in FRAME_ATTRIBUTES or args[1] in LOOKING_NAMES):
@@ -207,7 +222,9 @@ class InterpreterWatch:
 
     @contextmanager
     def record_calls(self) -> Iterator[None]:
-        """A context that also records calls of C functions which raise no audit event."""
+        """Return a context in which a profile function also records calls of watched C functions, which raise no audit
+        event.
+        """
         before = sys.getprofile()
         sys.setprofile(self._record_call)
         try:
@@ -216,7 +233,7 @@ class InterpreterWatch:
             sys.setprofile(before)
 
     def _record_call(self, frame: FrameType, event: str, function: Any) -> None:
-        """Record the call of a watched function by code of the candidate."""
+        """Profile function: record the name of a watched function that code of the candidate calls."""
         if event not in ("call", "c_call"):
             return
         name = frame.f_code.co_name if event == "call" else function.__name__
@@ -228,7 +245,9 @@ class InterpreterWatch:
             self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
-        """Return whether the candidate caused a read: its own code, or a module that reads frames for callers."""
+        """Return whether the code of the frame, or the caller of a library function that reads frames on behalf of
+        callers, is not trusted code.
+        """
         while frame is not None:
             code = frame.f_code
             if not is_genuine_code(code):

@@ -71,7 +71,7 @@ class SandboxPolicy:
 
 
 def readable_places() -> list[str]:
-    """Return the places that Python, its packages and the system libraries are read from."""
+    """Return the existing files and folders from which Python, its packages and the system libraries are read."""
     places = [*SYSTEM_PLACES, sys.prefix, sys.base_prefix, *(p for p in sys.path if p)]
     # An editable install may be a link to a folder elsewhere, which must be readable itself.
     places += [os.path.realpath(spec) for spec in places if os.path.islink(spec)]
@@ -79,7 +79,9 @@ def readable_places() -> list[str]:
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Lock this process in. Return an empty text for each facility, or why it is not in force."""
+    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return for each an
+    empty text, or the reason why it is not in force.
+    """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
     missing = {
@@ -94,7 +96,7 @@ def lock_process(cell: SandboxPolicy) -> dict[str, str]:
 
 
 def _can_list(folder: str) -> bool:
-    """Return whether this process can list a folder."""
+    """Return whether this process can list the entries of a folder."""
     try:
         os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
@@ -103,7 +105,8 @@ def _can_list(folder: str) -> bool:
 
 
 def _set_resource_limits(cell: SandboxPolicy) -> str:
-    """Forbid core dumps, and limit the length and the number of files. Return an empty text or the error.
+    """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty text or the
+    error.
 
     When memory runs out, Linux ends this process before others.
     """
@@ -121,7 +124,7 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
 
 
 def _drop_capabilities() -> str:
-    """Drop all capabilities. Return an empty text or the error.
+    """Drop all Linux capabilities of this process. Return an empty text or the error.
 
     Root has them, and so may another user in a container. Root without them still owns many files, which Landlock
     protects.
@@ -138,7 +141,8 @@ def _drop_capabilities() -> str:
 
 
 def _restrict_files(cell: SandboxPolicy) -> str:
-    """Apply the Landlock rules: read the readable places, write the scratch folder, and reach no other process.
+    """Restrict this process to files of the policy by Landlock: it reads the readable places and writes the scratch
+    folder.
 
     Signals and abstract sockets stay within the domain where the kernel supports that. Return an empty text or the
     error.
@@ -173,7 +177,7 @@ def _restrict_files(cell: SandboxPolicy) -> str:
 
 
 def _accelerator_places() -> Iterable[str]:
-    """Return the device files, and the process's own folder in ``/proc``.
+    """Return the device files of accelerators, and the process's own folder in ``/proc``.
 
     The driver of CUDA does not start if it cannot write there.
     """
@@ -181,7 +185,9 @@ def _accelerator_places() -> Iterable[str]:
 
 
 def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
-    """Allow ``access`` at and below ``place``. A place that does not exist needs no rule."""
+    """Add to the Landlock ruleset ``rules`` that ``access`` is allowed at and below ``place``. A place that does not
+    exist is skipped. Raises OSError.
+    """
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -27,21 +27,23 @@ END_CHILDREN_S = 1.0  # seconds until killed processes must be gone
 
 
 def close_files(first: int) -> None:
-    """Close all open files from a number on."""
+    """Close all open file descriptors of this process from number ``first`` on."""
     os.closerange(first, 1 + max(map(int, os.listdir("/proc/self/fd"))))
 
 
 def main() -> None:
-    """Serve requests of the process that started this program."""
+    """Run the launcher: serve requests on the connection whose descriptor is the first argument of the command."""
     serve_forks(int(sys.argv[1]), os.getcwd())
 
 
 def serve_forks(handle: int, folder: str = "") -> None:
-    """Serve requests on a connection until it ends. ``folder`` is that of the supervisor, if it is known by now."""
+    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends. ``folder`` is that of the
+    supervisor, if it is known by now.
+    """
     child.take_baseline()
     forked = set[int]()
     gc.freeze()
-    gc.enable()  # ``START`` switches it off for the import of torch
+    gc.enable()  # ``LAUNCHER_PROGRAM`` switches it off for the import of torch
     connection = socket.socket(fileno=handle)
     # Processes whose parent has ended become children of this one, where the supervisor finds them.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -84,7 +86,8 @@ def serve_forks(handle: int, folder: str = "") -> None:
 
 
 def _end_groups(forked: set[int], folder: str) -> None:
-    """Kill what the forked processes have started, and remove their folder, after the supervisor was killed itself.
+    """Kill the process groups of the forked processes, and remove the supervisor's folder, after the supervisor itself
+    was killed.
 
     The forked processes end with this one. None of theirs can leave their groups.
     """
@@ -99,7 +102,9 @@ def _end_groups(forked: set[int], folder: str) -> None:
 
 
 def _wait_for_status(pid: int) -> int:
-    """Wait for a process, and return its status, or that of a killed one if it is no child of this one."""
+    """Wait until a process has ended, and return its ``waitpid`` status, or that of a killed process if it is no child
+    of this one.
+    """
     try:
         return os.waitpid(pid, 0)[1]
     except ChildProcessError:
@@ -107,14 +112,18 @@ def _wait_for_status(pid: int) -> int:
 
 
 def _reap_orphans(forked: set[int]) -> None:
-    """Wait for the processes that this one has adopted and that have ended, so that they count for no later one."""
+    """Wait for the ended processes that this one has adopted and not ``forked`` itself, so that they count for no later
+    sandboxed process.
+    """
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in forked:
             os.waitpid(ended.si_pid, 0)
 
 
 def _all_children_gone() -> bool:
-    """Return whether all processes that this one started are gone. They were killed or have ended before."""
+    """Wait at most ``END_CHILDREN_S`` seconds for all children of this process, which were killed or have ended before.
+    Return whether all are gone.
+    """
     ends = time.monotonic() + END_CHILDREN_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < ends:
@@ -125,7 +134,7 @@ def _all_children_gone() -> bool:
 
 
 def _run_forked_child(order: protocol.Fork, handles: list[int], connection: socket.socket) -> None:
-    """Turn this forked child into the process for code that is not trusted. Never returns.
+    """Turn this forked child into a sandboxed process that serves requests as ``order`` says. Never returns.
 
     ``handles`` are the connection of the child and the file that it prints into.
     """

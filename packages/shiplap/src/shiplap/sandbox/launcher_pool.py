@@ -28,7 +28,9 @@ LauncherSurroundings = tuple[object, ...]
 
 
 def _launcher_surroundings() -> LauncherSurroundings:
-    """Return the settings of this program that a launcher inherits when it starts."""
+    """Return the settings of this program that a launcher inherits when it starts: interpreter, environment, folder,
+    limits, processors, priority and users.
+    """
     here = ""
     with contextlib.suppress(OSError):  # a folder that was removed
         here = os.getcwd()
@@ -46,17 +48,22 @@ class IdleLauncher(SandboxLauncher):
     """
 
     def __init__(self) -> None:
+        """Make a launcher that is not started."""
         super().__init__()
         self.resting = False
         self._surroundings: LauncherSurroundings = ()
 
     def _start(self) -> socket.socket:
-        """Start the process and remember the surroundings."""
+        """Start the launcher's process, return the connection, and record the settings of the program with which it
+        starts.
+        """
         self._surroundings = _launcher_surroundings()
         return super()._start()
 
     def _ready(self) -> socket.socket:
-        """Return the connection, after waking the process if it rests. If that fails, start another process."""
+        """Return the connection to the process, which is woken if it rests, or replaced by a new process if that
+        fails.
+        """
         if self.resting:
             self.resting = False
             self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -67,7 +74,7 @@ class IdleLauncher(SandboxLauncher):
         return super()._ready()
 
     def fits(self) -> bool:
-        """Return whether the process runs, and was started with the present surroundings."""
+        """Return whether the process runs, and was started with the settings that the program has now."""
         return (
             self._process is not None
             and self._process.poll() is None
@@ -75,7 +82,9 @@ class IdleLauncher(SandboxLauncher):
         )
 
     def rest(self, seconds: float) -> bool:
-        """End all processes that it started, and let it wait. Return False if it must not be used again."""
+        """Kill all processes that the launcher has started, and let it wait for ``seconds`` before it ends. Return
+        False if it must not be used again.
+        """
         if self.resting:
             return True
         if self._process is None or self._over or self._unread or not self.sealed:
@@ -92,7 +101,9 @@ class IdleLauncher(SandboxLauncher):
         return self.resting
 
     def forget(self) -> None:
-        """Drop the launcher in a fork of the program, without ending it, since it belongs to the parent."""
+        """Close the connection of a launcher in a fork of the program without ending the process, which belongs to the
+        parent.
+        """
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -105,6 +116,7 @@ class LauncherPool:
     """Keeps at most one launcher, safely for threads and forks, and ends it with the program."""
 
     def __init__(self, seconds: float = IDLE_S) -> None:
+        """Make an empty pool, in which a launcher waits for at most ``seconds``."""
         self.seconds = seconds
         self._lock = threading.Lock()
         self._waiting: IdleLauncher | None = None
@@ -113,12 +125,14 @@ class LauncherPool:
 
     @property
     def pid(self) -> int:
-        """The id of the waiting process, or -1."""
+        """The id of the launcher process that waits, or -1."""
         waiting = self._waiting
         return waiting.pid if waiting is not None else -1
 
     def take(self) -> IdleLauncher:
-        """Return the waiting launcher if its surroundings fit, or else one that starts at its first use."""
+        """Remove the waiting launcher from the pool and return it if it can still be used, or else a new one that
+        starts at its first use.
+        """
         launcher = self._swap(None)
         if launcher is not None and launcher.fits():
             return launcher
@@ -127,19 +141,23 @@ class LauncherPool:
         return IdleLauncher()
 
     def leave(self, launcher: IdleLauncher) -> None:
-        """Keep a launcher for the next use, or end it if it must not be used again."""
+        """Put a launcher into the pool for the next use, in place of another one, or end it if it must not be used
+        again.
+        """
         if not launcher.rest(self.seconds + GRACE_S):
             launcher.close()
         elif (other := self._swap(launcher)) is not None:
             other.close()
 
     def end(self) -> None:
-        """End the waiting launcher."""
+        """End the waiting launcher, if there is one."""
         if (launcher := self._swap(None)) is not None:
             launcher.close()
 
     def _swap(self, launcher: IdleLauncher | None) -> IdleLauncher | None:
-        """Keep this launcher, and return the one that waited."""
+        """Let ``launcher`` (or none) wait in the pool from now on with a new timer, and return the launcher that waited
+        before.
+        """
         timer = None
         if launcher is not None:
             self._register_hooks()
@@ -154,7 +172,7 @@ class LauncherPool:
         return earlier
 
     def _expire(self, launcher: IdleLauncher) -> None:
-        """End a launcher whose time to wait is over."""
+        """End ``launcher`` if it still waits when its time is over."""
         with self._lock:
             if self._waiting is not launcher:  # another thread has taken it
                 return
@@ -162,14 +180,14 @@ class LauncherPool:
         launcher.close()
 
     def _register_hooks(self) -> None:
-        """Register the handlers for the end of the program and for forks, once."""
+        """Register, once, that the waiting launcher ends with the program and is dropped in forks of it."""
         if not self._known:
             self._known = True
             atexit.register(self.end)
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Drop the launcher in a fork of this program."""
+        """Drop the waiting launcher and the lock in a fork of this program, without ending the launcher."""
         waiting, self._waiting, self._timer, self._lock = self._waiting, None, None, threading.Lock()
         if waiting is not None:
             waiting.forget()

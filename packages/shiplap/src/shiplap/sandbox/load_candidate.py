@@ -21,8 +21,8 @@ added_folders: set[str] = set()  # folders that this module has put on sys.path
 
 
 def load_module(home: str) -> ModuleType:
-    """Return the module of this name, or the module of this file. The folder of the file comes
-    first on ``sys.path``.
+    """Return the imported module named ``home``, or the module of the file ``home`` (ending in ``.py``), run anew,
+    whose folder is put first on ``sys.path``.
     """
     if not home.endswith(".py"):
         return importlib.import_module(home)
@@ -34,13 +34,16 @@ def load_module(home: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module")
+    # Dataclasses look their module up there while it runs.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def load_named(home: str, names: Sequence[str]) -> Any:
-    """Return the first of these names that the module has. Raises AttributeError if it has none."""
+    """Return the value of the first of these dotted names that exists in the module or file ``home``. Raises
+    AttributeError if none does.
+    """
     module = load_module(home)
     for name in names:
         value: Any = module
@@ -52,7 +55,9 @@ def load_named(home: str, names: Sequence[str]) -> Any:
 
 
 def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
-    """Return the callable of a target: an instance of a class with these parameters, or the function itself."""
+    """Return an instance of the class ``value`` made with the arguments ``init`` and the seed, with ``state`` loaded if
+    it is a module; a value that is no class is returned as it is.
+    """
     if not isinstance(value, type):
         return value
     # Reference and candidate draw the same parameters from this seed.
@@ -64,8 +69,8 @@ def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], se
 
 
 def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
-    """Load these values into the parameters of a module. Return False, and change nothing, if it lacks one of the
-    names.
+    """Load the values of ``state`` into the parameters and buffers of a module. Return False, and change nothing, if it
+    lacks one of the names.
     """
     if not isinstance(made, torch.nn.Module) or not state.keys() <= made.state_dict().keys():
         return False
@@ -74,10 +79,12 @@ def load_parameters(made: Callable[..., Any], state: Mapping[str, Any]) -> bool:
 
 
 def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` as a function of all arguments of the op, in the order of its schema."""
+    """Return a function that takes all arguments of the op by position, in the order of its schema, and calls ``call``
+    with keyword-only ones by name.
+    """
 
     def positional(*args: Any) -> Any:
-        """Call the op with arguments in the order of its schema."""
+        """Call ``call`` with the arguments of the op, given by position in the order of its schema."""
         first, named = op.spec.split(args)
         return call(*first, **named)
 
@@ -85,7 +92,9 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_requested(target: LoadTarget, init: Sequence[Any], state: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the callable that a request names."""
+    """Return the callable that a request names: a function, an instance of a class, an op or its reference, compiled
+    with ``torch.compile`` if requested.
+    """
     sys.path[:0] = [p for p in target.path if p not in sys.path]
     value = load_named(target.home, target.names)
     if isinstance(value, Op):

@@ -26,7 +26,9 @@ LACK_TEXTS = {
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process could use: those of the machine, and below its own limits."""
+    """Return the bytes of memory that a new process could use: the least of the machine's available memory and the
+    limits of this process.
+    """
     left = [
         int(line.split()[1]) << 10
         for line in Path("/proc/meminfo").read_text().splitlines()
@@ -37,18 +39,22 @@ def available_memory() -> int:
 
 
 def is_lack(e: Exception) -> bool:
-    """Return whether an error of this process tells of a lack."""
+    """Return whether an exception of this process says that memory, files, disk space or threads of the machine are
+    used up.
+    """
     return isinstance(e, MemoryError) or any(re.search(text, str(e)) for text in LACK_TEXTS.values())
 
 
 def _is_short_of(kind: int, wanted: int) -> bool:
-    """Return whether this program, and so each process that it starts, is allowed less than ``wanted``."""
+    """Return whether the hard resource limit ``kind`` of this process, which its children inherit, is lower than
+    ``wanted``.
+    """
     most = resource.getrlimit(kind)[1]
     return most != resource.RLIM_INFINITY and most < wanted
 
 
 def _starts_no_thread() -> bool:
-    """Return whether this process cannot start a thread."""
+    """Return whether an attempt to start a thread in this process fails."""
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
@@ -57,9 +63,11 @@ def _starts_no_thread() -> bool:
 
 
 def find_lack(text: str, process: SandboxedProcess) -> str:
-    """Return what the machine lacks if that explains an error of the process, or an empty text.
+    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks, if such a
+    lack explains it, or an empty text.
 
-    It explains nothing if the process may use, and gets, what a sandboxed process may.
+    A process that exceeds its own limits gives the same texts. So the machine must have less left than the process may
+    use.
     """
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES

@@ -53,9 +53,13 @@ class _TrustedModules:
     """
 
     def __init__(self) -> None:
+        """Start with an empty cache of modules."""
         self._known: dict[str, bool] = {}
 
     def __call__(self, module: Any) -> bool:
+        """Return whether the module of this name belongs to Python, torch, an installed package or Shiplap. Answers are
+        cached.
+        """
         name = module if isinstance(module, str) else ""
         if name not in self._known:
             file = getattr(sys.modules.get(name), "__file__", None)
@@ -66,7 +70,8 @@ class _TrustedModules:
 
 
 def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield trusted modules and their classes, with names.
+    """Yield (name, object) for each trusted module in ``modules`` and each class defined in one, whose attributes other
+    code could replace.
 
     Objects whose ids are in ``known`` are left out.
     """
@@ -112,7 +117,9 @@ class _FunctionOwner(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Any) -> _FunctionOwner:
-        """Return the present state of a module or class."""
+        """Return a record of the present attributes of a module or class, of the parts of its functions, and of its
+        tables of functions.
+        """
         held = dict(vars(value))
         is_class = isinstance(value, type)
         parts = {k: FunctionParts.of(v) for k, v in held.items() if type(v) is FunctionType}
@@ -124,17 +131,19 @@ class _FunctionOwner(NamedTuple):
 
     @property
     def untouched(self) -> bool:
-        """Whether it has the same attributes in the same order."""
+        """Whether the module or class still has the same attribute objects in the same order."""
         now = vars(self.value)
         return len(now) == len(self.held) and all(map(is_, now.values(), self.held.values()))
 
     @property
     def bases_now(self) -> tuple[type, ...]:
-        """The present bases of a class."""
+        """The present bases of the recorded class, an empty tuple for a module."""
         return self.value.__bases__ if isinstance(self.value, type) else ()
 
     def changed(self) -> list[str]:
-        """Return the names of attributes that were replaced by code that is not trusted."""
+        """Return descriptions of the attributes of the module or class that code which is not trusted has replaced
+        since the record was made.
+        """
         replaced: list[str] = []
         if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
             replaced.append(f"the class of {self.name}")
@@ -151,7 +160,9 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether the attribute ``name`` was replaced by code that is not trusted."""
+        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that code which is not
+        trusted has made.
+        """
         before = self.held[name]
         if isinstance(before, ModuleType):
             return now is not None and not (is_installed_module(now) and now.__name__ == before.__name__)
@@ -166,7 +177,9 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
-        """Return whether a new attribute hides one of a base class, or a builtin."""
+        """Return whether a new attribute ``name`` with the value ``now`` hides an attribute of a base class, or a
+        builtin, with code that is not trusted.
+        """
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
             return (
@@ -180,7 +193,9 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
-        """Return the entries of tables that were replaced by functions that are not trusted."""
+        """Return the names of the entries in tables (dicts of functions) that were replaced by functions that are not
+        trusted.
+        """
         told = []
         for name, before in self.tables.items():
             now = vars(self.value).get(name)
@@ -204,6 +219,9 @@ class FunctionSnapshot:
     """
 
     def __init__(self, known: FunctionSnapshot | None = None, *, thorough: bool = False) -> None:
+        """Record the functions of all imported trusted modules. Records of ``known`` that are still valid are shared,
+        and with ``thorough`` the operators of torch are recorded too.
+        """
         before: list[_FunctionOwner] = known._owners if known is not None else []
         self._modules = dict(sys.modules)
         new = {n: m for n, m in self._modules.items() if known is None or n not in known._modules}
@@ -212,7 +230,9 @@ class FunctionSnapshot:
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
-        """Return the names of functions that have been replaced since."""
+        """Return the names of functions, modules and operators that have been replaced by code that is not trusted
+        since the snapshot.
+        """
         forget_files()  # the cache lies in memory that the candidate can write
         known = self._modules
         replaced = [
@@ -229,7 +249,9 @@ class FunctionSnapshot:
         return replaced
 
     def threads(self) -> int:
-        """Return the number of other threads that run, or wait in, code that is not trusted."""
+        """Return the number of threads other than this one that have a frame of code that is not trusted on their
+        stack.
+        """
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
             genuine = True
@@ -242,19 +264,23 @@ class FunctionSnapshot:
 
 
 def _list_descriptors(held: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the properties, static methods and class methods among attributes."""
+    """Return (name, value) of the properties, static methods and class methods among the attributes of a class."""
     return [(k, v) for k, v in held.items() if type(v) in DESCRIPTORS]
 
 
 def _is_table(value: dict[Any, Any]) -> bool:
-    """Return whether a dictionary is a table of functions."""
+    """Return whether a dict is a table of functions, that is, neither empty nor huge and with a Python function among
+    its first values.
+    """
     return 0 < len(value) < MAX_TABLE_ENTRIES and any(
         type(v) is FunctionType for v in islice(value.values(), PROBED_ENTRIES)
     )
 
 
 def _is_shared(key: Any) -> bool:
-    """Return whether a key is a class of Python, torch or an installed package, which other code uses too."""
+    """Return whether a key of a table is a class of Python, torch or an installed package, which other code than the
+    candidate's uses too.
+    """
     return isinstance(key, type) and is_trusted_module(key)
 
 
@@ -274,7 +300,8 @@ def _is_function(value: Any) -> bool:
 
 
 def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
-    """Return whether the module of this name was replaced, or hides a module of Python.
+    """Return whether ``now``, the module of this name in ``sys.modules``, replaces an earlier module or hides one of
+    Python's library with code that is not trusted.
 
     ``before`` is the earlier module of that name, or None.
     """
@@ -289,7 +316,7 @@ def _is_replaced_module(name: str, now: Any, before: Any) -> bool:
 
 
 def _is_removed_module(name: str, module: Any) -> bool:
-    """Return whether a trusted module was removed, so that the next import would load it again."""
+    """Return whether a trusted module is no longer in ``sys.modules``, so that the next import would load it again."""
     if name in sys.modules or type(module) is not ModuleType:
         return False
     file = vars(module).get("__file__")
@@ -297,5 +324,5 @@ def _is_removed_module(name: str, module: Any) -> bool:
 
 
 def _is_replaced_function(before: Any, now: Any) -> bool:
-    """Return whether a function or class was replaced by one that is not trusted."""
+    """Return whether ``before`` was callable or inherited and its replacement ``now`` is not a trusted function."""
     return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)

@@ -13,7 +13,7 @@ CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counte
 
 
 def _read_proc_file(path: str) -> bytes:
-    """Return the first 4,096 bytes of a file. Raises OSError.
+    """Return the first 4,096 bytes of a file under ``/proc``. Raises OSError.
 
     This runs many times for each timed call, so it uses system calls without the layers of ``open``.
     """
@@ -25,7 +25,8 @@ def _read_proc_file(path: str) -> bytes:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """Return the fields after the name in ``/proc/PID/stat``: state, ppid, pgrp, session and so on.
+    """Return the fields after the name in ``/proc/PID/stat``: state, ppid, pgrp, session and so on. Empty if the
+    process is gone.
 
     While a reply is awaited, this reads the file of every process of the machine, many times a second.
     """
@@ -37,7 +38,8 @@ def stat_fields(pid: int | str) -> list[str]:
 
 
 def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
-    """Return the descendants of ``root`` that live, with the group of each. Parents come before their children.
+    """Return the living descendants of the process ``root`` as a mapping from process id to process group. Parents come
+    before their children.
 
     With ``dead``, those that have ended and that nobody has waited for are listed, too.
     """
@@ -49,7 +51,8 @@ def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
 
 
 def list_stopped_descendants(root: int) -> dict[int, int]:
-    """Return the same as ``list_descendants`` while all descendants are stopped.
+    """Return the living descendants of the process ``root`` as ``list_descendants`` does, faster, which is reliable
+    only while all of them are stopped.
 
     Linux lists the children of a process reliably only then, and this list is much shorter than that of all processes.
     """
@@ -66,17 +69,18 @@ def list_stopped_descendants(root: int) -> dict[int, int]:
 
 
 def _list_children(pid: int) -> list[int]:
-    """Return the children of all threads of a process."""
+    """Return the process ids of the children of all threads of a process. Empty if it is gone."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
+                # The thread may have ended since it was listed.
                 pids += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
     return pids
 
 
 def thread_states(pid: int) -> set[str]:
-    """Return the states of all threads of a process, as letters. Empty if the process is gone."""
+    """Return the state letters of all threads of a process, such as ``{"R", "S"}``. Empty if the process is gone."""
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -85,7 +89,7 @@ def thread_states(pid: int) -> set[str]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the bytes of memory that a process has in use."""
+    """Return the bytes of physical memory that a process uses, 0 if it is gone."""
     try:
         return int(_read_proc_file(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -102,13 +106,15 @@ class ProcessResources:
 
 
 def read_process_resources(pid: int) -> ProcessResources:
-    """Return the resources of a process, with zeros for those that Linux does not report."""
+    """Return the numbers of open files and threads of a process and its memory in bytes, with zeros for those that
+    Linux does not report.
+    """
     files, threads = (_count_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
     return ProcessResources(files, threads, resident_bytes(pid))
 
 
 def _count_entries(folder: str) -> int:
-    """Return the number of entries of a folder."""
+    """Return the number of entries of a folder, 0 if it cannot be listed."""
     try:
         return len(os.listdir(folder))
     except OSError:
@@ -148,17 +154,21 @@ class RequestTime:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the request hardly waited for a processor."""
+        """Whether the process hardly waited for a processor during the request, so that its time can be used."""
         return self.quiet >= CALM_SHARE * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
-        """Return the times of a request from its wall, waiting and processor time."""
+        """Return the times of a request: its wall time, and that without the seconds ``waited`` for a processor, but
+        not less than the processor time ``ran`` allows.
+        """
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
-    """Return the scheduler's counts for a process and for one of its threads. Zeros where the kernel does not count."""
+    """Return the processor seconds that a process has used with all its threads, and the seconds that one thread has
+    waited for a processor. Zeros where the kernel does not count.
+    """
     ran = waited = 0.0
     with contextlib.suppress(OSError):
         # The clock id of another process, as ``clock_getcpuclockid`` computes it.

@@ -79,18 +79,23 @@ class TensorLocation(Message, frozen=True):
     block: Annotated[bytes, Meta(max_length=HANDLE_BYTES)] = b""
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless there is one stride for each dim."""
         if len(self.stride) != len(self.shape):
             raise ValueError("not one stride for each dim")
 
     @classmethod
     def of(cls, t: Tensor, at: int, block: bytes = b"") -> TensorLocation:
-        """Return the description of ``t`` at this place."""
+        """Return the description of the tensor ``t`` at the offset or address ``at``, in the allocation with the handle
+        ``block``.
+        """
         return cls(*_describe_form(t.dtype, t.shape, t.stride()), at, t.device.type, block)
 
 
 @lru_cache(maxsize=256)  # a batch has many results of one form
 def _describe_form(dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]) -> tuple[str, list[int], list[int]]:
-    """Return the name of a dtype, and the sizes and strides of a tensor as lists, which nobody changes."""
+    """Return the name of a dtype without ``torch.``, and the sizes and the strides of a tensor as lists. The lists are
+    cached and must not be changed.
+    """
     return str(dtype).removeprefix("torch."), list(shape), list(stride)
 
 
@@ -346,13 +351,15 @@ class RunBatch(Request[BatchCalled], frozen=True):
 
 
 def pack_message(message: Message) -> bytes:
-    """Return a message as bytes: its length, then msgpack."""
+    """Return a message as bytes for the connection: the length of its body, then the body in msgpack."""
     body = msgspec.msgpack.encode(message)
     return MESSAGE_HEAD.pack(len(body)) + body
 
 
 def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
-    """Return the length that the head of a message holds. Raises BrokenMessage for more than ``longest`` bytes."""
+    """Return the length of the body that ``head``, the first bytes of a message, names. Raises BrokenMessage for more
+    than ``longest`` bytes.
+    """
     (length,) = MESSAGE_HEAD.unpack(head)
     if length > longest:
         raise BrokenMessage(f"a message of {length} bytes")
@@ -361,19 +368,21 @@ def parse_message_length(head: bytes, longest: int = MAX_MESSAGE_BYTES) -> int:
 
 @cache
 def decoder_of(kinds: tuple[type[Message], ...]) -> msgspec.msgpack.Decoder[Any]:
-    """Return the decoder of a message that is one of these structs."""
+    """Return the msgpack decoder of a message that is one of the classes ``kinds``, which is cached."""
     return msgspec.msgpack.Decoder(getitem(Union, kinds))  # a class since Python 3.14
 
 
 @cache
 def reply_of(request: type[Request[ReplyT]]) -> type[ReplyT]:
-    """Return the class of the reply to a class of requests."""
+    """Return the class of the reply to requests of the class ``request``, the type argument of its base class."""
     reply: type[ReplyT] = get_args(vars(request)["__orig_bases__"][0])[0]
     return reply
 
 
 def parse_message(body: bytes, *kinds: type[Message]) -> Any:
-    """Return the message in ``body``, which is one of ``kinds``. Raises BrokenMessage."""
+    """Return the message in the bytes ``body``, an instance of one of the classes ``kinds``. Raises BrokenMessage for
+    anything else.
+    """
     try:
         return decoder_of(kinds).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
@@ -389,7 +398,7 @@ def printable_text(text: str) -> str:
 
 
 def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] = ()) -> None:
-    """Send a packed message, and open files with it."""
+    """Send the packed message ``data`` on the connection, and with it the open file descriptors ``handles``."""
     sent = socket.send_fds(connection, [data], list(handles)) if handles else 0
     connection.sendall(data[sent:])
 
@@ -397,14 +406,18 @@ def send_message(connection: socket.socket, data: bytes, handles: Sequence[int] 
 def receive_message(
     connection: socket.socket, *kinds: type[Message], handles: int = 0, longest: int = MAX_MESSAGE_BYTES
 ) -> tuple[Any, list[int]]:
-    """Receive one message, which is one of ``kinds``, and at most ``handles`` open files. Raises BrokenMessage."""
+    """Receive one message and at most ``handles`` file descriptors. Returns the message, an instance of one of
+    ``kinds``, and the descriptors. Raises BrokenMessage.
+    """
     head, files = _receive_bytes(connection, MESSAGE_HEAD.size, handles)
     body, more = _receive_bytes(connection, parse_message_length(head, longest), 0)
     return parse_message(body, *kinds), files + more
 
 
 def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tuple[bytes, list[int]]:
-    """Receive ``length`` bytes and at most ``handles`` open files."""
+    """Receive ``length`` bytes and at most ``handles`` file descriptors, and return both. Raises BrokenMessage if the
+    connection ends before.
+    """
     data, files = b"", []
     while len(data) < length:
         if handles:
@@ -419,7 +432,7 @@ def _receive_bytes(connection: socket.socket, length: int, handles: int) -> tupl
 
 
 def make_sealed_file(name: str, size: int) -> int:
-    """Return a new open file without a name, filled with zeros, whose length no process can change."""
+    """Return the descriptor of a new file in memory, filled with ``size`` zeros, whose length no process can change."""
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(handle, size)
@@ -441,11 +454,13 @@ class Heartbeat:
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 
     def begin_run(self, index: int) -> None:
-        """Note that a run begins now."""
+        """Write the number of the run that begins and the present time into the shared memory."""
         self.FORM.pack_into(self._memory, 0, index, time.monotonic())
 
     def read_run(self) -> tuple[int, float]:
-        """Return the run in progress and the time of its start, as the other process has written them."""
+        """Return the number of the run in progress and the monotonic time of its start, as the other process has
+        written them.
+        """
         index, since = self.FORM.unpack_from(self._memory, 0)
         return index, since
 
@@ -454,7 +469,9 @@ class Heartbeat:
 
 
 def strided_extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements from the first to the last of a strided tensor."""
+    """Return the number of elements of memory from the first to the last element of a strided tensor, 0 if it is
+    empty.
+    """
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
@@ -475,9 +492,10 @@ def tree_leaves(value: Any) -> list[Any]:
 
 
 def _items_by_name(values: dict[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the keys and values of a dict, sorted by key. A key that is no text is replaced by the
-    name of its class.
+    """Return the (key, value) pairs of a dict sorted by key. A key that is no string is replaced by the name of its
+    class.
     """
+    # A subclass of str could bring a comparison of its own.
     named = [(k if type(k) is str else type(k).__name__, v) for k, v in dict.items(values)]
     return sorted(named, key=lambda pair: pair[0])
 
@@ -503,7 +521,9 @@ def elements_overlap(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def flatten_results(values: Any) -> list[Any]:
-    """Return the leaves of a result, each tensor as a new object without the attributes and hooks of the old one."""
+    """Return the tensors and plain values nested in a result as a flat list, each tensor detached, as a new object
+    without the attributes and hooks of the old one.
+    """
     return [torch.detach(v) if type(v) in (Tensor, torch.nn.Parameter) else v for v in tree_leaves(values)]
 
 

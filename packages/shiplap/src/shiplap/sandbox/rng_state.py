@@ -13,7 +13,7 @@ import torch
 
 
 def seed_torch(seed: int) -> None:
-    """Seed the generators of the CPU and, where there is one, of the accelerator.
+    """Seed torch's random generator of the CPU and, where there is one, of the accelerator.
 
     Without one, ``torch.manual_seed`` formats the stack of its caller for each kind of accelerator, 1 to 3 ms.
     """
@@ -24,7 +24,9 @@ def seed_torch(seed: int) -> None:
 
 
 def rng_positions() -> dict[str, int]:
-    """Return the state of each random number generator that the process shares, by name, as a number to compare."""
+    """Return the state of the random generators of Python, numpy and torch's CPU, hashed to a number, by the name of
+    the function that would set it.
+    """
     place = np.random.get_state(legacy=False)["state"]
     return {
         "random.seed": hash(random.getstate()),
@@ -37,15 +39,20 @@ class RngWatch:
     """The positions of the generators after the last call."""
 
     def __init__(self) -> None:
+        """Start without a known position of any generator."""
         self._after: dict[str, int] = {}
 
     def advance_generators(self) -> None:
-        """Advance all generators before a call, so that no two calls begin at the same position."""
+        """Draw one number from each shared random generator before a call, so that no two calls begin at the same
+        position.
+        """
         random.random()
         np.random.random()
         torch.rand(1)
 
     def stuck_generators(self) -> list[str]:
-        """Return the generators that are at the same position as after the call before."""
+        """Return the names of the generators that are at the same position as at the call of this method before,
+        because the candidate has set them.
+        """
         before, self._after = self._after, rng_positions()
         return [name for name, place in self._after.items() if before.get(name) == place]

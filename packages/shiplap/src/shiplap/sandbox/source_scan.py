@@ -77,7 +77,9 @@ LOOKING_NAMES = STACK_NAMES | HEAP_NAMES | MEMORY_NAMES | PYTHON_C_NAMES
 
 
 def gather_sources(file: str) -> list[Path]:
-    """Return a source file and the files beside it that it names, directly or indirectly: Python and native code."""
+    """Return a source file and the Python and native source files in its folder that it names, directly or
+    indirectly.
+    """
     first = Path(file)
     beside = _list_sources_beside(first.parent)
     sources: dict[Path, None] = {}
@@ -95,7 +97,9 @@ def gather_sources(file: str) -> list[Path]:
 
 
 def _list_sources_beside(folder: Path) -> list[Path]:
-    """Return the source files in a folder and in its direct subfolders."""
+    """Return the Python and native source files in a folder and in its direct subfolders. Empty if it cannot be
+    listed.
+    """
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
         return [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
@@ -112,7 +116,8 @@ def _read_source_text(file: Path) -> str:
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
-    """Return ``line N: reason`` for names that read frames or objects of others, or that patch the process.
+    """Return a text ``line N: reason`` for each name in a Python file that reads frames or objects of others, patches
+    the process, or reads the date.
 
     Modules beside the file that it imports are included. ``targets`` are the names that others call.
     """
@@ -125,7 +130,9 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
 
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
-    """Return the line and the reason of each suspicious name in one Python file."""
+    """Return ``line N: reason`` for each suspicious name in one Python file. ``called`` are the names of its functions
+    that other code calls. Empty for a file that cannot be parsed.
+    """
     try:
         if Path(file).stat().st_size > MAX_SOURCE_BYTES:
             return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
@@ -137,7 +144,7 @@ def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
 
 
 def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the line and the reason of each read of the date, on which no result may depend.
+    """Yield the line and the reason of each read of the date in a module, since no result may depend on it.
 
     Code behind ``if __name__ == "__main__"`` does not count, and neither do functions named like a benchmark that no
     other code names and that are not ``called`` from outside: they may time the candidate for its author.
@@ -160,7 +167,8 @@ def _find_calendar_reads(tree: ast.Module, called: Sequence[str]) -> Iterator[tu
 
 
 def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
-    """Yield the nodes of a module's statements, and of the functions and classes that these name.
+    """Yield the syntax nodes of a module that can run when it is used: those of its statements, and of its functions
+    unless they are unused benchmarks.
 
     A top-level function that is named nowhere counts unless its name is that of a benchmark or a test.
     """
@@ -176,18 +184,22 @@ def _live_nodes(tree: ast.Module, called: Sequence[str]) -> Iterator[ast.AST]:
 
 
 def _looks_like_a_benchmark(name: str) -> bool:
-    """Return whether a function of this name measures or tests others, so that it counts only if it is used."""
+    """Return whether the name of a function is that of a benchmark or test, which is ignored unless other code
+    uses it.
+    """
     return any(part in name.lower() for part in ("bench", "test", "main", "time", "profile", "measure"))
 
 
 def _is_main_guard(node: ast.AST) -> bool:
-    """Return whether a statement runs only where its file is run as a program."""
+    """Return whether a statement is ``if __name__ == "__main__"`` without an else, which does not run on import."""
     usual = ("__name__ == '__main__'", "'__main__' == __name__")
     return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in usual
 
 
 def marks_in_source(file: str) -> list[int]:
-    """Return integers that a reference treats in a way of its own: those of comparisons, and indices to ignore."""
+    """Return the integers that a reference's source compares with, or passes as index to ignore, since it may treat
+    these values in a special way.
+    """
     try:
         text = Path(file).read_text()
         tree = ast.parse(text)
@@ -202,6 +214,7 @@ def marks_in_source(file: str) -> list[int]:
                 number = ast.literal_eval(value)
             except (ValueError, TypeError):
                 continue
+            # ``type``, since True is an int.
             if type(number) is int and abs(number) < 1 << 31:
                 marks[number] = None
     return list(marks)[:MOST_MARKS]
@@ -221,7 +234,9 @@ def constants_in_sources(file: str) -> list[float]:
 
 
 def _constants_in_source(file: str) -> list[float]:
-    """Return the numbers in one Python file."""
+    """Return the numbers in one Python file, integers in its strings included. Empty for a file that is too large or
+    cannot be parsed.
+    """
     try:
         if Path(file).stat().st_size > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
             return []
@@ -239,7 +254,9 @@ def _constants_in_source(file: str) -> list[float]:
 
 
 def suspicious_names_of_function(fn: Any) -> list[str]:
-    """Return why names in one loaded function, and in the functions of its module that it uses, are suspicious."""
+    """Return the reasons why names that a loaded function uses, and the functions of its module that it calls, are
+    suspicious. Empty for harmless code.
+    """
     reasons: dict[str, None] = {}
     left, seen = [getattr(fn, "fn", fn)], set[int]()  # a Triton kernel wraps its function
     while left:
@@ -255,13 +272,15 @@ def suspicious_names_of_function(fn: Any) -> list[str]:
 
 
 def _names_in_code(code: CodeType) -> set[str]:
-    """Return the globals, attributes and texts that a function and its inner functions use."""
+    """Return the names of globals and attributes and the string constants that a code object and the functions nested
+    in it use.
+    """
     inner = [c for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union((c for c in code.co_consts if isinstance(c, str)), *map(_names_in_code, inner))
 
 
 def _describe_suspicion(name: str) -> str:
-    """Return the reason why a name is suspicious, or an empty text."""
+    """Return the reason why a candidate should not use this name or string, or an empty text."""
     if name in STACK_NAMES or name in PYTHON_C_NAMES:
         return f"{name} looks at the callers"
     if name in HEAP_NAMES:
@@ -272,7 +291,7 @@ def _describe_suspicion(name: str) -> str:
 
 
 def _find_suspicious_nodes(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the reason of each suspicious name in a syntax tree."""
+    """Yield the line and the reason of each suspicious name, attribute, string or import in a syntax tree."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Attribute):

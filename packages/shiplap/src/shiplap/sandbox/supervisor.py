@@ -97,6 +97,7 @@ class ProcessEnded(Exception):
     """
 
     def __init__(self, how: str, *, lack: bool = False) -> None:
+        """Set how the process ended, as printable text, and whether a lack of the machine is the reason."""
         super().__init__(printable_text(how))
         self.lack = lack
 
@@ -127,7 +128,7 @@ class Bounds:
 
 
 def launcher_environment() -> dict[str, str]:
-    """Return the environment variables with which a launcher of this program starts."""
+    """Return the environment of a new launcher: that of this program, without secrets, with sys.path as PYTHONPATH."""
     shown = {
         k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
     } | LAUNCHER_VARIABLES
@@ -135,7 +136,9 @@ def launcher_environment() -> dict[str, str]:
 
 
 def open_unnamed_file(folder: str) -> int:
-    """Return a new open file for the output of a process. It has no name, so it cannot be replaced by another file."""
+    """Return the descriptor of a new file for the output of a process, opened for appending. The file is unlinked, so
+    no other file can replace it.
+    """
     handle, path = tempfile.mkstemp(dir=folder)
     os.unlink(path)
     flags = fcntl.fcntl(handle, fcntl.F_GETFL)
@@ -144,7 +147,8 @@ def open_unnamed_file(folder: str) -> int:
 
 
 def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
-    """Remove ``folder``. If that takes longer than ``seconds``, it ends after this function has returned.
+    """Remove ``folder`` with all it holds. If that takes longer than ``seconds``, this function returns and the removal
+    goes on.
 
     ``rm`` descends to any depth and follows no links.
     """
@@ -185,6 +189,7 @@ class SandboxLauncher:
     """
 
     def __init__(self) -> None:
+        """Make a launcher without a process, which starts at the first request."""
         self._process: LauncherProcess | None = None
         self._connection: socket.socket | None = None
         self.folder = ""
@@ -196,13 +201,15 @@ class SandboxLauncher:
         self.prisoners: set[int] = set()
 
     def __enter__(self) -> SandboxLauncher:
+        """Return the launcher."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Close the launcher."""
         self.close()
 
     def close(self) -> None:
-        """End the launcher and all processes that it started."""
+        """Kill the launcher's process and all processes that it started, and remove their folder."""
         if self._process is not None:
             try:
                 self._end_all()
@@ -229,7 +236,7 @@ class SandboxLauncher:
                 os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> None:
-        """End everything for good. Another thread that waits for a reply gets ProcessEnded."""
+        """Kill everything and refuse to start again. Another thread that waits for a reply gets ProcessEnded."""
         self._over = True
         self.close()
 
@@ -238,7 +245,7 @@ class SandboxLauncher:
         return self._connection or self._start()
 
     def _start(self) -> socket.socket:
-        """Start the launcher's process and return the connection. Raises ProcessEnded after ``finish``."""
+        """Start the launcher's process and return the connection to it. Raises ProcessEnded after ``finish``."""
         if self._over:
             raise ProcessEnded("the time is over")
         self.folder = tempfile.mkdtemp(prefix="shiplap-judge-")
@@ -255,11 +262,11 @@ class SandboxLauncher:
 
     @property
     def pid(self) -> int:
-        """The id of the launcher's process, or -1."""
+        """The id of the launcher's process, or -1 if none was started."""
         return self._process.pid if self._process is not None else -1
 
     def ask(self, message: Request[ReplyT], handles: Sequence[int] = (), until: float = math.inf) -> ReplyT:
-        """Return the reply of the launcher's process to a message.
+        """Send a message and open files to the launcher's process, and return its reply.
 
         Raises ProcessEnded, and Timeout if there is no reply by ``until``. The next request then starts a new process.
         """
@@ -289,7 +296,8 @@ class SandboxLauncher:
         threads: int = 0,
         until: float = math.inf,
     ) -> SandboxedProcess:
-        """Return a new process, locked in, that may read the files ``readable`` and write a folder of its own.
+        """Return a new sandboxed process, stopped, that may read only system files and ``readable`` and write only a
+        folder of its own, with the limits ``bounds``.
 
         Args:
             hidden: folders on ``sys.path`` that it must not read.
@@ -351,6 +359,7 @@ class SandboxedProcess:
     run: Callable[[], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
+        """Wait for the process's report of its restrictions, then stop it. Raises ProcessEnded."""
         self._base = 0
         self._asked, self._stood = SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
@@ -366,7 +375,8 @@ class SandboxedProcess:
     def request_reply(
         self, message: Request[ReplyT], *files: int, waiting: Callable[[float], None] | None = None
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the reply, and the time from before the process runs until it is stopped again.
+        """Let the process run until it replies to ``message``, and return the reply and its time, from before the
+        process runs until it is stopped again.
 
         ``files`` are open files that are sent with the message. ``waiting`` is called with the seconds so far, many
         times a second while there is no reply.
@@ -415,7 +425,9 @@ class SandboxedProcess:
         return reply, took
 
     def _receive(self, seconds: float, waiting: Callable[[float], None] | None = None) -> bytes:
-        """Return the body of a reply that arrives within ``seconds``. The limits are checked meanwhile."""
+        """Return the body of a reply that arrives within ``seconds``. The limits of the process are checked meanwhile,
+        and ``waiting`` is called with the seconds so far.
+        """
         began = looked = time.monotonic()
         ends = began + seconds
         data, wanted = bytearray(), MESSAGE_HEAD.size
@@ -436,13 +448,15 @@ class SandboxedProcess:
         return bytes(data[MESSAGE_HEAD.size :])
 
     def _in_time(self) -> None:
-        """End the process and raise Timeout if its time is over."""
+        """Kill the process and raise Timeout if the time until which it may live is over."""
         if time.monotonic() > self.until:
             self.kill()
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """End the process and raise ProcessEnded, or Timeout, if it exceeds a limit."""
+        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. ``ends`` is the time at which the
+        reply is due, after ``seconds``.
+        """
         if reason := self._exceeded_limit(ends, seconds):
             # Outside of a judgement there is no verdict that could be incomplete.
             late = self.until < math.inf and time.monotonic() > min(ends, self.until)
@@ -454,7 +468,9 @@ class SandboxedProcess:
         self._in_time()
 
     def _exceeded_limit(self, ends: float, seconds: float) -> str:
-        """Return the description of the limit that the process exceeds, or an empty text."""
+        """Return the description of the limit on time, memory, processes or threads that the process exceeds, or an
+        empty text. The reply is due at the time ``ends``, after ``seconds``.
+        """
         if self.run is not None:
             allowed, since = self.run()
             # A time that is not over yet was not written by code of ours, and the request as a whole is limited then.
@@ -482,7 +498,9 @@ class SandboxedProcess:
         return ""
 
     def _end_with_reason(self, how: str, *, lack: bool = False) -> ProcessEnded:
-        """End the process, and return the error that says how it ended. With ``lack``, the machine is the reason."""
+        """Kill the process, wait for it, and return the error that says how it ended: by a signal, an exit status, or
+        else for the reason ``how``.
+        """
         ends = time.monotonic() + ENDING_S
         while not (gone := thread_states(self.pid) <= {"Z", "X"}) and time.monotonic() < ends:
             time.sleep(0.001)
@@ -500,7 +518,7 @@ class SandboxedProcess:
         return ProcessEnded(f"{how} ({words})" if words else how, lack=lack)
 
     def _last_words(self) -> str:
-        """Return the last line that the process has printed."""
+        """Return at most 200 characters of the last line that the process has printed, or an empty text."""
         try:
             text = os.pread(self.output, 2000, max(0, os.fstat(self.output).st_size - 2000)).decode(errors="replace")
         except OSError:
@@ -509,12 +527,12 @@ class SandboxedProcess:
         return lines[-1][:200] if lines else ""
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the whole group of the process, which none of its descendants can leave."""
+        """Send the signal ``number`` to the process group of the process, which none of its descendants can leave."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def _wait_until_stopped(self) -> bool:
-        """Wait until every thread of the process is stopped. Return whether it was at once. Raises ProcessEnded."""
+        """Wait until all threads are stopped. Return whether they were at the first look. Raises ProcessEnded."""
         now = time.monotonic()
         ends = max(now + 1, min(now + 60, self.until))
         for look in count():
@@ -530,11 +548,12 @@ class SandboxedProcess:
         raise ProcessEnded("it cannot be stopped")
 
     def read(self, address: int, length: int) -> bytearray:
-        """Return bytes of the process's memory. Raises OSError for memory that is not there or not readable."""
+        """Return ``length`` bytes of the process's memory. Raises OSError where it cannot be read."""
         content = bytearray(length)
         start = ctypes.addressof(ctypes.c_char.from_buffer(content)) if length else 0
         done = 0
         while done < length:
+            # Linux copies at most about 2 GiB in one call.
             step = min(length - done, 1 << 30)
             into, out = MemorySpan(start + done, step), MemorySpan(address + done, step)
             got = _libc.process_vm_readv(self.pid, ctypes.byref(into), 1, ctypes.byref(out), 1, 0)
@@ -544,7 +563,7 @@ class SandboxedProcess:
         return content
 
     def strays(self, *, still: bool = False, dead: bool = False) -> list[int]:
-        """Return the descendants of the process, including those whose parent has ended.
+        """Return the process ids of the descendants of the sandboxed process, including those whose parent has ended.
 
         With ``still``, all of them are stopped, which allows a faster search. With ``dead``, those that have ended and
         that nobody has waited for are listed, too.
@@ -554,7 +573,7 @@ class SandboxedProcess:
         return [p for p, group in family.items() if p not in self.launcher.prisoners and group not in others]
 
     def end_strays(self, *, still: bool = True) -> int:
-        """Kill the descendants of the process, and return their number.
+        """Kill the descendants of the sandboxed process, and return how many there were.
 
         With ``still``, no request is in progress.
         """
@@ -565,7 +584,7 @@ class SandboxedProcess:
         return len(strays)
 
     def kill(self) -> None:
-        """End the process and its descendants. Do nothing if it has ended before."""
+        """Kill the process and its descendants, and close its connection. Does nothing if it has ended."""
         if self.pid not in self.launcher.prisoners:  # its id may belong to another process now
             return
         self._signal(signal.SIGKILL)

@@ -42,7 +42,7 @@ def is_trusted_file(file: str) -> bool:
 
 
 def is_genuine_code(code: CodeType) -> bool:
-    """Return whether a trusted file, or one of ours, contains this code."""
+    """Return whether a code object is that of a trusted file, or of one of Shiplap's, exactly as the file holds it."""
     file = code.co_filename
     if not is_trusted_file(file) and not realpath(file).startswith(OURS):
         return False
@@ -52,12 +52,12 @@ def is_genuine_code(code: CodeType) -> bool:
 
 
 def forget_files() -> None:
-    """Forget the code of all files, since the candidate can write the memory of this cache."""
+    """Clear the cache of the code of all files, since the candidate can write to its memory."""
     _held.clear()
 
 
 def _is_newer_than_process(file: str) -> bool:
-    """Return whether a file was written after this process began. The process then runs the earlier content."""
+    """Return whether a file was written after this process began, which then runs the file's earlier content."""
     try:
         return not file.startswith("<") and os.stat(file).st_mtime > _began
     except OSError:
@@ -65,7 +65,9 @@ def _is_newer_than_process(file: str) -> bool:
 
 
 def _read_compiled_code(file: str) -> CodeType | None:
-    """Return the code that Python would load for a file, which is compiled already as a rule."""
+    """Return the code object that Python would load for a file, usually from its compiled cache. None if that is not
+    possible or the cache may be the candidate's.
+    """
     if file.startswith("<"):
         return frozen_code(file.removeprefix("<frozen ").removesuffix(">"))
     if sys.pycache_prefix != _prefix:  # the compiled files may come from the candidate
@@ -77,7 +79,7 @@ def _read_compiled_code(file: str) -> CodeType | None:
 
 
 def _nested_code_objects(code: CodeType | None) -> list[CodeType]:
-    """Return a code object and all code objects in it."""
+    """Return a code object and all code objects nested in its constants, an empty list for None."""
     if code is None:
         return []
     return [code, *(each for c in code.co_consts if isinstance(c, CodeType) for each in _nested_code_objects(c))]
@@ -93,13 +95,14 @@ def _unwrap_function(value: Any) -> Any:
 
 
 def function_code(value: Any) -> CodeType | None:
-    """Return the code of a function, a method or the getter of a property."""
+    """Return the code object of a function, a method or the getter of a property, None for other values."""
     inner = _unwrap_function(value)
     return inner.__code__ if type(inner) is FunctionType else None
 
 
 def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a replacement for a function of Python or torch belongs to these as well, with all it holds.
+    """Return whether a value that replaces a function of Python or torch is itself code of these, with all functions in
+    its defaults and closure.
 
     Both replace functions of their own when further parts of them are imported. A trusted decorator around a function
     that is not trusted does not count.
@@ -109,13 +112,16 @@ def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
         return type(value).__module__.startswith("torch") and not isinstance(value, SCRIPTED_CLASSES)
     inner = _unwrap_function(value)
     module = sys.modules.get(str(inner.__globals__.get("__name__")))
+    # The same code with other globals would call other functions.
     if not is_genuine_code(code) or module is None or vars(module) is not inner.__globals__:
         return False
     return all(map(partial(is_harmless_value, depth=depth - 1), _values_held_by(inner)))
 
 
 def _values_held_by(function: FunctionType) -> list[Any]:
-    """Return the values that a function may call beyond the names of its module: defaults and closure."""
+    """Return the values that a function holds beyond the names of its module: its defaults, and the contents of its
+    closure.
+    """
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
@@ -126,7 +132,9 @@ def _values_held_by(function: FunctionType) -> list[Any]:
 
 
 def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a value is no code, or code of Python or torch."""
+    """Return whether a value is not callable, or is code of Python, torch or an installed package with all that it
+    holds.
+    """
     if isinstance(value, (FunctionType, MethodType, staticmethod, classmethod)):
         return depth > 0 and is_trusted_function(value, depth)
     if isinstance(value, (partial, type)):
@@ -135,13 +143,17 @@ def is_harmless_value(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
 
 
 def is_trusted_module(value: Any) -> bool:
-    """Return whether a function or class was defined in a module of Python, torch or an installed package."""
+    """Return whether a function or class was defined in a module of Python, torch or an installed package, or in one
+    without a file.
+    """
     file = getattr(sys.modules.get(str(getattr(value, "__module__", ""))), "__file__", None)
     return file is None or is_trusted_file(str(file))
 
 
 def is_installed_module(value: Any) -> bool:
-    """Return whether a value is a trusted module that is registered under its own name."""
+    """Return whether a value is a module of Python, torch or an installed package that is in ``sys.modules`` under its
+    own name.
+    """
     if not isinstance(value, ModuleType):
         return False
     file = vars(value).get("__file__")

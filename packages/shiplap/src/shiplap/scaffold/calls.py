@@ -49,32 +49,41 @@ class DispatchedCall:
 
     @property
     def key(self) -> str:
-        """A text that is equal for calls that differ in the values of tensors only."""
+        """A text of scalars, and of dtypes, shapes and devices of tensors, that is equal for calls which differ in the
+        values of tensors only.
+        """
         return repr(map_seen((*self.arguments.values(), self.results), lambda t: (t.dtype, t.shape, t.device)))
 
 
 def map_seen(value: Any, fn: Callable[[SeenTensor], Any]) -> Any:
-    """Return an argument or result with ``fn`` applied to each of its tensors; a list is a tuple."""
+    """Return an argument or result of a recorded call with ``fn`` applied to each of its tensor descriptions, also in a
+    tuple, which stands for a list.
+    """
     if isinstance(value, tuple):
         return tuple(map_seen(v, fn) for v in value)
     return fn(value) if isinstance(value, SeenTensor) else value
 
 
 def as_empty_tensors(value: Any, device: str = "") -> Any:
-    """Return an argument with tensors of the same sizes, on ``device`` or on that of the call; a list as such."""
+    """Return an argument of a recorded call with an uninitialised tensor of the same size and dtype for each
+    description, on ``device`` or on that of the call. A tuple becomes a list.
+    """
     made = map_seen(value, lambda t: torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=device or t.device))
     return list(made) if isinstance(made, tuple) else made
 
 
 def seen_tensors(value: Any) -> list[SeenTensor]:
-    """Return the tensors of an argument or result."""
+    """Return the tensor descriptions in an argument or result of a recorded call, a single one or those of a tuple."""
     values = value if isinstance(value, tuple) else (value,)
     return [v for v in values if isinstance(v, SeenTensor)]
 
 
 def make_dispatched_call(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> DispatchedCall:
-    """Return one call of an op with this schema, which returned ``result``."""
+    """Return the record of one call of an op with this schema: all arguments by name, with defaults filled in, and the
+    results.
+    """
     names = [a.name for a in schema.arguments]
+    # The arguments behind ``args`` are keywords or have defaults.
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     arguments = {name: _describe_value(given.get(name, defaults.get(name))) for name in names}
@@ -99,7 +108,9 @@ _RECORDED_AS_IS = (
 
 
 def _describe_value(value: Any) -> Any:
-    """Return the description of a tensor, or a scalar as it is."""
+    """Return the description of a tensor, a tuple of descriptions for a list, a plain scalar as it is, and any other
+    value as text.
+    """
     if isinstance(value, (list, tuple)):
         return tuple(map(_describe_value, value))
     if not isinstance(value, Tensor):
@@ -113,7 +124,7 @@ def _describe_value(value: Any) -> Any:
 
 
 def _is_being_traced(value: Any) -> bool:
-    """Whether a compiler traces the call, with tensors that have symbols for sizes."""
+    """Return whether an argument, or a value in it, is a tensor subclass, as in calls that a compiler traces."""
     if isinstance(value, dict):
         return any(map(_is_being_traced, value.values()))
     if isinstance(value, (list, tuple)):
@@ -122,7 +133,9 @@ def _is_being_traced(value: Any) -> bool:
 
 
 def _finite_values(t: Tensor) -> Tensor | None:
-    """Return the finite values of a tensor with values, or None where there are none."""
+    """Return the finite values of a tensor in float64 or int64, or None for a tensor without any, without memory,
+    complex, sparse or quantized.
+    """
     if (
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
@@ -140,13 +153,15 @@ def _finite_values(t: Tensor) -> Tensor | None:
 
 
 def _value_range(finite: Tensor) -> tuple[float, float]:
-    """Return the least and the largest value."""
+    """Return the least and the largest value of a tensor without NaN, as numbers."""
     least, largest = torch.aminmax(finite)
     return least.item(), largest.item()
 
 
 def _column_ranges(t: Tensor) -> tuple[ColumnRange, ...]:
-    """Return the range of each column of a matrix of few columns, all of whose values are finite."""
+    """Return the range of each column of a matrix with few columns, all of whose values are finite, and whether it has
+    whole numbers only; otherwise an empty tuple.
+    """
     if t.dim() != 2 or not 1 < t.shape[1] <= MOST_COLUMNS or t.dtype is torch.bool:
         return ()
     columns = [_finite_values(c) for c in t.detach().unbind(1)] if type(t) in (Tensor, torch.nn.Parameter) else []
@@ -174,20 +189,23 @@ class DispatchRecorder:
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     def mode(self) -> Any:
-        """Return the context in which calls are recorded."""
+        """Return a dispatch mode, a context in which the calls of the wanted ops are recorded."""
         recorder = self
 
         class Mode(TorchDispatchMode):
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
+                """Record the call if its op is wanted, and return its result."""
                 return recorder.record(func, args, kwargs or {})
 
         made: Any = Mode
         return made()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func``, and keep the call if its op is wanted."""
+        """Call ``func`` and return its result. A call of a wanted op is counted, and kept unless a compiler
+        traces it.
+        """
         schema = func._schema
         name = schema_name(schema)
         # Calls with fakes have no values, and their symbols must not leave the trace.
@@ -202,7 +220,9 @@ class DispatchRecorder:
         return result
 
     def keep(self, name: str, call: DispatchedCall) -> None:
-        """Add a call, unless one of the same sizes, dtypes and scalars is there already, or there are enough."""
+        """Add a call to those that are kept, unless one with the same sizes, dtypes and scalars is there, or there are
+        ``MOST_CALLS``.
+        """
         kept = self.calls.setdefault(name, [])
         # A loop makes the same call thousands of times; only different ones are evidence.
         if (name, call.key) not in self._keys and len(kept) < MOST_CALLS:

@@ -26,7 +26,9 @@ class NamedDims:
     scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
 
     def environment(self, call: DispatchedCall) -> dict[str, Any] | None:
-        """Return dims and int arguments of a call by name, or None for a call that lacks one."""
+        """Return the sizes of the named dims and the int arguments of a recorded call by name, or None for a call that
+        lacks one.
+        """
         env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
         for name, (argument, axis) in self.slots.items():
             seen = call.arguments.get(argument)
@@ -37,8 +39,8 @@ class NamedDims:
 
 
 def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> NamedDims:
-    """Return names for the sizes of ``form``, from the sizes that agreed in recorded calls and those that the meta
-    kernel refused.
+    """Return names for the sizes of the tensor arguments of ``form``. Two axes get one name if they agreed in recorded
+    calls, or if the meta kernel refused different sizes.
     """
     calls = [*recorded, *probed.calls]
     # Only an argument of one rank has axes that can be named.
@@ -68,7 +70,9 @@ def name_dims(form: SchemaForm, recorded: Sequence[DispatchedCall], probed: Prob
 
 
 def _int_names(argument: SchemaField, calls: Sequence[DispatchedCall]) -> Iterator[str]:
-    """Yield the name of the int that an argument is, or of the elements of a list that always has as many."""
+    """Yield ``name`` for an int argument, or ``name[i]`` for each element of a list of ints that has the same length in
+    all calls.
+    """
     if argument.kind in ("int", "SymInt"):
         yield argument.name
     if re.fullmatch(r"(int|SymInt)\[\d*\]", argument.kind):
@@ -77,12 +81,14 @@ def _int_names(argument: SchemaField, calls: Sequence[DispatchedCall]) -> Iterat
 
 
 def is_optional_argument(form: SchemaForm, name: str) -> bool:
-    """Whether the argument may be None."""
+    """Return whether the argument ``name`` of the schema may be None."""
     return next(a for a in form.arguments if a.name == name).optional
 
 
 def _ranks_of_argument(name: str, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> set[int]:
-    """Return the ranks of an argument: those of the recorded calls, or else those that the meta kernel takes."""
+    """Return the numbers of dims that an argument had in the recorded calls, or else those that the meta kernel
+    accepted.
+    """
     shapes = [v.shape for c in recorded if isinstance(v := c.arguments.get(name), SeenTensor)]
     return {len(s) for s in shapes} or set(probed.ranks.get(name, ()))
 
@@ -91,26 +97,28 @@ class _DimClasses:
     """A partition of slots into sets that are one dim."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
+        """Put each slot (an argument name and an axis) into a set of its own."""
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
-        """Unite the sets of two slots."""
+        """Unite the sets of the slots ``one`` and ``other``, since they are one dim."""
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)
 
     def each(self) -> list[frozenset[Slot]]:
-        """Return all sets."""
+        """Return all sets of slots, each of which is one dim."""
         return list(dict.fromkeys(self._of.values()))
 
 
 def _sizes_of_slot(slot: Slot, calls: Sequence[DispatchedCall]) -> list[int | None]:
-    """Return the size at ``slot`` in each call, None where a call has none."""
+    """Return the size at ``slot`` (an argument name and an axis) in each call, None where the call has no such axis."""
     seen = (c.arguments.get(slot[0]) for c in calls)
     return [v.shape[slot[1]] if isinstance(v, SeenTensor) and slot[1] < len(v.shape) else None for v in seen]
 
 
 def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> bool:
-    """Whether two slots are one dim.
+    """Return whether the axes at two slots are one dim, judged by recorded calls and by those that the meta kernel
+    accepted or refused.
 
     A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
     within one tensor only if the meta kernel did not accept different ones: images may happen to be square.
@@ -136,7 +144,9 @@ def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], pro
 def _fixed_size(
     group: frozenset[Slot], recorded: Sequence[DispatchedCall], probed: ProbeResult, others: int
 ) -> int | None:
-    """Return the size of a dim that is a fixed number, or None for a dim that varies, or may vary."""
+    """Return the size of a dim, given as its slots, if it is a fixed number for the op, or None for a dim that varies
+    or may vary.
+    """
     values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
@@ -149,14 +159,18 @@ def _fixed_size(
 
 
 def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
-    """Whether the columns of a matrix have different meanings: one has whole numbers, another has not."""
+    """Return whether the slot is the column axis of a matrix whose columns differ in meaning: one has whole numbers
+    only, another has not.
+    """
     seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), SeenTensor)]
     kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
     return slot[1] == 1 and len(kinds) == 2
 
 
 def _changes_result_shape(group: frozenset[Slot], probed: ProbeResult) -> bool:
-    """Whether a result of the meta kernel changed with a size of the group, so that the op does not fix that size."""
+    """Return whether a result of the meta kernel changed shape together with a size of the dim ``group``, so that the
+    op does not fix that size.
+    """
     if not probed.calls:
         return False
     base, slots = probed.calls[0], list(group)
@@ -169,14 +183,16 @@ def _changes_result_shape(group: frozenset[Slot], probed: ProbeResult) -> bool:
 
 
 def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
-    """Return the shapes of all results of a call."""
+    """Return the shapes of all result tensors of a recorded call."""
     return [seen.shape for r in call.results for seen in seen_tensors(r)]
 
 
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim: that of an int argument that was its size in calls of several sizes, or a letter."""
+    """Return a name for each dim, given as its set of slots: that of an int argument which equals its size in all
+    calls, or else a free letter.
+    """
     taken = {a.name for a in form.arguments}
     letters = _free_letters(taken)
     names: dict[frozenset[Slot], str] = {}
@@ -191,7 +207,9 @@ def _name_groups(
 
 
 def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[DispatchedCall]) -> bool:
-    """Whether ``scalar`` was the size of the dim in all calls, in at least two different ones."""
+    """Return whether the int argument ``scalar`` equals the size of the dim ``group`` in all calls, with at least two
+    different sizes.
+    """
     pairs = {
         (v, c.arguments.get(scalar))
         for slot in group
@@ -199,22 +217,25 @@ def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[D
         for v in _sizes_of_slot(slot, [c])
         if v is not None
     }
+    # One size may equal the number by chance.
     return len(pairs) >= 2 and all(size == number for size, number in pairs)
 
 
 def _free_letters(taken: set[str]) -> Iterator[str]:
-    """Yield names for dims that no argument has."""
+    """Yield names for dims, letters first, that are not among ``taken``, the names of arguments."""
     yield from (c for c in DIM_LETTERS if c not in taken)
     yield from (f"d{i}" for i in range(1000) if f"d{i}" not in taken)
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a dim is a name, and not a number or an expression."""
+    """Return whether the text of a dim is a name, and not a number or an expression."""
     return bool(re.fullmatch(r"[A-Za-z]\w*", text))
 
 
 def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | None, float | None]:
-    """Return the least and the largest value of an argument in all calls: of a tensor's elements, or of a number."""
+    """Return the least and the largest value of the argument ``name`` in all calls, of a tensor's elements or of a
+    number; (None, None) if there is none.
+    """
     values: list[Any] = [v for c in calls if (v := c.arguments.get(name)) is not None]
     low = [v.low if isinstance(v, SeenTensor) else v for v in values]
     high = [v.high if isinstance(v, SeenTensor) else v for v in values]
@@ -223,5 +244,5 @@ def value_range(calls: Sequence[DispatchedCall], name: str) -> tuple[float | Non
 
 
 def calls_with_dims(dims: NamedDims, calls: Sequence[DispatchedCall]) -> list[tuple[DispatchedCall, Mapping[str, Any]]]:
-    """Return the calls with their dims, without those that lack one."""
+    """Return pairs of a recorded call and its sizes by name, without the calls that lack a dim."""
     return [(c, env) for c in calls if (env := dims.environment(c)) is not None]

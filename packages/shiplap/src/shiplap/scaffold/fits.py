@@ -20,7 +20,8 @@ from shiplap.torch_private.dispatcher_library import Overload
 def why_draft_misfits(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return the first recorded call that the declaration would refuse or give other sizes, as text, or an empty text.
+    """Return a text that names the first recorded call which the drafted declaration would refuse or give other result
+    sizes, or an empty text.
 
     Raises:
         ShiplapError: SL1xx when the declaration itself is refused.
@@ -37,7 +38,9 @@ def why_draft_misfits(
 
 
 def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
-    """Return the reason why the declaration refuses a recorded call, empty where it admits the call."""
+    """Return the reason why the drafted declaration of ``op`` refuses a recorded call or declares other result sizes,
+    empty where the call fits.
+    """
     try:
         bound = op.bind([as_empty_tensors(v, "meta") for v in call.arguments.values()])
         # A traced op takes its sizes from the reference, so none are declared.
@@ -57,12 +60,14 @@ def _why_call_refused(op: AdoptedOp[..., Any], call: DispatchedCall) -> str:
 
 
 def _is_fresh_result(declared: Any) -> bool:
-    """Whether a declared result is no alias of an argument."""
+    """Return whether a declared result is a new tensor and not an alias of an argument."""
     return not getattr(declared, "alias", "")
 
 
 def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """Return the sizes of an output, None for one that depends on data."""
+    """Return the sizes of the output ``out`` in a call with the dims ``env``, with None for each size that depends on
+    data.
+    """
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}
     return [None if n == -1 else n for n in declared_output_shape(out, marked)]

@@ -38,7 +38,9 @@ class InferredDeclaration:
 
 
 def infer_nothing(form: SchemaForm, why: str) -> InferredDeclaration:
-    """Return a declaration with nothing beyond the schema: any dtype, any sizes."""
+    """Return a declaration with nothing beyond the schema: tensors of any dtype and any sizes, with ``why`` as the note
+    on its results.
+    """
     shaped = {a.name: 'Shaped[Tensor, "..."]' for a in form.arguments if a.tensor}
     where = {"return": f"not inferred: {why}"} if form.results else {}
     results = ['Shaped[Tensor, "..."]'] * len(form.results)
@@ -51,8 +53,8 @@ def infer_declaration(
     probed: ProbeResult,
     following: Callable[[], bool] | None = None,
 ) -> InferredDeclaration:
-    """Return dims, dtypes, bounds and samples of ``form`` from recorded calls, and from the calls that its meta kernel
-    accepts.
+    """Return the declaration that recorded calls, and calls which the meta kernel accepts, suggest for ``form``: dims,
+    dtypes, bounds, requirements and a builder of samples.
 
     ``following`` is called where nothing was recorded. It returns whether the dtype of the results follows that of the
     arguments.
@@ -79,17 +81,17 @@ def infer_declaration(
 
 
 def _has_fresh_results(form: SchemaForm) -> bool:
-    """Whether results exist whose sizes have to be declared."""
+    """Return whether the op returns a new tensor, not an alias of an argument, so that sizes have to be declared."""
     return any(not r.alias for r in form.results)
 
 
 def _count_phrase(number: int, what: str) -> str:
-    """Return a number with its noun, in the plural where needed."""
+    """Return a count with its noun, such as ``3 recorded calls``."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _source_of_inference(recorded: Sequence[DispatchedCall], probed: ProbeResult) -> str:
-    """Return the source of an inference in words."""
+    """Return the source of an inference in words, such as ``3 recorded calls and 5 calls of the meta kernel``."""
     parts = [_count_phrase(len(recorded), "recorded call")] if recorded else []
     parts += [f"{_count_phrase(len(probed.calls), 'call')} of the meta kernel"] if probed.calls else []
     return " and ".join(parts)
@@ -98,7 +100,9 @@ def _source_of_inference(recorded: Sequence[DispatchedCall], probed: ProbeResult
 def _annotate_argument(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], spread: Mapping[str, str]
 ) -> str:
-    """Return the annotation of an argument."""
+    """Return the jaxtyping annotation of an argument, such as ``Float[Tensor, "n c"]``. ``spread`` has the dims of
+    arguments of any rank.
+    """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(name))]
     kind = common_dtype_class({s.dtype for s in seen})
     shape = dims.shapes.get(name)
@@ -111,7 +115,9 @@ def _annotate_argument(
 
 
 def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[DispatchedCall]) -> dict[str, str]:
-    """Return ``*s`` for arguments of any rank whose shape a result has in all calls."""
+    """Return ``*s`` as the dims of those arguments of any rank that have, in all calls, the shape of one and the same
+    result; otherwise an empty mapping.
+    """
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
         shapes = [v.shape if isinstance(v := c.arguments.get(name), SeenTensor) else None for c in calls]
@@ -122,13 +128,13 @@ def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[Dispa
 
 
 def _shape_of_argument(call: DispatchedCall, name: str) -> tuple[int, ...] | None:
-    """Return the shape of an argument in a call, or None if it is no single tensor."""
+    """Return the shape of the argument ``name`` in a recorded call, or None if it is no single tensor."""
     value = call.arguments.get(name)
     return value.shape if isinstance(value, SeenTensor) else None
 
 
 def _has_shape_of_argument(index: int, shapes: Sequence[Any], calls: Sequence[DispatchedCall]) -> bool:
-    """Whether a result has these shapes in all calls."""
+    """Return whether the result at ``index`` had these ``shapes``, one for each call."""
     results = (c.results[index] for c in calls)
     return all(isinstance(r, SeenTensor) and r.shape == s for r, s in zip(results, shapes, strict=True))
 
@@ -143,7 +149,9 @@ def _annotate_results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """Add the annotations of the results. Sizes without an expression are left to the reference."""
+    """Add the annotations of the results to the declaration ``known``. If a size of a result has no expression, all
+    results take their sizes from the reference.
+    """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
     aliased = {r.alias: known.tensors[r.alias] for r in form.results if r.alias}
@@ -171,7 +179,9 @@ def _annotate_results(
 
 
 def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Sequence[DispatchedCall]) -> bool:
-    """Whether a result has the shape of the arguments of any rank in all calls."""
+    """Return whether the result at ``index`` has the shape of the arguments of any rank, named in ``spread``, in all
+    calls.
+    """
     shapes = [_shape_of_argument(c, next(iter(spread))) for c in calls]
     return None not in shapes and _has_shape_of_argument(index, shapes, calls)
 
@@ -179,7 +189,9 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the dtype class of a result, and whether the arguments determine it."""
+    """Return the jaxtyping dtype class of the result at ``index``, and whether the op's arguments or the class alone
+    determine its dtype.
+    """
     dtypes = {s.dtype for c in recorded for s in seen_tensors(c.results[index])}
     given = {t.partition("[")[0] for t in known.tensors.values()}
     if len(dtypes) == 1:
@@ -193,7 +205,9 @@ def _dtype_class_of_result(
 
 
 def common_dtype_class(dtypes: set[str]) -> str:
-    """Return the jaxtyping class of these dtypes: of one alone, of all floats, of all integers, or of any."""
+    """Return the jaxtyping class of these dtype names: ``Float32`` for one alone, ``Float`` for several floats,
+    ``Integer`` for several integers, otherwise ``Shaped``.
+    """
     if len(dtypes) == 1:
         return _classes_by_dtype().get(next(iter(dtypes)), "Shaped")
     kinds = [getattr(torch, n) for n in dtypes]
@@ -205,7 +219,7 @@ def common_dtype_class(dtypes: set[str]) -> str:
 
 @cache
 def _classes_by_dtype() -> dict[str, str]:
-    """Return torch's name of a dtype → the jaxtyping class of that dtype alone."""
+    """Return a mapping from torch's name of a dtype to the name of the jaxtyping class for that dtype alone."""
     import jaxtyping
 
     by_name: dict[str, str] = {}
@@ -220,7 +234,9 @@ def _classes_by_dtype() -> dict[str, str]:
 
 
 def _lower_limits(form: SchemaForm, recorded: Sequence[DispatchedCall]) -> tuple[str, ...]:
-    """Return ``k >= 1`` for ints that were never less, ``k >= 0`` for those that were zero at least."""
+    """Return requirements for int arguments that were never negative in recorded calls: ``k >= 1`` if none was 0,
+    otherwise ``k >= 0``.
+    """
     limits = []
     for a in form.arguments:
         low, _ = value_range(recorded, a.name)

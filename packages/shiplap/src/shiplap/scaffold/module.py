@@ -36,7 +36,9 @@ class DraftedOp:
     python: str = ""
 
     def renamed(self, taken: set[str]) -> DraftedOp:
-        """Return a copy with a Python name that no other entry has. The name is added to ``taken``."""
+        """Return a copy of the entry with a Python name, made from the op's name, that is not in ``taken``, to which it
+        is added.
+        """
         space, _, rest = self.form.name.partition("::")
         base = re.sub(r"\W", "_", rest)
         # These names are used by the module itself.
@@ -51,8 +53,8 @@ class DraftedOp:
 def write_module_source(
     entries: Sequence[DraftedOp], left_out: Mapping[str, str], *, head: Sequence[str], home: str
 ) -> str:
-    """Return the whole file. ``head`` is the docstring, with the origin of the draft. ``home`` is imported, which
-    registers the ops.
+    """Return the source of a module with the drafted declarations ``entries``. ``head`` is its docstring, and the
+    module ``home``, which registers the ops, is imported.
     """
     bodies = [write_op_source(e) for e in entries]
     # Imports depend on the bodies, so these are written first.
@@ -71,7 +73,9 @@ def write_module_source(
 
 
 def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, Any]:
-    """Return the keywords beside the name in ``sl.adopt(name, ...)``."""
+    """Return the keyword arguments of ``sl.adopt(name, ...)`` for a drafted declaration, without those that are
+    empty.
+    """
     fresh = len([r for r in form.results if not r.alias])
     taken = {a.name for a in form.arguments} | {"workspace"}
     usual = ["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)]
@@ -89,7 +93,7 @@ def adopt_keywords(form: SchemaForm, known: InferredDeclaration) -> dict[str, An
 
 
 def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Callable[..., Any]:
-    """Return the drafted function as an object, to read a declaration from. Its body is empty."""
+    """Return a Python function with the drafted signature and an empty body, from which a declaration can be read."""
     scope: dict[str, Any] = {**vars(jaxtyping), "torch": torch, "Tensor": Tensor, "inf": float("inf")}
     # The text holds names of a schema and annotations made here.
     exec("\n".join([*_signature_lines(form, known, "drafted", marks=False), "    ..."]), scope)
@@ -99,7 +103,9 @@ def make_drafted_function(form: SchemaForm, known: InferredDeclaration) -> Calla
 
 
 def write_op_source(entry: DraftedOp) -> str:
-    """Return the declaration of one op."""
+    """Return the Python source of the drafted declaration of one op, with comments on what was inferred and FILL where
+    the author has to decide.
+    """
     form, known = entry.form, entry.known
     given = [f"{k}={_source_of_value(v)}" for k, v in adopt_keywords(form, known).items()]
     lines = [*_wrap_comment(f"# {form.schema}"), *(f"# {note}" for note in entry.notes)]
@@ -120,13 +126,15 @@ def write_op_source(entry: DraftedOp) -> str:
 
 
 def _adopt_call_lines(*given: str) -> list[str]:
-    """Return the lines of the decorator, one line if it is short enough."""
+    """Return the source lines of the decorator ``@sl.adopt(...)`` with the arguments ``given``, one line if it is short
+    enough.
+    """
     line = f"@sl.adopt({', '.join(given)})"
     return [line] if len(line) <= WIDTH else ["@sl.adopt(", *(f"    {g}," for g in given), ")"]
 
 
 def _wrap_comment(text: str) -> list[str]:
-    """Return a comment in lines that are not too long."""
+    """Return the lines of a comment, which is wrapped after commas where it is too long."""
     lines, rest = [], text
     # A schema has no spaces inside of its types, so it is cut between arguments.
     while len(rest) > WIDTH and (cut := rest.rfind(", ", 0, WIDTH)) > 0:
@@ -136,7 +144,9 @@ def _wrap_comment(text: str) -> list[str]:
 
 
 def _source_of_value(value: Any) -> str:
-    """Return a value as source."""
+    """Return the Python source of a text, tuple, dict or other literal. A tuple of one element is written as that
+    element.
+    """
     if isinstance(value, tuple):
         return (
             _source_of_value(value[0])
@@ -149,7 +159,9 @@ def _source_of_value(value: Any) -> str:
 
 
 def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *, marks: bool) -> list[str]:
-    """Return ``def name(...) -> ...:``, a line for each argument."""
+    """Return the source lines of ``def name(...) -> ...:``, one for each argument. With ``marks``, comments say what
+    was inferred.
+    """
     lines, keeping = [f"def {name}("], names_with_default(form.arguments)
     for a in with_star(form.arguments):
         if a is None:
@@ -166,7 +178,9 @@ def _signature_lines(form: SchemaForm, known: InferredDeclaration, name: str, *,
 
 
 def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> str:
-    """Return the comment behind an argument: the source of the inference, or FILL."""
+    """Return the comment behind an argument in the source: from what its annotation was inferred, and FILL if something
+    is left open. Empty for an argument that is no tensor.
+    """
     where = known.where.get(argument.name, "")
     fill = "; FILL: the dtype" if argument.name in known.open and where else ""
     if argument.name in known.open and not where:
@@ -175,7 +189,9 @@ def _comment_of_argument(argument: SchemaField, known: InferredDeclaration) -> s
 
 
 def first_sentence(doc: str) -> str:
-    """Return the first sentence of a docstring, on one line that can stand in another docstring."""
+    """Return the first sentence of a docstring on one line, shortened, and without characters that would end another
+    docstring.
+    """
     paragraph = " ".join(doc.strip().split("\n\n")[0].split())
     first = re.split(r"(?<=[.!?])\s", paragraph)[0]
     # The sentence stands inside of triple quotes in the draft.

@@ -41,7 +41,7 @@ class DraftedPackage:
 def find_package_ops(
     package: str, load: Callable[[str], object], namespaces: Sequence[str] = ()
 ) -> dict[str, Overload]:
-    """Return the ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
+    """Return the torch ops that importing ``package`` registers, by name. ``load`` imports a module, or raises a
     ShiplapError.
 
     An op that torch, or the module of another package, is known to have registered is not among them. With
@@ -58,6 +58,7 @@ def find_package_ops(
     torchs = library_namespaces("torch") - own
 
     def mine(name: str) -> bool:
+        """Return whether the op ``name`` belongs to the package, or to one of the requested namespaces."""
         space, module = name.partition("::")[0], custom_op_module(name)
         if namespaces:
             return space in namespaces
@@ -81,7 +82,7 @@ def find_package_ops(
 
 
 def _overload_or_none(name: str) -> Overload | None:
-    """Return the overload of a name, or None where Python cannot call it."""
+    """Return the torch overload ``namespace::name.overload``, or None where Python cannot call it."""
     space, _, rest = name.partition("::")
     try:
         return find_overload(space, rest)
@@ -90,7 +91,7 @@ def _overload_or_none(name: str) -> Overload | None:
 
 
 def installed_version(package: str) -> str:
-    """Return the version of the installed distribution, empty if it has none."""
+    """Return the version of the installed distribution that has the module ``package``, empty if there is none."""
     try:
         distributions = importlib.metadata.packages_distributions().get(package.partition(".")[0], [package])
         return importlib.metadata.version(distributions[0])
@@ -129,7 +130,9 @@ def draft_ops(
 
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
-    """Return the inferred parts of one op as plain data, or the reason why it can have no draft."""
+    """Return the inferred parts of the draft of one op as plain data, or ``{"left_out": reason}`` if it can have no
+    draft.
+    """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)
     except UndeclarableSchema as e:
@@ -142,8 +145,8 @@ def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> di
 def draft_op(
     form: SchemaForm, overload: Overload, recorded: Sequence[DispatchedCall], doc: tuple[str, str] = ("", "")
 ) -> DraftedOp:
-    """Return the draft of one op. Inferred parts are left out again, with the reason, where they refuse a recorded
-    call.
+    """Return the draft of one op. If the inferred dims and dtypes would refuse a recorded call, the draft has only the
+    schema's types and says why.
 
     Raises:
         ShiplapError: SL1xx for a schema that no declaration has.
@@ -162,7 +165,9 @@ def draft_op(
 def _why_draft_fails(
     form: SchemaForm, known: InferredDeclaration, overload: Overload, recorded: Sequence[DispatchedCall]
 ) -> str:
-    """Return the reason why the inferred declaration does not hold, empty if it does."""
+    """Return the reason why the inferred declaration does not hold for the recorded calls, empty if it does. Raises
+    ShiplapError if even the plain declaration is refused.
+    """
     try:
         return why_draft_misfits(form, known, overload, recorded)
     except ShiplapError as e:
@@ -172,10 +177,11 @@ def _why_draft_fails(
 
 
 def _first_sentences(package: str) -> dict[str, tuple[str, str]]:
-    """Return the first sentences of the package's Python functions, and the functions, by name. An op often has the
-    name of its function.
+    """Return, by function name, the first sentence of the docstring and the full name of each Python function of the
+    package. An op often has the name of its function.
     """
     documents: dict[str, tuple[str, str]] = {}
+    # A copy, since another thread may import a module meanwhile.
     for name, module in list(sys.modules.items()):
         if module is None or not (name == package or name.startswith(package + ".")):
             continue

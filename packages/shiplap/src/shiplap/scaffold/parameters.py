@@ -13,7 +13,9 @@ P = TypeVar("P", bound=DraftParameter | SchemaField)
 
 
 def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaField]) -> set[str]:
-    """Return the names of the arguments that may keep a default: Python requires those without one first."""
+    """Return the names of the arguments that may keep a default: Python admits none before a positional argument
+    without one, and only literals are kept.
+    """
     positional = [p for p in parameters if not p.keyword_only]
     keep = len(positional)
     while keep and positional[keep - 1].default not in (None, NO_LITERAL):
@@ -23,7 +25,7 @@ def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaFie
 
 
 def with_star(parameters: Sequence[P]) -> list[P | None]:
-    """Return the arguments with None at the place of the star, behind which they go by name."""
+    """Return the parameters with None inserted at the place of ``*``, behind which they are keyword-only."""
     listed: list[P | None] = [*parameters]
     first = next((i for i, p in enumerate(parameters) if p.keyword_only), None)
     if first is not None:

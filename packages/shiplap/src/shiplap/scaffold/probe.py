@@ -61,7 +61,9 @@ class ProbeResult:
 
 
 def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
-    """Call the implementation with tensors without data, from ``start`` or from the first call that it accepts."""
+    """Call the op's meta kernel with tensors without data, and return the calls that it accepts, and which sizes it
+    ties together or fixes. The first call is ``start``, or one that is found by trial.
+    """
     if not has_meta_kernel(form.name):
         return ProbeResult(reason="no meta kernel")
     asker = _MetaProber(form, overload)
@@ -77,7 +79,9 @@ def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCal
 
 
 def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeResult) -> bool:
-    """Whether each result of the first accepted call has the dtype of its arguments, also when that is another."""
+    """Return whether each result has the dtype of the tensor arguments, tested by one call of the meta kernel with all
+    tensors in float64.
+    """
     base = probed.calls[0] if probed.calls else None
     if base is None:
         return False
@@ -86,6 +90,7 @@ def dtype_follows_arguments(form: SchemaForm, overload: Overload, probed: ProbeR
         call = _MetaProber(form, overload).try_call(wide)
     if call is None:
         return False
+    # Arguments that had float64 already would show nothing.
     return all(s.dtype == "float64" for r in call.results for s in seen_tensors(r)) and wide != base.arguments
 
 
@@ -93,10 +98,13 @@ class _MetaProber:
     """The calls of one meta kernel, at most ``MOST_TRIES`` of them."""
 
     def __init__(self, form: SchemaForm, overload: Overload) -> None:
+        """Start with ``MOST_TRIES`` calls that may be made."""
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
-        """Return the call with fakes of these arguments, or None if it is refused."""
+        """Call the op with fake tensors for these arguments. Return the call with its results, or None if it is refused
+        or no tries are left.
+        """
         if self.left <= 0:
             return None
         self.left -= 1
@@ -118,7 +126,9 @@ class _MetaProber:
         return DispatchedCall(unknown, results)
 
     def find_accepted_call(self) -> DispatchedCall | None:
-        """Return a call that is accepted: the same rank for all tensors, then every combination of ranks."""
+        """Return the first call that the meta kernel accepts, tried with the same number of dims for all tensors, then
+        every combination; or None.
+        """
         scalars = {a.name: _make_scalar(a) for a in self.form.arguments if not a.tensor}
         if any(v is ... for v in scalars.values()):
             return None
@@ -140,7 +150,9 @@ class _MetaProber:
         return None
 
     def probe_ranks(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Find for each tensor the ranks that it may have while the others stay as they are."""
+        """Find, for each tensor of the accepted call ``base``, the numbers of dims that it may have while the others
+        stay, and store them in ``answers``.
+        """
         for name, value in base.arguments.items():
             if not isinstance(value, SeenTensor):
                 continue
@@ -153,7 +165,9 @@ class _MetaProber:
             answers.ranks[name] = taken
 
     def probe_sizes(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Change each int and each size alone, then sizes that were refused together."""
+        """Call with each int and each size changed alone, then with sizes changed together that were refused alone, and
+        store in ``answers`` which sizes are tied or fixed.
+        """
         stuck: list[Slot] = []
         for index, others in enumerate(_with_other_ints(base)):
             answers.calls += [c for c in [self.try_call(others)] if c is not None and index < MOST_TRIES // 4]
@@ -171,15 +185,16 @@ class _MetaProber:
                 answers.ties.append(group)
                 answers.calls += [c for c in changed if c is not None]
         tied = {slot for group in answers.ties for slot in group}
+        # Once the tries are used up, some ties may not have been found.
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
     def _known(self, group: frozenset[Slot], answers: ProbeResult) -> bool:
-        """Whether a group is already a part of a known tie."""
+        """Return whether a group of slots is a part of a tie that is known already."""
         return any(group <= tied for tied in answers.ties)
 
     def _groups(self, base: DispatchedCall, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
-        """Yield pairs of the same size, then all slots of a size, then all of a size on one axis of several
-        arguments.
+        """Yield the groups of slots to be changed together: pairs of the same size, then all slots of a size, and all
+        of a size on the same axis of several arguments.
         """
         by_size: dict[int, list[Slot]] = {}
         for slot in stuck:
@@ -196,18 +211,18 @@ class _MetaProber:
 
 
 def _slots_of_call(call: DispatchedCall) -> list[Slot]:
-    """Return all slots of a call."""
+    """Return all slots, pairs of an argument name and an axis, of a recorded call."""
     return [(n, axis) for n, v in call.arguments.items() if isinstance(v, SeenTensor) for axis in range(len(v.shape))]
 
 
 def _size_at_slot(call: DispatchedCall, slot: Slot) -> int:
-    """Return the size at a slot."""
+    """Return the size at a slot, an argument name and an axis, of a recorded call."""
     seen: SeenTensor = call.arguments[slot[0]]
     return seen.shape[slot[1]]
 
 
 def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) -> dict[str, Any]:
-    """Return the arguments with larger sizes at ``slots``."""
+    """Return the arguments of a call with the sizes at ``slots`` larger by ``step``."""
     arguments = dict(call.arguments)
     for name, axis in slots:
         seen: SeenTensor = arguments[name]
@@ -217,7 +232,7 @@ def _with_grown_sizes(call: DispatchedCall, slots: Sequence[Slot], step: int) ->
 
 
 def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
-    """Yield the arguments with another value for one int, or for one element of a list of ints."""
+    """Yield copies of the arguments of a call with another value for one int, or for one element of a list of ints."""
     for name, value in call.arguments.items():
         if type(value) is int:
             yield from ({**call.arguments, name: value + step} for step in (1, 3))
@@ -228,7 +243,9 @@ def _with_other_ints(call: DispatchedCall) -> Iterator[dict[str, Any]]:
 
 
 def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
-    """Return a tensor argument, or a list of two tensors, of one rank and size."""
+    """Return the description of a tensor argument of the schema type ``kind`` with ``rank`` dims of this size, two of
+    them for a list, None for an optional one.
+    """
     if kind.endswith("?"):
         return None
     seen = SeenTensor(dtype, (size,) * rank, "cpu")
@@ -236,7 +253,9 @@ def _make_argument(kind: str, rank: int, size: int, dtype: str) -> Any:
 
 
 def _make_scalar(field: SchemaField) -> Any:
-    """Return a value of a scalar argument, ``...`` if there is none to try."""
+    """Return a value for an argument that is no tensor: its default, None, or a usual value of its type; ``...`` if
+    there is none to try.
+    """
     if field.default is not None:
         return field.default_value
     if field.optional:

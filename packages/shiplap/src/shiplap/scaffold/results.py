@@ -30,7 +30,9 @@ class ResultSizes:
 def find_result_sizes(
     form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall], probed: Sequence[DispatchedCall]
 ) -> ResultSizes:
-    """Return an expression for each size of each result that holds in all calls."""
+    """Return, for each result, an expression of the dims for each of its sizes that holds in all calls, with bounds for
+    sizes that depend on data.
+    """
     rows = calls_with_dims(dims, [*recorded, *probed])
     sizes_found = ResultSizes()
     names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
@@ -48,7 +50,9 @@ def find_result_sizes(
 def _find_result_shape(
     index: int, names: Sequence[str], rows: CallsWithDims, bounds: dict[str, str], dims: NamedDims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the dims of one result, or None, with a note on those that depend on data."""
+    """Return the texts of the dims of the result at ``index``, or None if they cannot be found, and a note on those
+    that depend on data or why none was found.
+    """
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
         return None, "a rank that varies" if shapes else "no tensor in a call"
@@ -68,14 +72,14 @@ def _find_result_shape(
 
 
 def _list_few_sizes(sizes: Sequence[int]) -> str:
-    """Return at most four different sizes as text."""
+    """Return at most four different sizes as text, such as ``1, 2, ...``."""
     different = sorted(set(sizes))
     return ", ".join(map(str, different[:4])) + ", ..." * (len(different) > 4)
 
 
 def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWithDims) -> str | None:
-    """Return the simplest expression that has these values in all calls. A number is only returned where other sizes
-    varied, or none is a name.
+    """Return the simplest expression of ``names`` that gives these sizes, one for each call, or None if there is
+    none.
     """
     different = len(set(sizes)) > 1
     # If no dim varied in the calls, a constant size is no evidence for a constant.
@@ -91,7 +95,9 @@ def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWith
 
 
 def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
-    """Yield expressions, the simplest first. ``deep``: whether the size varied, so that more than names are tried."""
+    """Yield the texts of expressions to try for a size, the simplest first. With ``deep``, since the size varied, more
+    than names and the constant are tried.
+    """
     yield from names
     if constant is not None:
         yield str(constant)
@@ -112,14 +118,17 @@ def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: 
 
 @lru_cache(4096)
 def _parse_expression(text: str) -> Expr:
-    """Return an expression as a callable."""
+    """Return the expression in ``text`` as an object that can be called with the values of its names."""
     return Expr.parse(text, "draft")
 
 
 def _window_expressions(names: Sequence[str]) -> Iterator[str]:
-    """Yield the sizes that a convolution or a pooling leaves, from arguments with the usual names."""
+    """Yield expressions for the size that a convolution or a pooling leaves, from names with the usual parts
+    ``stride``, ``pad`` and ``dil``.
+    """
 
     def called(*parts: str) -> list[str]:
+        """Return the names that contain one of ``parts``."""
         return [n for n in names if any(p in n for p in parts)]
 
     strides, pads, spreads = called("stride"), called("pad"), called("dil")
@@ -143,7 +152,9 @@ def _add_bounded_dim(
     *,
     data: bool,
 ) -> str | None:
-    """Add a new dim with the tightest bound of those that hold in all calls, and return its name."""
+    """Add to ``bounds`` a new dim for a size that no expression gives, with the tightest bound that holds in all calls,
+    and return its name. None if no bound holds.
+    """
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]
     holding = []

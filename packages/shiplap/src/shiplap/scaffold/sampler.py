@@ -12,8 +12,8 @@ from shiplap.scaffold.schema import SchemaField, SchemaForm
 
 
 def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> list[str]:
-    """Return the body of ``fn(rng, sizes, dtype, device)``, an empty list where one of the arguments cannot be
-    built.
+    """Return the source lines of the body of a builder ``fn(rng, sizes, dtype, device)`` that draws arguments in the
+    ranges of the recorded calls; empty where an argument cannot be built.
     """
     lines, made = [], []
     for a in form.arguments:
@@ -29,7 +29,7 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
 
 
 def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str | None:
-    """Return an expression for one argument, or None where it cannot be built."""
+    """Return the source of an expression that draws one tensor argument, or None where it cannot be built."""
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(a.name))]
     shape = dims.shapes.get(a.name)
     if a.optional and not seen:
@@ -45,13 +45,13 @@ def _expression_of_argument(a: SchemaField, dims: NamedDims, recorded: Sequence[
 
 
 def _source_of_shape(shape: Sequence[str]) -> str:
-    """Return a shape as source."""
+    """Return the source of a shape tuple, in which named dims are read from ``sizes``."""
     return f"({', '.join(map(_source_of_size, shape))}{',' * (len(shape) == 1)})"
 
 
 def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[DispatchedCall]) -> str:
-    """Return an expression for a matrix column by column, where one column has whole numbers (the image of a box, say),
-    else an empty text.
+    """Return the source of an expression that draws a matrix column by column, if one column has whole numbers only
+    (such as the image of a box), else an empty text.
     """
     shape, calls = (
         dims.shapes[name] or (),
@@ -78,15 +78,15 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
 
 
 def _source_of_size(text: str) -> str:
-    """Return one size as source."""
+    """Return the source of one size: ``sizes["n"]`` for the name ``n``, otherwise the text itself."""
     return f'sizes["{text}"]' if is_plain_name(text) else text
 
 
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return an expression for values from ``low`` to ``high``, or below the size ``limit``, on the device or
-    ``moved``.
+    """Return the source of an expression that draws a tensor with values from ``low`` to ``high``, or for integers
+    below ``limit``. ``moved`` is appended in place of the move to the device.
     """
     to = moved if moved is not None else ".to(device)"
     if dtype == "bool":
@@ -105,26 +105,28 @@ def _expression_of_draw(
 
 
 def _round_to_3_digits(value: float) -> float:
+    """Return the value rounded to three significant digits."""
     return float(f"{value:.3g}")
 
 
 def _highest_value(seen: SeenTensor) -> float | None:
-    """Return the highest value of a tensor."""
+    """Return the highest finite value of a recorded tensor, None if it has none."""
     return seen.high
 
 
 def _highest_in_column(column: int, seen: SeenTensor) -> float | None:
-    """Return the highest value in one column of a tensor."""
+    """Return the highest value in one column of a recorded tensor, None if its columns are not known."""
     return seen.columns[column].high if seen.columns else None
 
 
 def _limit_of_index(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], highest: Callable[[SeenTensor], float | None]
 ) -> str | None:
-    """Return the limit of the values of an index: the dim that they came within a quarter of in all calls.
+    """Return the source of an upper limit for the values of an index argument: the dim of which its maximum was at
+    least a quarter in all calls. None if no dim was larger.
 
-    If there is none, the limit is the recorded maximum, and no size that was larger in each call, since the value may
-    be an index into any of those.
+    Where no maximum was so close to a larger dim, the limit is one above the highest recorded value, and no larger than
+    any dim that was larger in each call, since the value may be an index into any of those.
     """
     tops: list[tuple[float, dict[str, Any]]] = []
     for call, env in calls_with_dims(dims, recorded):

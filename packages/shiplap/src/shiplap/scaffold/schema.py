@@ -73,11 +73,11 @@ class SchemaField:
 
     @property
     def default_value(self) -> Any:
-        """The value of the default, a list as such."""
+        """The value of the argument's default in the schema, None without one."""
         return eval(self.default or "None", {"torch": torch, "inf": float("inf"), "nan": float("nan")})  # printed here
 
     def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
-        """Return the annotation of the declaration, with ``tensor`` for each tensor.
+        """Return the annotation for the field's type in a declaration, with ``tensor`` in place of each tensor type.
 
         Raises ``UndeclarableSchema`` for a type without a form.
         """
@@ -94,7 +94,9 @@ class SchemaForm:
     results: tuple[SchemaField, ...]
 
     def split(self, values: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Return ``(positional, by name)`` of the values of all arguments: keyword-only ones go by name."""
+        """Return the values of all arguments as a list of those passed by position and a mapping of the keyword-only
+        ones.
+        """
         positional = [values[a.name] for a in self.arguments if not a.keyword_only]
         return positional, {a.name: values[a.name] for a in self.arguments if a.keyword_only}
 
@@ -105,18 +107,23 @@ class SchemaForm:
 
     @property
     def aliases(self) -> tuple[str | None, ...]:
-        """The argument that each result shares memory with, empty where none does."""
+        """For each result the name of the argument that it shares memory with, or None; an empty tuple if no result
+        does.
+        """
         names = tuple(r.alias or None for r in self.results)
         return names if any(names) else ()
 
     @property
     def specialize(self) -> tuple[str, ...]:
-        """Ints that are no symbols in the schema."""
+        """The names of the int arguments that the schema does not declare as symbols (``SymInt``), to whose values a
+        graph is specialised.
+        """
         return tuple(a.name for a in self.arguments if re.match(r"int\b", a.kind))
 
 
 def parse_schema(schema: Any) -> SchemaForm:
-    """Return the form of ``schema``, a ``torch._C.FunctionSchema``.
+    """Return the fields, texts and results of ``schema``, a ``torch._C.FunctionSchema``, in the form from which drafts
+    are made.
 
     Raises ``UndeclarableSchema`` where no declaration has it.
     """
@@ -150,7 +157,9 @@ def schema_name(schema: Any) -> str:
 
 
 def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
-    """Return the types of the arguments and of the results as the schema writes them, without alias sets."""
+    """Return the types of the arguments and of the results as text, as the schema writes them, without the marks of
+    aliases.
+    """
     head, opening, rest = str(schema).partition("(")
     # Types are read from the text, since torch's objects print some of them differently.
     plain = _ALIAS_SET.sub("", rest) if opening else head
@@ -161,12 +170,14 @@ def types_in_schema(schema: Any) -> tuple[list[str], list[str]]:
 
 
 def _split_arguments(text: str) -> list[str]:
-    """Return ``text`` cut at the commas between arguments."""
+    """Return the texts of the arguments in ``text``, cut at the commas that are not inside brackets."""
     return [p.strip() for p in re.split(r", (?![^\[]*\])(?![^()]*\))", text)]
 
 
 def _annotation_of_type(kind: str, tensor: str) -> str:
-    """Return the annotation for a type of a schema."""
+    """Return the annotation in a declaration for a type of a schema, with ``tensor`` for each tensor. Raises
+    UndeclarableSchema for a type without one.
+    """
     if kind.endswith("?"):
         return f"{_annotation_of_type(kind[:-1], tensor)} | None"
     if listed := re.fullmatch(r"(.+)\[(\d*)\]", kind):
@@ -178,7 +189,9 @@ def _annotation_of_type(kind: str, tensor: str) -> str:
 
 
 def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
-    """Return the argument that a result may share memory with, empty for a fresh one."""
+    """Return the name of the argument that a result may share memory with, empty for a new tensor. Raises
+    UndeclarableSchema if the argument is not known.
+    """
     if result.alias_info is None:
         return ""
     wanted = result.alias_info.before_set
@@ -190,7 +203,9 @@ def _aliased_argument(result: Any, arguments: Sequence[Any]) -> str:
 
 
 def _source_of_default(argument: Any) -> str:
-    """Return the default of an argument as Python source. Schemas write torch's own types as numbers."""
+    """Return the default of an argument as Python source. Schemas have numbers for torch's own types, such as dtypes,
+    whose names are written.
+    """
     value, kind = argument.default_value, str(argument.real_type)
     if isinstance(value, int) and not isinstance(value, bool) and kind in _CONSTANTS_BY_NUMBER:
         value = _CONSTANTS_BY_NUMBER[kind].get(value, value)

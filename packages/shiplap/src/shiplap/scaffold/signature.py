@@ -32,7 +32,7 @@ class DraftParameter:
 
     @property
     def open(self) -> bool:
-        """Whether the type has still to be filled in."""
+        """Whether the author still has to fill in the type: it is ``object``, or a tensor without dtype and dims."""
         return self.type == "object" or bool(re.search(r"(?<!\w)Tensor(?!,)", self.type))
 
 
@@ -49,8 +49,8 @@ class DraftSignature:
 
 
 def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSignature]:
-    """Return the signatures of ``fn`` from its annotations, or else from its docstring. Raises SL604 when neither has
-    any.
+    """Return the signatures of ``fn``, from its annotations, or else from its docstring, or else with untyped
+    parameters. Raises SL604 when it has none of these.
     """
     name = getattr(fn, "__name__", where.rpartition(":")[2])
     try:
@@ -74,12 +74,12 @@ def signatures_of_function(fn: Callable[..., Any], where: str) -> list[DraftSign
 
 
 def _has_named_parameters(signature: inspect.Signature) -> bool:
-    """Whether a signature has a named parameter. Names without types are a start, ``(*args, **kwargs)`` is none."""
+    """Return whether a signature has a named parameter, and not only ``*args`` and ``**kwargs``."""
     return any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values())
 
 
 def _source_of_signature(signature: inspect.Signature) -> str:
-    """Return a signature as source text. Values that are no literals become ``...``."""
+    """Return a signature as Python source text. Defaults that are no literals become ``...``."""
     parts, star = [], False
     for p in signature.parameters.values():
         if p.kind is p.KEYWORD_ONLY and not star:
@@ -95,14 +95,14 @@ def _source_of_signature(signature: inspect.Signature) -> str:
 
 
 def _source_of_annotation(annotation: Any) -> str:
-    """Return an annotation as source text."""
+    """Return an annotation as source text, with ``object`` for a class that has no name in source."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     # A class without a name in source prints as <...>, which cannot be parsed.
     return re.sub(r"<[^<>]*>", "object", text)
 
 
 def _source_of_literal(value: Any) -> str:
-    """Return a value as source text, ``...`` if it is no literal."""
+    """Return a value as source text, ``...`` if it is no Python literal."""
     try:
         return repr(value) if ast.literal_eval(repr(value)) == value else "..."
     except (ValueError, SyntaxError):
@@ -110,7 +110,9 @@ def _source_of_literal(value: Any) -> str:
 
 
 def _signature_lines_of_doc(name: str, doc: str) -> Iterator[str]:
-    """Yield the signature lines of a docstring: the first line, or the numbered ones under "Overloaded function."."""
+    """Yield the signature lines of a docstring of the function ``name``: the numbered ones that pybind11 writes for
+    overloads, or else the first line.
+    """
     lines = [line.strip() for line in doc.splitlines()]
     # pybind11 lists overloads in this form.
     numbered = [m[1] for line in lines if (m := re.match(rf"\d+\.\s+({re.escape(name)}\(.*)", line))]
@@ -121,7 +123,7 @@ def _signature_lines_of_doc(name: str, doc: str) -> Iterator[str]:
 
 
 def signature_of_overload(overload: Any) -> DraftSignature:
-    """Return the signature of a registered torch op from its schema."""
+    """Return the draft signature of a registered torch overload, read from its schema."""
     schema = overload._schema
     parameters = tuple(
         DraftParameter(
@@ -142,7 +144,9 @@ def signature_of_overload(overload: Any) -> DraftSignature:
 
 
 def signature_of_call(call: ast.Call) -> DraftSignature:
-    """Return the arguments of a call as it is written, for a function without a signature. Their types are all open."""
+    """Return a draft signature with a parameter for each argument of a call in source, for a function without a
+    signature. All types are open.
+    """
     # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []
     values = [*((None, a) for a in call.args), *((k.arg, k.value) for k in call.keywords)]
@@ -156,7 +160,9 @@ def signature_of_call(call: ast.Call) -> DraftSignature:
 
 
 def parse_signature(text: str, where: str) -> DraftSignature:
-    """Parse ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's syntax or pybind11's."""
+    """Return the signature in a text such as ``f(x: torch.Tensor, y: int = 3) -> torch.Tensor``, in Python's syntax or
+    pybind11's. Raises SL604 if it cannot be parsed.
+    """
     try:
         head = ast.parse(f"def {_as_python_syntax(text)}: pass").body[0]
     except SyntaxError as e:
@@ -176,7 +182,9 @@ def parse_signature(text: str, where: str) -> DraftSignature:
 
 
 def _as_python_syntax(text: str) -> str:
-    """Return C++ spellings that pybind11 leaves in docstrings as names that Python can parse."""
+    """Return a signature of pybind11 with its C++ spellings, such as templates and namespaces, replaced by names that
+    Python can parse.
+    """
     text = re.sub(r"=\s*<[^>]*>", "= ...", text.rstrip(": "))
     text = re.sub(r"\b(?:c10|std)::optional<([\w:]+)>", r"Optional[\1]", text)
     # From the inside out, because templates nest. "->" is no bracket.
@@ -186,7 +194,7 @@ def _as_python_syntax(text: str) -> str:
 
 
 def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: bool) -> DraftParameter:
-    """Return the parameter of one parsed argument."""
+    """Return the draft parameter of one parsed argument with its default."""
     form = _form_of_annotation(argument.annotation)
     original = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default else None
@@ -194,7 +202,9 @@ def _make_parameter(argument: ast.arg, default: ast.expr | None, keyword_only: b
 
 
 def _forms_of_returns(node: ast.expr) -> tuple[str, ...]:
-    """Return the outputs: a tensor, a tuple of them, or nothing."""
+    """Return the form of each output in a return annotation: of one value, of the members of a tuple, or an empty tuple
+    for None.
+    """
     if isinstance(node, ast.Constant) and node.value is None:
         return ()
     if isinstance(node, ast.Subscript) and _last_name(node.value) in ("tuple", "Tuple"):
@@ -220,7 +230,9 @@ _LIST_TYPES = ("list", "List", "Sequence", "tuple", "Tuple", "Iterable")
 
 
 def _form_of_annotation(node: ast.expr | None) -> str | None:
-    """Return the annotation that sl.op would take for ``node``, or None when there is no certain one."""
+    """Return the text of the annotation that a declaration would have for ``node``, such as ``Tensor`` or ``int``, or
+    None when there is no certain one.
+    """
     match node:
         case ast.Constant(value=str(text)):
             return _form_of_annotation(_parse_or_none(text))
@@ -236,7 +248,9 @@ def _form_of_annotation(node: ast.expr | None) -> str | None:
 
 
 def _form_of_subscript(base: str, items: list[ast.expr]) -> str | None:
-    """Return the form of ``base[items]``, or None."""
+    """Return the text of the annotation that a declaration would have for ``base[items]``, or None when there is no
+    certain one.
+    """
     if base == "Optional":
         return _form_of_optional([items[0], ast.Constant(None)])
     if base == "Union":
@@ -253,14 +267,16 @@ def _form_of_subscript(base: str, items: list[ast.expr]) -> str | None:
 
 
 def _is_dtype_class(name: str) -> bool:
-    """Whether ``name`` is an annotation of jaxtyping for a dtype, such as Float."""
+    """Return whether ``name`` is a class of jaxtyping for dtypes, such as ``Float``."""
     import jaxtyping
 
     return isinstance(getattr(jaxtyping, name, None), type) and hasattr(getattr(jaxtyping, name), "dtypes")
 
 
 def _form_of_optional(parts: list[ast.expr]) -> str | None:
-    """Return the form of a union of a type and None, or None for any other union."""
+    """Return ``form | None`` for a union of one type and None, where ``form`` is the declaration's annotation of the
+    type; None for any other union.
+    """
     rest = [p for p in parts if not (isinstance(p, ast.Constant) and p.value is None)]
     if len(rest) != 1 or len(parts) != 2:
         return None
@@ -269,8 +285,8 @@ def _form_of_optional(parts: list[ast.expr]) -> str | None:
 
 
 def _root_name(node: ast.expr) -> str:
-    """Return a name for an argument: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that of
-    ``cost``.
+    """Return a name for an argument in a call: its own, its attribute's, or for ``cost.numpy()`` and ``cost[0]`` that
+    of ``cost``. Empty if it has none.
     """
     while isinstance(node, ast.Call | ast.Subscript):
         node = node.func if isinstance(node, ast.Call) else node.value
@@ -279,12 +295,12 @@ def _root_name(node: ast.expr) -> str:
 
 
 def _last_name(node: ast.expr) -> str:
-    """Return the last name of a dotted expression."""
+    """Return the last part of a dotted name, empty for another expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def _parse_or_none(text: str) -> ast.expr | None:
-    """Parse an expression, or return None where it is no Python."""
+    """Return the syntax tree of an expression, or None where the text is no Python."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:

@@ -28,8 +28,8 @@ class Draft:
 
 
 def render_draft(draft: Draft) -> str:
-    """Return the file: imports and one drafted op per signature. The file can be imported, and every call of an op
-    raises SL113.
+    """Return the source of a Python file with imports and one drafted op for each signature. It can be imported, and
+    every call of an op raises SL113.
     """
     names = _names_of_ops(draft)
     bodies = [_draft_op(draft, s, n) for s, n in zip(draft.signatures, names, strict=True)]
@@ -39,13 +39,13 @@ def render_draft(draft: Draft) -> str:
 
 
 def fill_lines(text: str) -> list[dict[str, object]]:
-    """Return ``{"line", "fill"}`` for each line that is still to be filled in."""
+    """Return ``{"line": number, "fill": text}`` for each line of a draft that has the mark ``FILL:``."""
     marks = ((number, line.partition("FILL: ")) for number, line in enumerate(text.splitlines(), 1))
     return [{"line": number, "fill": what.rstrip('"')} for number, (_, mark, what) in marks if mark]
 
 
 def _names_of_ops(draft: Draft) -> list[str]:
-    """Return Python names, one per overload."""
+    """Return a distinct Python name for each signature of the draft; overloads get a number."""
     names: list[str] = []
     for signature in draft.signatures:
         name = signature.name + "_" * keyword.iskeyword(signature.name)
@@ -55,7 +55,7 @@ def _names_of_ops(draft: Draft) -> list[str]:
 
 
 def _head_lines(draft: Draft) -> list[str]:
-    """Return the lines ahead of the first op."""
+    """Return the source lines ahead of the first op: docstring and imports."""
     types = " ".join(t for s in draft.signatures for t in (*(p.type for p in s.parameters), *(s.returns or ())))
     # Float is imported in any case, since most drafts need it when they are filled in.
     classes = sorted({"Float", *re.findall(r"(\w+)\[Tensor,", types)})
@@ -77,7 +77,7 @@ def _head_lines(draft: Draft) -> list[str]:
 
 
 def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
-    """Return the declaration of one op."""
+    """Return the source of the drafted declaration of one op under the Python name ``name``."""
     qualified = f"{draft.namespace}::{signature.name if draft.decorator == 'adopt' else name}"
     parameters = _drop_dynamic_defaults(signature.parameters)
     lines = [f"# {line}" for line in signature.text.splitlines()]
@@ -97,7 +97,7 @@ def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
 def _decorator_lines(
     draft: Draft, qualified: str, parameters: Sequence[DraftParameter], signature: DraftSignature
 ) -> list[str]:
-    """Return the decorator of one op."""
+    """Return the source lines of the decorator ``@unfinished(...)`` of one op, with FILL marks."""
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
     mutates = f", mutates=({', '.join(map(repr, written))},)".replace("'", '"') if written else ""
@@ -110,8 +110,8 @@ def _decorator_lines(
 
 
 def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftParameter]:
-    """Return the parameters without defaults that are not literals, and without those before them: Python requires them
-    last.
+    """Return the parameters without defaults that are not literals, and without the defaults before them, since Python
+    requires defaults last. The text of a dropped default is kept.
     """
     kept = names_with_default(parameters)
     return [
@@ -123,7 +123,7 @@ def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftPa
 
 
 def _argument_line(p: DraftParameter) -> str:
-    """Return the line of one argument, with FILL where its type is open."""
+    """Return the source line of one argument of a draft, with a FILL mark where its type or default is open."""
     default = "" if p.default is None else f" = {p.default}"
     dropped = p.original.partition(" = ")[2]
     if p.type == "object":
@@ -138,7 +138,7 @@ def _argument_line(p: DraftParameter) -> str:
 
 
 def _result_line(returns: tuple[str, ...] | None) -> str:
-    """Return the line of the results, with FILL where they are open."""
+    """Return the source line of the return annotation of a draft, with a FILL mark where the results are open."""
     if returns == ():
         return ") -> None:"
     if returns is None:
@@ -153,8 +153,8 @@ def _result_line(returns: tuple[str, ...] | None) -> str:
 
 
 def _kernel_lines(draft: Draft, name: str, parameters: Sequence[DraftParameter]) -> list[str]:
-    """Return the lines of a launcher that calls the original function. It returns fresh outputs, which shiplap
-    checks.
+    """Return the source lines of a kernel that calls the original function with the same arguments and returns its
+    results.
     """
     arguments = ", ".join(f"{p.name}={p.name}" if p.keyword_only else p.name for p in parameters)
     signature = ", ".join("*" if p is None else p.name for p in with_star(parameters))

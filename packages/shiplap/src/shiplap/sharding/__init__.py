@@ -16,7 +16,8 @@ __all__ = ["on_refused"]
 
 
 def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
-    """Handle the failure of a call with a DTensor: register the op and return True, or raise the error behind it.
+    """Handle the failure ``cause`` of a call with DTensors: register the op's sharding rules with DTensor and return
+    True, or raise the error behind the failure. Return False for another failure.
 
     True means that the call is worth another try.
 

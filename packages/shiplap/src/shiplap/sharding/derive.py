@@ -43,7 +43,9 @@ _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 
 def why_underivable(op: Op) -> str:
-    """Return the reason why no rule can be derived for any call of ``op``, or an empty text."""
+    """Return the reason why no sharding rule can be derived for any call of ``op``, such as that it draws random
+    numbers, or an empty text.
+    """
     spec = op.spec
     if spec.mutated:
         return "it writes to its arguments"
@@ -59,7 +61,8 @@ def why_underivable(op: Op) -> str:
 
 
 def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
-    """Return the rules for a call like this one. Only the number of dims of its tensors matters.
+    """Return the sharding rules for a call with ``args``, which depend on the numbers of dims of its tensors but not on
+    their sizes.
 
     The rules are those that ``op.sharding`` declares, or else those of the declaration and the reference, derived once.
     """
@@ -79,7 +82,7 @@ def known_rules(op: Op, args: Sequence[Any]) -> tuple[ShardingRule, ...]:
 
 
 def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
-    """Return the part of an argument on which rules depend.
+    """Return the part of an argument's value on which sharding rules depend, for the key of a cache.
 
     For a tensor it is the number of dims, and which of those that broadcast are 1. For a scalar that is not a size it
     is the value.
@@ -92,7 +95,9 @@ def _rule_key_part(op: Op, arg: Arg, value: Any) -> object:
 
 
 def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...]:
-    """Return the rules that hold for all of ``cases``, which differ in sizes and values only."""
+    """Return the sharding rules that the reference of ``op`` confirms on all of ``cases``, samples that differ in sizes
+    and values only.
+    """
     if why_underivable(op) or not cases:
         return ()
     rules, wholes = [], [sample for case in cases if (sample := _WholeSample.of(op, case)) is not None]
@@ -105,8 +110,8 @@ def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...
 
 
 def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
-    """Return small samples that agree with a call in scalars, in the tensors that are present and in their number of
-    dims.
+    """Return small samples that agree with the call ``args`` in scalars, in the tensors that are present and in their
+    number of dims.
 
     Scalars that are sizes are free. Empty if the declaration admits none of the samples that were tried.
     """
@@ -141,7 +146,7 @@ def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
 
 
 def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
-    """Yield the dims of an argument that broadcast and are 1."""
+    """Yield the names of the dims of ``arg`` whose size in ``value`` is 1 and broadcasts."""
     if arg.tensor is not None and value is not None and arg.broadcasts:
         fixed = [d for d in arg.tensor.dims if d.kind != "variadic"]
         labels = [label for label in axes_of(arg.tensor, value.shape) if not label.startswith("*")]
@@ -149,8 +154,8 @@ def _broadcast_ones(arg: Arg, value: Any) -> Iterator[str]:
 
 
 def _total_elements(op: Op, recipe: SampleRecipe) -> float:
-    """Return the elements of all tensors of a call, without allocating one. Infinity for a recipe that is not
-    admitted.
+    """Return the number of elements of all argument and result tensors of a recipe, without allocating any. Infinity
+    for a recipe that the declaration does not admit.
     """
     spec = op.spec
     env = dim_environment(spec, dict(recipe.sizes), dict(recipe.scalars))
@@ -163,7 +168,8 @@ def _total_elements(op: Op, recipe: SampleRecipe) -> float:
 
 
 def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
-    """Return a label for each axis: the name of its dim, or ``*s[0]`` of a variadic one.
+    """Return a label for each axis of a tensor argument: the name of its dim, or ``*s[0]`` for the first axis of a
+    variadic dim ``s``.
 
     The label is empty for an axis without a name and for a size of 1 that broadcasts.
     """
@@ -179,7 +185,9 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
 
 
 def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
-    """Yield a rule for each dim that could be cut: it stands once in a tensor, and no other size follows from it."""
+    """Yield a sharding rule for each dim that could be cut: each tensor has it at most once, and no other size or
+    scalar follows from it.
+    """
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
     labels = {a.name: axes_of(a.tensor, v.shape) for a, v in given if a.tensor is not None}
@@ -195,16 +203,18 @@ def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
 
 
 def _rank_of_tensor(tensor: TensorType, env: dict[str, Any]) -> int:
+    """Return the number of axes of a tensor of the declared type, with the variadic dims in ``env``."""
     return sum(len(env.get(d.text, ())) if d.kind == "variadic" else 1 for d in tensor.dims)
 
 
 def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
+    """Return the axis that has the label, or ``"whole"`` if the tensor is not cut along it."""
     return axes.index(label) if label in axes else "whole"
 
 
 def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
-    """Yield ``rule`` with each possible part of the outputs without the dim, and with one argument as a term of the
-    sum.
+    """Yield copies of ``rule`` with each possible part (such as whole or a term of a sum) for outputs without the cut
+    dim, then with one argument as a term of the sum.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
@@ -227,20 +237,23 @@ class _WholeSample:
     """A case, and the result of the reference on the whole of it."""
 
     def __init__(self, op: Op, case: SampleCase) -> None:
+        """Compute the results of the reference on the uncut arguments in float64."""
         self.op, self.args = op, case.args
         self.whole: Sequence[Tensor] = reference_effects64(op, case.args)
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _WholeSample | None:
-        """Return the sample, or None if the reference refuses the case. The call will then fail by itself."""
+        """Return the case with the reference's results, or None if the reference raises on it. The call will then fail
+        by itself.
+        """
         try:
             return cls(op, case)
         except Exception:
             return None
 
     def agrees(self, rule: ShardingRule, sizes: Sequence[int]) -> tuple[bool, set[int]]:
-        """Return whether the reference of the shards is the shard of the reference, and the outputs that the last shard
-        changes.
+        """Return whether the reference on shards of these ``sizes``, merged by the rule, gives the results of the whole
+        call, and the indices of the outputs that change without the last shard.
         """
         try:
             parts = run_shards(self.op, rule, partial(reference_effects64, self.op), self.args, sizes)
@@ -250,16 +263,18 @@ class _WholeSample:
         except NotAdmitted:
             raise
         except Exception:
+            # Where the reference refuses shards, the rule does not hold.
             return False, set()
         return same, {i for i, (g, w) in enumerate(zip(least, self.whole, strict=True)) if not _results_agree(g, w)}
 
 
 def _is_floating(tensor: TensorType) -> bool:
+    """Return whether the declared type admits floating-point dtypes only."""
     return all(getattr(torch, name).is_floating_point for name in tensor.dtypes)
 
 
 def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> ShardingRule | None:
-    """Return ``rule``, without empty shards if the reference has no answer for those.
+    """Return ``rule`` if the reference confirms it on all samples, marked whether empty shards are right too.
 
     None if the rule fails on a sample, or if no sample could have refuted it.
     """
@@ -275,6 +290,7 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
                 continue
             if not same and 0 not in sizes:
                 return None
+            # A rule that fails only with empty shards is kept, without the mark.
             empty = empty and same
             seen += same and 0 not in sizes
             shown |= changed if same else set()
@@ -282,7 +298,9 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
 
 
 def _results_agree(got: Tensor, wanted: Tensor) -> bool:
-    """Whether results agree: exactly for integers and 8-bit floats, else within the error of a sum."""
+    """Return whether two results agree: exactly for integers and 8-bit floats, otherwise within a tolerance for sums in
+    another order.
+    """
     if got.shape != wanted.shape:
         return False
     if not (wanted.is_floating_point() or wanted.is_complex()) or wanted.itemsize == 1:

@@ -19,7 +19,9 @@ _registered: dict[str, tuple[object, ...]] = {}
 
 
 def register_with_dtensor(op: Op) -> bool:
-    """Register ``op`` with DTensor. False if this edition of it is registered already."""
+    """Register the sharding rules of ``op`` with DTensor, and return True; False if they are registered for this
+    edition of the op already.
+    """
     # A call may reach DTensor above or below autograd, by either of both overloads.
     overloads = tuple({id(o): o for o in (op.overload, op.below_autograd)}.values())
     if _registered.get(op.spec.name) == overloads:
@@ -32,7 +34,9 @@ def register_with_dtensor(op: Op) -> bool:
 
 
 def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dtensor.CallPlacements]:
-    """Return the ways to cut a call: no cut at all, and the rules. SL217 if a tensor is cut and there is no rule."""
+    """Return DTensor's placements of outputs and arguments for each way to cut a call over a mesh: no cut at all, then
+    the sharding rules that hold for it.
+    """
     from torch.distributed.tensor import Replicate
 
     args = op.spec.complete(given)
@@ -48,6 +52,7 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
     for rule in rules:
         if all(_shards_admitted(op, rule, args, world) for world in mesh):
             inputs = dict(rule.inputs)
+            # Arguments with defaults may be missing at the end of ``given``.
             pairs = zip(op.spec.args, given, strict=False)
             placed = [
                 _dtensor_placement(inputs.get(a.name, "whole")) if hasattr(v, "shape") else None for a, v in pairs
@@ -57,15 +62,19 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
 
 
 def _is_whole(value: Any) -> bool:
+    """Return whether an argument is not cut: a DTensor that is replicated over the whole mesh, or no DTensor."""
     return all(p.is_replicate() for p in getattr(value, "placements", ()))
 
 
 def _whole_placement(value: Any) -> Any:
+    """Return DTensor's placement of a tensor that is not cut, None for an argument that is no tensor."""
     return _dtensor_placement("whole") if hasattr(value, "shape") else None
 
 
 def _dtensor_placement(part: ShardedPart) -> Any:
-    """Return DTensor's placement of a part: Shard, Replicate or Partial."""
+    """Return DTensor's placement of a rule's part of a tensor: Shard of an axis, Replicate for a whole one, or Partial
+    for a term of a reduction.
+    """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if isinstance(part, int):
@@ -74,7 +83,9 @@ def _dtensor_placement(part: ShardedPart) -> Any:
 
 
 def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
-    """Return whether the declaration admits the shards of every rank, by their sizes."""
+    """Return whether the declaration of ``op`` admits the shard of each of ``world`` ranks by its sizes, if the call is
+    cut as ``rule`` says.
+    """
     blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)
     if size is None:
@@ -91,7 +102,9 @@ def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int
 
 
 def _without_data(value: Any) -> Any:
-    """Return a tensor of the same shape and dtype without data."""
+    """Return a tensor on the meta device with the shape and dtype of DTensor's description ``value``; other values
+    unchanged.
+    """
     meta = getattr(value, "tensor_meta", None)
     if meta is None:
         return value

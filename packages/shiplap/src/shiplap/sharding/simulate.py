@@ -21,13 +21,17 @@ class NotAdmitted(Exception):
 
 
 def chunk_sizes(size: int, world: int) -> list[int]:
-    """Return the sizes of ``torch.chunk``, by which DTensor cuts. Ranks behind the last chunk have 0."""
+    """Return the sizes into which ``torch.chunk``, and so DTensor, cuts a dim for ``world`` ranks, 0 for ranks behind
+    the last chunk.
+    """
     step = -(-size // world)
     return [max(0, min(step, size - rank * step)) for rank in range(world)]
 
 
 def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return the arguments of each rank. ``sizes`` are those of its shard of each cut tensor."""
+    """Return the arguments of each rank for a call that is cut as ``rule`` says. ``sizes`` are the ranks' sizes of the
+    cut dim.
+    """
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
         tuple(
@@ -39,7 +43,9 @@ def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequenc
 
 
 def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int) -> Any:
-    """Return a rank's share of an argument: a slice, the whole, or zeros behind the first rank's term."""
+    """Return a rank's share of an argument: a slice of ``size`` from ``start``, the whole, or, for a term of a sum,
+    zeros on all ranks but the first.
+    """
     if not isinstance(value, Tensor) or part == "whole":
         return value
     if isinstance(part, int):
@@ -49,7 +55,9 @@ def _local_value(value: Any, part: ShardedPart, rank: int, start: int, size: int
 
 
 def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
-    """Return the size of the dim that is cut. None if no dim is, or if two arguments disagree."""
+    """Return the size of the dim that ``rule`` cuts in the arguments of a call. None if no tensor has it, or if two
+    disagree.
+    """
     parts = dict(rule.inputs)
     pairs = [(v, parts.get(a.name)) for a, v in zip(op.spec.args, args, strict=True) if isinstance(v, Tensor)]
     # All cut tensors of a call have the same size along the cut, or the rule does not fit this call.
@@ -60,8 +68,8 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
 def run_shards(
     op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]
 ) -> list[Sequence[Tensor]]:
-    """Return the results of each rank. NotAdmitted if a precondition of the declaration refuses the sizes of a
-    shard.
+    """Return the results of ``run`` on the arguments of each rank. Raises NotAdmitted if a requirement of the
+    declaration refuses the sizes of a shard.
     """
     made = local_args(op, rule, args, sizes)
     for local in made:
@@ -75,12 +83,16 @@ def run_shards(
 
 
 def merge_shards(parts: Sequence[ShardedPart], results: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the outputs of the whole call, from those of the ranks."""
+    """Return the outputs of the whole call, merged from ``results``, those of each rank, as ``parts`` says for each
+    output.
+    """
     return [_merge_column(part, list(column)) for part, column in zip(parts, zip(*results, strict=True), strict=True)]
 
 
 def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
-    """Return one output from those of all ranks: concatenated, taken from one, or reduced."""
+    """Return one output merged from those of all ranks: concatenated along an axis, taken from the first, or reduced by
+    sum, max or min.
+    """
     if isinstance(part, int):
         return torch.cat(column, part)
     if part == "whole":

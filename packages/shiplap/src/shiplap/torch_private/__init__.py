@@ -35,12 +35,14 @@ class Capability:
 
     @property
     def verified(self) -> tuple[str, ...]:
-        """The versions of torch on which a run has shown that it works."""
+        """The versions of torch, such as ``2.13``, on which a test run has shown that this capability (a use of private
+        torch) works.
+        """
         return tuple(version for version, row in read_table().items() if self.name in row["verified"])
 
     @property
     def known(self) -> bool:
-        """Whether it was verified on the installed torch."""
+        """Whether a test run has verified the capability on the installed version of torch."""
         return self.name in verified_on(torch.__version__)
 
 
@@ -101,7 +103,8 @@ CAPABILITIES = (
 
 
 def available(name: str) -> bool:
-    """Whether the capability may be used: a run has verified it on the installed torch.
+    """Return whether the private capability of torch with this name may be used, that is, whether a run has verified it
+    on the installed torch.
 
     A user of a capability with a public way (``Capability.otherwise``) asks this first.
     """
@@ -110,7 +113,8 @@ def available(name: str) -> bool:
 
 @contextmanager
 def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
-    """Enter a FakeTensorMode. With ``symbolic``, the sizes of converted tensors become symbols.
+    """Return a context in which a FakeTensorMode is active, and which yields the mode. With ``symbolic``, the sizes of
+    converted tensors become symbols.
 
     Without ``fallbacks``, torch runs no real kernel on zeros for an op that has no fake, as it does for ops of some
     namespaces.
@@ -124,7 +128,9 @@ def fake_mode(symbolic: bool, *, fallbacks: bool = True) -> Iterator[Any]:
 
 
 def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Tensor:
-    """Return ``tensor`` as a fake of ``mode``. With ``dynamic``, every dim has a symbol."""
+    """Return ``tensor`` as a fake tensor of the fake mode ``mode``. With ``dynamic``, every size is a symbol, otherwise
+    a number.
+    """
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * tensor.dim()) if dynamic else None
@@ -133,7 +139,9 @@ def make_fake_tensor(mode: Any, tensor: torch.Tensor, dynamic: bool) -> torch.Te
 
 
 def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
-    """Return the value of a fake's size, given the values of data-dependent symbols. None if one is missing."""
+    """Return the value of a fake tensor's size, with ``unbacked`` as values of data-dependent symbols by name. None if
+    the value of a symbol is missing.
+    """
     if isinstance(size, int):
         return size
     env, expr = size.node.shape_env, size.node.expr
@@ -145,14 +153,16 @@ def size_value(size: Any, unbacked: dict[str, int]) -> int | None:
 
 
 def _sympy_integer(value: Any) -> Any:
-    """Return a value as sympy's integer."""
+    """Return an integer value as a ``sympy.Integer``."""
     import sympy
 
     return sympy.Integer(int(value))
 
 
 def size_symbol(size: Any) -> str:
-    """Return the name of a size that is one data-dependent symbol, else an empty text."""
+    """Return the name of the symbol, such as ``u0``, if a fake tensor's size is one data-dependent symbol, else an
+    empty text.
+    """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     lone = not isinstance(size, int) and size.node.expr.is_Symbol and free_unbacked_symbols(size)
@@ -160,7 +170,9 @@ def size_symbol(size: Any) -> str:
 
 
 def size_constant(size: Any) -> int | None:
-    """Return the value to which a symbolic size has been specialised by now, or None while it may still vary."""
+    """Return the number to which the compiler has specialised a symbolic size by now, or None while the size may still
+    vary.
+    """
     if isinstance(size, int):
         return size
     expr = size.node.expr
@@ -168,7 +180,7 @@ def size_constant(size: Any) -> int | None:
 
 
 def size_range(size: Any) -> tuple[float, float]:
-    """Return the least and the greatest value that a fake's size may have."""
+    """Return the least and the greatest value that a fake tensor's size may have, infinite where it is not bounded."""
     if isinstance(size, int):
         return size, size
     bounds = size.node.shape_env.bound_sympy(size.node.expr)
@@ -176,6 +188,7 @@ def size_range(size: Any) -> tuple[float, float]:
 
 
 def _finite_bound(value: Any, infinite: float) -> float:
+    """Return a sympy bound as an int, or ``infinite`` if it is one of sympy's or torch's infinities."""
     return int(value) if value.is_Integer else infinite  # sympy's and torch's own infinities are not Integers
 
 
@@ -186,7 +199,9 @@ def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def data_dependent_sizes() -> Iterator[None]:
-    """Keep ops whose output sizes depend on data in the graphs of Dynamo, as users of such ops do."""
+    """Return a context in which Dynamo keeps ops whose output sizes depend on data in its graphs, instead of breaking
+    the graph.
+    """
     import torch._dynamo
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
@@ -194,15 +209,15 @@ def data_dependent_sizes() -> Iterator[None]:
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Mark ``tensor.shape[dim]`` as varying, so that the first other size does not recompile."""
+    """Mark ``tensor.shape[dim]`` as varying for Dynamo, so that a call with another size does not recompile."""
     import torch._dynamo
 
     torch._dynamo.mark_dynamic(tensor, dim)
 
 
 def graph_break_registry() -> Path | None:
-    """Return the file in which torch explains its graph breaks, found without importing the compiler. None if
-    absent.
+    """Return the path of torch's JSON file that explains its graph breaks, found without importing the compiler. None
+    if absent.
     """
     path = Path(torch.__file__).parent / "_dynamo" / "graph_break_registry.json"
     return path if path.is_file() else None
@@ -210,10 +225,15 @@ def graph_break_registry() -> Path | None:
 
 @contextmanager
 def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[None]:
-    """Call ``emit(metadata, payload)`` for each event of the compiler's structured trace."""
+    """Return a context in which ``emit(metadata, payload)`` is called for each event of torch's structured compiler
+    trace.
+    """
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            """Pass the metadata and payload of a trace record on to the ``emit`` of the caller. Other records are
+            ignored.
+            """
             metadata = getattr(record, "metadata", None)
             if isinstance(metadata, dict):
                 emit(metadata, getattr(record, "payload", None) or "")
@@ -235,7 +255,8 @@ def structured_trace(emit: Callable[[dict[str, Any], str], None]) -> Iterator[No
 def capture_graph(
     graph: torch.cuda.CUDAGraph, call: Callable[[], Any], pool: Any, mode: str = "global"
 ) -> tuple[Any, Exception | None]:
-    """Capture ``call`` into ``graph`` on the current stream. Return its result, and the error of a capture that failed.
+    """Capture ``call()`` into the CUDA ``graph`` on the current stream. Return its result, and the exception of a
+    capture that failed or None.
 
     ``torch.cuda.graph`` is not used: it leaves its stream current where the end of the capture raises, and the
     allocator and the generator of the device go on as if they were captured.
@@ -245,6 +266,7 @@ def capture_graph(
     try:
         result = call()
     except Exception as e:
+        # The capture has to be ended all the same.
         failure = e
     try:
         graph.capture_end()
@@ -255,7 +277,9 @@ def capture_graph(
 
 
 def _abandon_capture(device: int, pool: Any) -> None:
-    """Remove the allocator and the generator from a CUDA capture that could not be ended."""
+    """Remove the memory pool and the random generator of ``device`` from a CUDA graph capture that could not be ended,
+    so that later calls work.
+    """
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         with suppress(RuntimeError, AttributeError):  # torch got this far by itself
             getattr(torch._C, name)(device, pool)
@@ -265,7 +289,7 @@ def _abandon_capture(device: int, pool: Any) -> None:
 
 
 def reset_compiler() -> None:
-    """Forget compiled code and counters of this process."""
+    """Drop all code that Dynamo has compiled in this process, and reset its counters and metrics."""
     import torch._dynamo
 
     torch._dynamo.reset()
@@ -274,7 +298,9 @@ def reset_compiler() -> None:
 
 
 def forget_compile_threads() -> None:
-    """Drop Inductor's thread pool in a forked child, where its threads do not exist and submitted work never runs."""
+    """Drop Inductor's thread pool in a forked child, where the pool's threads do not exist and submitted work would
+    never run.
+    """
     if (compiling := sys.modules.get("torch._inductor.async_compile")) is not None:
         compiling.AsyncCompile.pool.cache_clear()
 
@@ -290,7 +316,9 @@ class CompileCounts:
 
 
 def compile_counts() -> CompileCounts:
-    """Return graphs, graph breaks and recompiles, from Dynamo's own counters and per-compile metrics."""
+    """Return the numbers of graphs, graph breaks and recompiles since ``reset_compiler``, and the reasons of the
+    breaks, from Dynamo's counters.
+    """
     from torch._dynamo.utils import counters, get_compilation_metrics
 
     breaks = counters["graph_break"]
@@ -307,11 +335,13 @@ def compile_counts() -> CompileCounts:
 
 
 def cuda_driver_version() -> str:
-    """Return the newest CUDA version that the driver supports (``"13000"``). Empty if torch does not report it."""
+    """Return the newest CUDA version that the installed driver supports, such as ``"13000"``. Empty if torch does not
+    report it.
+    """
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)
     return str(ask()) if ask is not None else ""
 
 
 def in_backward() -> bool:
-    """Return whether this thread is inside a backward pass."""
+    """Return whether this thread is inside a backward pass of autograd."""
     return torch._C._current_graph_task_id() != -1

@@ -39,6 +39,7 @@ class AtenArgument:
 
     @property
     def tensor(self) -> bool:
+        """Whether the type of the argument is a tensor or a list of tensors."""
         return self.type.startswith("Tensor")
 
 
@@ -76,19 +77,22 @@ class AtenDeclaration:
 
     @property
     def identifier(self) -> str:
+        """The name of the overload as a C++ or Python identifier, with ``_`` in place of the dot."""
         return self.name.replace(".", "_")
 
     @property
     def inputs(self) -> tuple[AtenArgument, ...]:
+        """The arguments of the operator without those that are outputs (``out=``)."""
         return tuple(a for a in self.arguments if not a.out)
 
     @property
     def outs(self) -> tuple[AtenArgument, ...]:
+        """The arguments of the operator that are outputs (``out=``)."""
         return tuple(a for a in self.arguments if a.out)
 
 
 def _packaged_folder() -> Path:
-    """Return the folder of torchgen's copies of native_functions.yaml."""
+    """Return the folder in which the package torchgen has its copy of native_functions.yaml."""
     import torchgen
 
     return Path(torchgen.__file__).parent / "packaged" / "ATen" / "native"
@@ -96,7 +100,9 @@ def _packaged_folder() -> Path:
 
 @cache
 def aten_declarations() -> dict[str, AtenDeclaration]:
-    """Return every overload that the installed torch declares, by name. The first call takes about two seconds."""
+    """Return the declaration of every ATen overload of the installed torch, by name such as ``add.out``. The first call
+    takes about two seconds.
+    """
     from torchgen.gen import get_grouped_native_functions, parse_native_yaml
     from torchgen.model import NativeFunction
 
@@ -111,7 +117,9 @@ def aten_declarations() -> dict[str, AtenDeclaration]:
 
 
 def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
-    """Return an operator's declaration from torchgen's function and its group."""
+    """Return the declaration of an operator from torchgen's function ``f``, its group of related overloads and the
+    table of backend kernels.
+    """
     from torchgen.api.types import NativeSignature
     from torchgen.context import native_function_manager
 
@@ -148,7 +156,9 @@ def _make_declaration(f: Any, group: Any, indices: Any) -> AtenDeclaration:
 
 
 def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
-    """Return one argument of an operator: name, type, C++ type, default, whether it is an output or mutated."""
+    """Return one argument of an operator from torchgen's binding. ``outs`` are the names of the arguments that are
+    outputs.
+    """
     # dtype, layout, device and pin_memory share one TensorOptionsArguments; each binding is one of its fields.
     a = getattr(binding.argument, binding.name) if not hasattr(binding.argument, "type") else binding.argument
     annotation = getattr(a, "annotation", None)
@@ -157,7 +167,7 @@ def _make_argument(binding: Any, outs: set[str]) -> AtenArgument:
 
 
 def _make_structured(group: Any, signature: Any) -> StructuredMeta:
-    """Return how the meta function of a structured operator is called."""
+    """Return the C++ class, header and arguments with which the meta function of a structured operator is called."""
     from torchgen.api import meta, structured
     from torchgen.api.translate import translate
 
@@ -171,7 +181,9 @@ def _make_structured(group: Any, signature: Any) -> StructuredMeta:
 
 
 def _composite_kind(f: Any) -> str:
-    """Return whether an operator is composed of others: "implicit", "explicit" or ""."""
+    """Return whether an operator is composed of other operators: "implicit" where autograd sees those, "explicit" where
+    it does not, or an empty text.
+    """
     if f.has_composite_implicit_autograd_kernel:
         return "implicit"
     if f.has_composite_explicit_autograd_kernel or f.has_composite_explicit_autograd_non_functional_kernel:
@@ -180,7 +192,7 @@ def _composite_kind(f: Any) -> str:
 
 
 def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
-    """Whether torch has a CPU kernel of the operator, its own or that of its structured group."""
+    """Return whether torch has a CPU kernel of the operator, its own or that of its structured group."""
     from torchgen.model import DispatchKey
 
     index = indices[DispatchKey.CPU]
@@ -188,7 +200,9 @@ def _has_cpu_kernel(f: Any, group: Any, indices: Any) -> bool:
 
 
 def header_rows() -> Iterator[dict[str, str]]:
-    """Yield ``{declaration, schema, dispatch, default}`` for each line of the wheel's RegistrationDeclarations.h."""
+    """Yield ``{declaration, schema, dispatch, default}`` for each operator in the RegistrationDeclarations.h of the
+    installed torch.
+    """
     header = Path(torch.__file__).parent / "include" / "ATen" / "RegistrationDeclarations.h"
     for line in header.read_text(encoding="utf-8").splitlines():
         declaration, mark, comment = line.rpartition("// {")
@@ -197,7 +211,7 @@ def header_rows() -> Iterator[dict[str, str]]:
 
 
 def registered_schemas() -> dict[str, str]:
-    """Return ``base.overload`` → schema in the running dispatcher, for namespace ``aten``."""
+    """Return the schema of each ``aten`` operator that the running dispatcher has registered, by ``base.overload``."""
     by_name = {}
     for schema in torch._C._jit_get_all_schemas():
         if schema.name.startswith("aten::"):
@@ -207,12 +221,16 @@ def registered_schemas() -> dict[str, str]:
 
 
 def has_kernel(name: str, key: str = "PrivateUse1") -> bool:
-    """Return whether a call of overload ``name`` on dispatch key ``key`` finds a kernel, composite ones included."""
+    """Return whether a call of the ATen overload ``name`` on the dispatch key ``key`` finds a kernel, those of
+    composite operators included.
+    """
     return bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", key))
 
 
 def has_cpu_kernel(name: str) -> bool:
-    """Return whether overload ``name`` has a kernel registered for dense CPU tensors themselves."""
+    """Return whether the ATen overload ``name`` has a kernel that is registered for dense CPU tensors, not a composite
+    one.
+    """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CPU"))
 
 
@@ -220,7 +238,9 @@ def has_cpu_kernel(name: str) -> bool:
 
 
 def op_infos() -> dict[str, Any]:
-    """Return the OpInfo database by full name (``"div.floor_rounding"``)."""
+    """Return torch's OpInfo database, with sample inputs of its operators, by full name such as
+    ``div.floor_rounding``.
+    """
     with patch.object(torch.backends, "disable_global_flags", lambda: None):
         from torch.testing._internal.common_methods_invocations import op_db
 
@@ -228,7 +248,7 @@ def op_infos() -> dict[str, Any]:
 
 
 def module_infos() -> dict[str, Any]:
-    """Return the database of ``torch.nn`` modules by name (``"nn.LSTM"``)."""
+    """Return torch's database of ``torch.nn`` modules with sample inputs, by name such as ``nn.LSTM``."""
     from torch.testing._internal.common_modules import module_db
 
     return {module.name: module for module in module_db}

@@ -51,7 +51,8 @@ _keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_ke
 
 
 def untouched() -> bool:
-    """Return whether no mode, tracer, functionalization or profiler of this thread has to see its calls (1 us).
+    """Return whether no mode, tracer, functionalization or profiler of this thread has to see its calls of operators
+    (takes 1 us).
 
     All of these except the function modes and the profiler set a dispatch key.
     """
@@ -72,8 +73,8 @@ def builtin_of(overload: OpOverload[..., Any]) -> Callable[..., Any]:
 
 
 def in_code(overload: OpOverload[..., Any]) -> Callable[..., Any]:
-    """Return the function that Inductor's code calls for ``overload``, below autograd, as that code records no
-    gradients.
+    """Return the function that Inductor's generated code calls for ``overload``. It runs below autograd where the op
+    has such a form, since that code records no gradients.
     """
     if type(overload) is not torch._ops.OpOverload:
         return overload
@@ -82,8 +83,8 @@ def in_code(overload: OpOverload[..., Any]) -> Callable[..., Any]:
 
 
 def _is_transformed() -> bool:
-    """Return whether a trace, autocast, torch.func or forward-mode AD (a level is open) has to see this thread's
-    calls.
+    """Return whether a trace, autocast, a transform of torch.func, or an open level of forward-mode AD has to see this
+    thread's calls.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag or any_autocast() or functorch_transform() is not None:
         return True
@@ -91,12 +92,12 @@ def _is_transformed() -> bool:
 
 
 def is_compiling() -> bool:
-    """Return whether a trace has to see this call."""
+    """Return whether Dynamo or another tracer of ``torch.compile`` or export traces this call."""
     return bool(is_dynamo_compiling() or compiler._is_compiling_flag)
 
 
 def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Call ``overload``, which records nothing, with gradients off where no argument requires one.
+    """Call ``overload``, which records no gradients, with gradients switched off unless an argument requires one.
 
     Native code cannot read whether a tensor requires a gradient, and passes every call with gradients on to Python.
     Lists are not searched, so an op that takes lists of tensors must not be called like this.
@@ -114,8 +115,8 @@ def without_gradients(overload: OpOverload[..., Any], args: Sequence[Any], kwarg
 
 
 def is_hooked(module: Module) -> bool:
-    """Return whether a call of ``module`` runs more than the ``forward`` of its class: hooks, or a ``forward`` of its
-    own.
+    """Return whether a call of ``module`` runs more than the ``forward`` of its class, that is hooks or a ``forward``
+    set on the instance.
     """
     own: Any = module
     hooks = own._forward_hooks or own._forward_pre_hooks or own._backward_hooks or own._backward_pre_hooks
@@ -123,7 +124,7 @@ def is_hooked(module: Module) -> bool:
 
 
 def is_last_backward() -> bool:
-    """Return whether an eager backward is running that no other can follow, since its graph is not kept.
+    """Return whether an eager backward is running that is the last of its graph, because the graph is not kept.
 
     A tensor that an op returned for its backward alone may then be written to.
     """
@@ -131,8 +132,8 @@ def is_last_backward() -> bool:
 
 
 def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether no gradient, autocast, transform or trace has to see this call, so that it may go below
-    autograd.
+    """Return whether no gradient, autocast, transform or trace has to see a call with these arguments, so that it may
+    go below autograd.
     """
     if _is_transformed():
         return False
@@ -140,7 +141,9 @@ def is_plain_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def is_recorded_call(args: Sequence[Any]) -> bool:
-    """Return whether autograd alone has to see this call of plain tensors."""
+    """Return whether nothing besides autograd has to see a call with these arguments, all of them plain tensors or
+    other values.
+    """
     if _is_transformed() or not untouched():
         return False
     kinds = {*map(type, args)} - _PLAIN
@@ -151,8 +154,8 @@ _CASTING = ("cpu", "cuda")  # the device types whose autocast is found without t
 
 
 def autocast_alone(args: Sequence[Any]) -> str | None:
-    """Return the device type whose autocast has to see this call of plain tensors, if nothing else does but
-    autograd.
+    """Return the device type whose autocast has to see this call of plain tensors, if nothing else does but autograd,
+    else None.
     """
     if is_dynamo_compiling() or compiler._is_compiling_flag or functorch_transform() is not None:
         return None
@@ -164,12 +167,12 @@ def autocast_alone(args: Sequence[Any]) -> str | None:
 
 
 def is_autocast_on(kind: str) -> bool:
-    """Whether autocast of the device type ``kind`` sees the calls of this thread."""
+    """Return whether autocast of the device type ``kind`` sees the calls of this thread."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def is_in_autocast_region(kind: str) -> bool:
-    """Whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
+    """Return whether this thread is in an autocast region, of the device type ``kind`` where that can be known.
 
     The calls that autocast and fake tensors make exclude autocast, so that torch says that it is off. The depth of
     nested regions still counts the one around them, which torch gives only as the result of a change.
@@ -193,42 +196,48 @@ def call_outside_autocast(function: Callable[..., Returned], *args: Any) -> Retu
 
 
 class DirectCall(Generic[P, R]):
-    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``call_dispatcher``.
+    """The call of an op: ``call_kernel`` if only a kernel has to see the call, else ``_call_dispatcher``.
 
     Attributes:
         can_skip_dispatcher: whether ``call_kernel`` is below autograd and autocast, so that both are checked here.
-        record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
+        _record_plain_call: calls its first argument with the others, and records that for autograd. None if more is
             needed.
-        record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
+        _record_natively: records a call in C++, where native code does. It goes through torch's dispatcher.
         overload: the torch op, which represents a call in a graph.
     """
 
     can_skip_dispatcher: bool
     overload: OpOverload[..., Any]
     call_kernel: Callable[..., Tensor | tuple[Tensor, ...] | None]  # of positional arguments
-    record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
-    record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    _record_plain_call: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
+    _record_natively: Callable[..., Tensor | tuple[Tensor, ...] | None] | None = None
 
-    def call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
-        """Make any call that ``call_kernel`` cannot serve."""
+    def _call_dispatcher(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | tuple[Tensor, ...] | None:
+        """Make a call through torch's dispatcher, which ``call_kernel`` cannot serve because a gradient, a mode or a
+        transform has to see it, and return its results.
+        """
         raise NotImplementedError
 
-    def call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call that Dynamo traces."""
+    def _call_traced(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Make a call that Dynamo traces: the registered overload itself, which becomes one node of the graph."""
         return self.overload(*args, **kwargs)
 
-    def explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
-        """Raise the error behind a call that failed, if it says more than ``cause`` does.
+    def _explain_failure(self, args: Sequence[Any], kwargs: Mapping[str, Any], cause: Exception) -> bool:
+        """Raise the error of the declaration behind a call that failed with ``cause``, if it says more than ``cause``
+        does.
 
         Return True if a missing part has been added, so that the call is to be made once more.
         """
         raise NotImplementedError
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the op by the shortest way that serves these arguments: the kernel alone, a kernel that autograd
+        records, or the dispatcher.
+        """
         if is_dynamo_compiling():
             # It traces each line of ours, at every call of an op. Since 2.14, it also traces the handlers of an error
-            # that a fake raises: `explain_failure` would hide that error behind whatever cannot be traced in it.
-            traced: R = self.call_traced(args, kwargs)
+            # that a fake raises: `_explain_failure` would hide that error behind whatever cannot be traced in it.
+            traced: R = self._call_traced(args, kwargs)
             return traced
         result: Tensor | tuple[Tensor, ...] | None
         try:
@@ -242,27 +251,27 @@ class DirectCall(Generic[P, R]):
                     and (any_autocast() or functorch_transform() is not None or forward._current_level >= 0)
                 )
             ):
-                result = self.call_dispatcher(args, kwargs)
+                result = self._call_dispatcher(args, kwargs)
             elif not self.can_skip_dispatcher or not is_grad_enabled() or not any_requires_grad(*args):
                 result = self.call_kernel(*args)
-            elif (native := self.record_natively) is not None:
+            elif (native := self._record_natively) is not None:
                 result = native(*args)
             elif (
-                (recorded := self.record_plain_call) is None
+                (recorded := self._record_plain_call) is None
                 or not _SIMPLE.issuperset(map(type, args))
                 or not untouched()
             ):
-                result = self.call_dispatcher(args, kwargs)
+                result = self._call_dispatcher(args, kwargs)
             else:
                 result = recorded(self.call_kernel, *args)
             return result  # type: ignore[return-value] # it is what the declaration says
         except (RuntimeError, TypeError) as e:
-            if self.explain_failure(args, kwargs, e):
+            if self._explain_failure(args, kwargs, e):
                 return DirectCall.__call__(self, *args, **kwargs)
             raise
         except ValueError as e:  # a refused argument, which says itself what is wrong unless autocast has a part in it
             if any_autocast():
-                self.explain_failure(args, kwargs, e)
+                self._explain_failure(args, kwargs, e)
             raise
 
 
@@ -304,7 +313,9 @@ def outside_modes(*owners: Tensor) -> Iterator[None]:
 
 
 def _leave_modes(stack: ExitStack, owners: Iterable[Tensor]) -> None:
-    """Leave transforms, modes, torch functions and autocast until ``stack`` is closed."""
+    """Leave the transforms of torch.func, dispatch modes, torch functions and autocast of this thread until ``stack``
+    is closed.
+    """
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     stack.enter_context(temporarily_clear_interpreter_stack())
@@ -324,6 +335,7 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
     @wraps(function)
     def built(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Built:
+        """Call the function outside of all modes, or directly while Dynamo traces the call."""
         if is_dynamo_compiling():
             return function(*args, **kwargs)
         with outside_modes(*_tensors_among((*args, *kwargs.values()))):
@@ -333,7 +345,9 @@ def built_outside_modes(function: Callable[Parameters, Built]) -> Callable[Param
 
 
 def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the tensors of values, modules and objects with ``tensors``, not those of submodules."""
+    """Yield the tensors among ``values``: tensors, own parameters and buffers of modules, and members of ``tensors`` of
+    other objects.
+    """
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -344,7 +358,9 @@ def _tensors_among(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _belongs_to_mode(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` is fake, of a subclass, wrapped by a transform, or an input of a running trace."""
+    """Return whether ``tensor`` is fake, of another subclass, wrapped by a transform, or an input of a running trace,
+    so that it belongs to a mode.
+    """
     if type(tensor) not in _PLAIN or torch._is_functional_tensor(tensor):
         return True
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):

@@ -38,6 +38,7 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Make the call, then increment the version counter of each written argument, and return the result."""
         result = call(*args, **kwargs)
         for i in places:
             if i < len(args) and args[i] is not None:
@@ -48,7 +49,7 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
 
 
 def keep_from_dynamo(function: Implementation) -> Implementation:
-    """Return ``function``, of which Dynamo compiles no frame, nor of what it calls.
+    """Mark ``function`` so that Dynamo compiles no frame of it, nor of what it calls, and return it.
 
     Where a graph breaks at an op, torch calls the op while Dynamo compiles each frame that runs, for seconds. With
     ``torch.compiler.disable`` it would not either, but each call would take two frames more.
@@ -61,15 +62,17 @@ def keep_from_dynamo(function: Implementation) -> Implementation:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the number of writes to ``tensor`` that torch has counted. A tensor made in inference mode has no count:
-    0.
+    """Return the version counter of ``tensor``, the number of writes to it that torch has counted; 0 for one made in
+    inference mode, which has no counter.
     """
     return 0 if tensor.is_inference() else tensor._version
 
 
 @contextmanager
 def counting_writes() -> Iterator[None]:
-    """Make torch count writes within the block, as in eager code. Below a compiled graph torch does not count them."""
+    """Return a context in which torch counts writes to tensors, as in eager code. Below a compiled graph torch does not
+    count them.
+    """
     if not _is_off(_COUNTS):
         yield
         return
@@ -113,12 +116,14 @@ def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
 
 
 def _files_of(operator: str) -> list[str]:
-    """Return the Python files that registered something for an operator."""
+    """Return the Python files that have registered a kernel for the ATen operator, from the dispatcher's dump."""
     return re.findall(r"registered at (\S+\.py):\d+", str(torch._C._dispatch_dump(f"aten::{operator}")))
 
 
 def name_of_edition(name: str, edition: int) -> str:
-    """Return torch's name of ``name`` with the ``edition``-th schema that was declared for it in this process."""
+    """Return the name under which torch has ``name`` with the ``edition``-th schema that was declared for it in this
+    process: ``name__2`` for the second.
+    """
     base, dot, overload = name.partition(".")
     return name if edition == 1 else f"{base}__{edition}{dot}{overload}"
 
@@ -132,6 +137,7 @@ class Registrations:
     """
 
     def __init__(self, namespace: str, edition: int = 1) -> None:
+        """Open a fragment of the torch library ``namespace``, in which names get the suffix of ``edition``."""
         self.namespace, self.edition = namespace, edition
         library: Any = Library  # torch gives it no types
         self._library = library(namespace, "FRAGMENT")
@@ -146,23 +152,26 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Return new registrations for a schema that ``name`` has not had in this process."""
+        """Return a new registration of ``name`` in ``namespace``, with the next edition, since torch admits one schema
+        for a name in a process.
+        """
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)
 
     def define(self, schema: str, tags: Sequence[torch.Tag] = ()) -> None:
-        """Define an op by its schema, which begins with its name."""
+        """Define an op with torch by its schema, which begins with the op's name."""
         name, opening, rest = schema.partition("(")
         self._defined.append(name)
         self._writing |= {name} if "!)" in schema else set()
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
+        """Return torch's name of the op ``name`` in the edition of these registrations."""
         return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """Return the op ``name``, or ``name.overload``. Torch looks for overloads once: all have to be defined by
-        now.
+        """Return the overload ``name`` or ``name.overload`` as callers get it, with translated errors and short ways
+        around autograd where they apply.
         """
         base, _, suffix = self._named(name).partition(".")
         packet: Any = getattr(getattr(torch.ops, self.namespace), base)
@@ -187,6 +196,7 @@ class Registrations:
                 if a.alias_info is not None and a.alias_info.is_write
             ]
             short = with_write_counts(short, written) if written else short
+        # ``torch.ops.ns.name`` calls the function of the packet, and not that of its overload.
         for each in (overload,) if suffix else (packet, overload):
             check, plain = self._checks[name], partial(self._leave_autocast, name, each._op)
             told = (
@@ -213,7 +223,8 @@ class Registrations:
             return plain(*args, **kwargs)
 
     def _wrap(self, op: Any, packet: Any, function: Implementation) -> None:
-        """Calls of ``op`` are calls of ``function``.
+        """Make Python calls of ``op``, an overload or its packet, call ``function``, in place of torch's own function
+        for it.
 
         A call of ``torch.ops.ns.name`` without gradients is a seventh shorter by this where a Python kernel serves it
         (torch 2.13, AMD EPYC, 2026-11-28), and native errors keep their classes. Torch has no public hook for either.
@@ -224,24 +235,30 @@ class Registrations:
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show_to_modes(self, name: str, above: str) -> None:
-        """Show ``above`` in place of ``name``, its part below autograd, to modes, tensor subclasses and graphs."""
+        """Make modes, tensor subclasses and graphs see the op ``above`` in place of ``name``, the part of it below
+        autograd.
+        """
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
+            """Dispatch the call again as one of ``above``, below autograd."""
             with torch._C._AutoDispatchBelowAutograd():
                 return self.overload(above).redispatch(keys, *args, **kwargs)
 
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Register ``refusal``, which maps a RuntimeError of a call of ``name`` to the error that callers get, or None.
+        """Register ``refusal``, which maps a RuntimeError of a call of ``name`` to the error that callers get, or None
+        to keep the first.
 
         ``check`` gets the arguments before torch converts them.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
     def publish(self) -> None:
-        """Make ``torch.ops.<namespace>.<name>`` the op of this edition, for all ops that it defines."""
+        """Make ``torch.ops.<namespace>.<name>`` the op of this edition, for each op defined here, in place of an
+        earlier edition.
+        """
         namespace = getattr(torch.ops, self.namespace)
         for name in self._defined if self.edition > 1 else ():
             base, _, suffix = name.partition(".")
@@ -264,7 +281,7 @@ class Registrations:
         return self.overload(name)
 
     def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
-        """Register the implementation for every device type, below autograd and autocast.
+        """Register ``function`` as the implementation of the op for every device type, below autograd and autocast.
 
         ``check`` gets the arguments of an op that writes before copies are made of lazily conjugated and negated ones,
         in which nobody would see that two of them share memory.
@@ -275,7 +292,9 @@ class Registrations:
             self._library.impl(self._named(name), partial(self._write_resolved, name, check), key)
 
     def _write_resolved(self, name: str, check: Check | None, /, *args: Any, **kwargs: Any) -> Any:
-        """Call an op that writes with copies of lazily conjugated and negated tensors, and copy what it wrote back."""
+        """Call an op that writes to arguments with plain copies of lazily conjugated and negated tensors, and copy what
+        it wrote back into these.
+        """
         if check is not None:
             check(args, kwargs)
         overload, given = self.overload(name), [*args, *kwargs.values()]
@@ -286,34 +305,43 @@ class Registrations:
         for key, old, new in zip([*(a.name for a in schema[: len(args)]), *kwargs], given, plain, strict=True):
             pairs = zip(old, new, strict=True) if isinstance(old, (list, tuple)) else [(old, new)]
             for mine, copy in pairs if key in written else ():
+                # A tensor that was plain has been written to directly.
                 if mine is not copy:
                     mine.copy_(copy)
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register the implementation by other ops, which every transform and trace sees in place of this one."""
+        """Register ``function``, which computes the op by other ops; every transform and trace sees those in place of
+        this op.
+        """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def map(self, name: str, function: Implementation, *, always: bool = False) -> None:
-        """Register the implementation for tensors that ``torch.vmap`` maps over, or for all within it."""
+        """Register ``function`` as the implementation for tensors over which ``torch.vmap`` maps, with ``always`` for
+        every call inside ``torch.vmap``.
+        """
         for key in ("FuncTorchBatched", *(("FuncTorchVmapMode",) if always else ())):
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
 
     def fake(self, name: str, function: Implementation) -> None:
-        """Register the implementation for tensors without data."""
+        """Register ``function`` as the fake implementation, for tensors without data."""
         torch.library.register_fake(f"{self.namespace}::{self._named(name)}", function, lib=self._library)
 
     def register_autograd(self, name: str, function: Implementation) -> None:
-        """Register the implementation that autograd calls: ``function(dispatch key set, *args)``."""
+        """Register ``function(dispatch key set, *args)`` as the implementation that autograd calls for the op."""
         self._library.impl(self._named(name), keep_from_dynamo(function), "Autograd", with_keyset=True)
 
     def skip_autograd(self, name: str) -> None:
-        """Send calls directly below autograd: the implementation handles gradients, or there are none."""
+        """Send calls of the op directly below autograd, because the implementation handles gradients itself or there
+        are none.
+        """
         self._library.impl(self._named(name), torch.library.fallthrough_kernel, "Autograd")
 
     def register_autocast(self, name: str, overload: Overload, cast: Cast) -> None:
-        """Under ``torch.autocast`` of any device type call ``overload`` with what ``cast`` returns."""
+        """Register that, under ``torch.autocast`` of any device type, a call of ``name`` calls ``overload`` with the
+        arguments that ``cast`` returns.
+        """
         self._casts[name] = cast
         for device_type, key in _AUTOCAST_KEYS.items():
             kernel = _autocast_kernel(overload, device_type, cast)
@@ -321,7 +349,9 @@ class Registrations:
 
 
 def _without_marks(value: Any) -> Any:
-    """Return tensors without the lazy marks of conjugates and negations: copies of those that have one."""
+    """Return a tensor, or a list of values, with copies in place of lazily conjugated and negated tensors. Other values
+    stay.
+    """
     if isinstance(value, (list, tuple)):
         return [_without_marks(v) for v in value]
     return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
@@ -330,13 +360,14 @@ def _without_marks(value: Any) -> Any:
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return ``plain``, the function of an op, with errors of ours: ``refusal`` maps a RuntimeError to a
-    ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
+    """Return a function that calls ``plain``, the function of an op, with errors of ours: ``refusal`` maps a
+    RuntimeError to a ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Check the arguments, make the call, and raise the error that ``refusal`` returns for a RuntimeError."""
         try:
             if check is not None:
                 check(args, kwargs)
@@ -365,7 +396,7 @@ def _below_autograd(
     active.
 
     Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
-    of ``dispatcher_calls.ShortCut``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
+    of ``dispatcher_calls.DirectCall``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
     op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments. ``leave`` is
     called in place of ``plain`` under both autocast and torch.func.
     """
@@ -380,6 +411,9 @@ def _below_autograd(
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        """Call ``raw`` directly if neither autograd nor a tool is active, otherwise check the arguments and call
+        ``plain`` or ``leave``.
+        """
         try:
             if (
                 kwargs
@@ -418,6 +452,9 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:  # one frame: compiled code pays for it at every op
+        """Call ``above`` if a gradient or a tangent is needed, otherwise ``plain``, and raise the error that
+        ``refusal`` returns for a RuntimeError.
+        """
         try:
             if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
                 return above(*args, **kwargs)
@@ -433,16 +470,19 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
 
 
 def find_overload(namespace: str, name: str) -> Overload | None:
-    """Return a registered op, or None."""
+    """Return the registered overload ``name`` or ``name.overload`` of a namespace, or None if there is none."""
     base, _, suffix = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return None if packet is None else getattr(packet, suffix or "default", None)
 
 
 def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implementation:
-    """Return the autocast kernel of an overload: it casts the arguments and calls below autocast."""
+    """Return the autocast kernel of an overload for ``device_type``, which converts the arguments by ``cast`` and calls
+    the overload below autocast.
+    """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Convert the arguments and call the overload with autocast off."""
         args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
         with torch._C._DisableAutocast():
             return getattr(overload._op, "cast", overload)(*args, **kwargs)
@@ -456,7 +496,9 @@ def registered_names() -> frozenset[str]:
 
 
 def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
-    """Return whether ``torch.ops`` or one of its objects has an attribute of its own where this op would be found."""
+    """Return whether one of the names of this op is taken in ``torch.ops`` by an attribute of torch's own, so that the
+    op could not be found there.
+    """
     levels = (
         (torch.ops, namespace, torch._ops._OpNamespace),
         (torch.ops.aten, name, torch._ops.OpOverloadPacket),
@@ -469,13 +511,15 @@ def is_torch_attribute(namespace: str, name: str, overload: str) -> bool:
 
 
 def _custom_op_definition(name: str) -> Any:
-    """Return torch's record of an op of ``torch.library.custom_op``, or None for another op."""
+    """Return torch's definition object of an op made by ``torch.library.custom_op``, or None for another op."""
     custom = sys.modules.get("torch._library.custom_ops")
     return getattr(custom, "OPDEFS", {}).get(name.removesuffix(".default"))
 
 
 def custom_op_module(name: str) -> str:
-    """Return the module of the Python function behind an op of ``torch.library.custom_op``; empty for another op."""
+    """Return the name of the module whose Python function is an op of ``torch.library.custom_op``; empty for another
+    op.
+    """
     return str(getattr(getattr(_custom_op_definition(name), "_init_fn", None), "__module__", ""))
 
 
@@ -488,7 +532,9 @@ def library_namespaces(package: str) -> frozenset[str]:
 
 
 def is_composite(name: str) -> bool:
-    """Return whether the op consists of other ops, so that a dispatch mode sees those in place of it."""
+    """Return whether the op ``namespace::name`` is composed of other ops, so that a dispatch mode sees those in place
+    of it.
+    """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
@@ -499,12 +545,12 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys for which an op has an implementation of its own."""
+    """Return the dispatch keys, among those in ``_KEYS``, for which an op has a kernel of its own."""
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def has_gradient(name: str) -> bool:
-    """Return whether torch has a gradient of an op.
+    """Return whether torch has a gradient formula for the op ``namespace::name``.
 
     Each op of ``torch.library.custom_op`` has a kernel for autograd. Where no formula was registered, it raises an
     error in the backward.
@@ -516,7 +562,7 @@ def has_gradient(name: str) -> bool:
 
 
 def has_meta_kernel(name: str) -> bool:
-    """Return whether a call with meta tensors finds an implementation."""
+    """Return whether a call of the op with tensors on the meta device finds an implementation."""
     namespace, _, rest = name.partition("::")
     op: Overload | None = find_overload(namespace, rest)
     return op is not None and bool(torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta"))

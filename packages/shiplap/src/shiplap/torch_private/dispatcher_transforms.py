@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class AutogradFunction(Protocol):
     """An ``autograd.Function``: ``apply`` calls its forward and records it."""
 
-    def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None: ...
+    def apply(self, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
+        """Return the results of the forward on ``args``, and record the call for the backward."""
+        ...
 
 
 def make_autograd_function(name: str, members: dict[str, Any]) -> AutogradFunction:
-    """Return an ``autograd.Function`` of that name."""
+    """Return a new subclass of ``torch.autograd.Function`` with this name and these members."""
     made: Any = type(name, (torch.autograd.Function,), members)
     recorder: AutogradFunction = made
     return recorder
@@ -58,7 +60,9 @@ def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
 
 
 def is_tracked(tensor: Tensor) -> bool:
-    """Return whether an open level, or plain autograd, records operations on the tensor, or follows its tangent."""
+    """Return whether plain autograd or an open level of torch.func records operations on the tensor, or forward-mode AD
+    has a tangent of it.
+    """
     if not is_transform_active():
         return tensor.requires_grad
     *levels, base = _transform_layers(tensor)
@@ -67,7 +71,9 @@ def is_tracked(tensor: Tensor) -> bool:
 
 
 def is_differentiated(tensor: Tensor) -> bool:
-    """Return whether a derivative by the tensor may be needed."""
+    """Return whether a derivative with respect to the tensor may be needed, by autograd, torch.func or
+    forward-mode AD.
+    """
     if torch.compiler.is_dynamo_compiling() or not is_transform_active():
         return torch.is_grad_enabled() and tensor.requires_grad
     layers = [t for t in _transform_layers(tensor) if not _FUNCTORCH.is_batchedtensor(t)]
@@ -75,7 +81,9 @@ def is_differentiated(tensor: Tensor) -> bool:
 
 
 def graph_nodes(tensor: Tensor) -> list[Any]:
-    """Return the node of each graph in which the tensor is a result: one for each level that records it."""
+    """Return the autograd nodes whose result the tensor is, one for each level of torch.func, and plain autograd, that
+    records it.
+    """
     return [t.grad_fn for t in _transform_layers(tensor) if t.grad_fn is not None]
 
 
@@ -83,7 +91,9 @@ _FUNCTORCH: Any = torch._C._functorch
 
 
 def _transform_layers(tensor: Tensor) -> list[Tensor]:
-    """Return the tensor and the values of its wrappers, of which each level of torch.func adds one."""
+    """Return the tensor, then the tensor inside each wrapper that a level of torch.func has put around it, down to the
+    plain one.
+    """
     layers = [tensor]
     while _FUNCTORCH.is_functorch_wrapped_tensor(layers[-1]):
         layers.append(_FUNCTORCH.get_unwrapped(layers[-1]))
@@ -91,11 +101,14 @@ def _transform_layers(tensor: Tensor) -> list[Tensor]:
 
 
 def _is_open(tensor: Tensor) -> bool:
+    """Return whether the tensor is a wrapper of a gradient level of torch.func that has not ended."""
     return bool(_FUNCTORCH.is_gradtrackingtensor(tensor) and _FUNCTORCH.maybe_get_level(tensor) > 0)
 
 
 def _unbatched(tensor: Tensor) -> Tensor:
-    """Return the tensor under the wrappers of ``torch.vmap``, for which torch cannot unpack a dual one."""
+    """Return the tensor inside the wrappers of ``torch.vmap``, since torch cannot unpack the tangent of a wrapped
+    one.
+    """
     while _FUNCTORCH.is_batchedtensor(tensor):
         tensor = _FUNCTORCH.get_unwrapped(tensor)
     return tensor
@@ -112,7 +125,9 @@ def carries_tangent(values: Iterable[Any]) -> bool:
 
 
 def with_tangents(values: Any, other: Any) -> Any:
-    """Return ``values``, tensors, lists of them and numbers, with the tangents of ``other``."""
+    """Return ``values`` (tensors, lists of them or numbers) as dual tensors with the tangents of the tensors at the
+    same places in ``other``.
+    """
     if not isinstance(values, Tensor):
         if not isinstance(values, (list, tuple)):
             return values
@@ -124,10 +139,13 @@ def with_tangents(values: Any, other: Any) -> Any:
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
-    """Return the call of ``overload`` below autograd at this level. Transforms further out see all of it."""
+    """Return a function that calls ``overload`` below autograd at this level of torch.func. Transforms further out see
+    the call.
+    """
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 
     def below(*args: Any, **kwargs: Any) -> Any:
+        """Dispatch the call below autograd, with gradients and tangents enabled for the transforms further out."""
         with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # a Function's forward has both off
             return redispatch(*args, **kwargs)
 
@@ -135,8 +153,8 @@ def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
 
 
 def level_function(name: str, members: dict[str, Any]) -> AutogradFunction:
-    """Return an ``autograd.Function`` that records at one level of torch.func, as the formulas of torch's own ops
-    do.
+    """Return a new ``autograd.Function`` class with this name and these members that records at one level of
+    torch.func, as the formulas of torch's own ops do.
     """
     made: Any = type(name, (_SingleLevelFunction,), members)
     recorder: AutogradFunction = made
@@ -144,7 +162,9 @@ def level_function(name: str, members: dict[str, Any]) -> AutogradFunction:
 
 
 def apply_at_level(function: AutogradFunction, *args: Any) -> Tensor | tuple[Tensor, ...] | None:
-    """Record a call of a :func:`level_function`."""
+    """Call a :func:`level_function` so that the current level of torch.func records the call, and return its
+    results.
+    """
     from torch._functorch.utils import enable_single_level_autograd_function
 
     with enable_single_level_autograd_function():
@@ -167,13 +187,17 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
     tools: Any = torch._C._functorch
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        """Call ``function`` with access to the samples of this call, and return its results as mapped tensors."""
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
         interpreter: Any = retrieve_current_functorch_interpreter()
         level = interpreter.level()
 
         def sample(index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            """Return the positional and keyword arguments of the sample at ``index``."""
+
             def pick(value: Any) -> Any:
+                """Return a view of the sample in a mapped tensor, and any other value unchanged, also inside lists."""
                 if isinstance(value, (list, tuple)):
                     return [pick(v) for v in value]
                 if not isinstance(value, Tensor):
@@ -184,6 +208,7 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
             return tuple(pick(a) for a in args), {k: pick(v) for k, v in kwargs.items()}
 
         def wrap(value: Any) -> Any:
+            """Return results, whose first dim has the samples, as tensors over which the current level maps."""
             if isinstance(value, (list, tuple)):
                 return type(value)(wrap(v) for v in value)
             return tools._add_batch_dim(value, 0, level) if isinstance(value, Tensor) else value

@@ -26,19 +26,20 @@ def is_dtensor(value: Any) -> bool:
 
 
 def lacks_strategy(cause: Exception) -> bool:
-    """Return whether a call failed because DTensor has no rules for an op."""
+    """Return whether ``cause``, the error of a call, says that DTensor has no sharding rules for an op."""
     return UNKNOWN in str(cause)
 
 
 def has_plain_tensors(cause: Exception) -> bool:
-    """Return whether a call failed because it got DTensors and other tensors."""
+    """Return whether ``cause``, the error of a call, says that it got DTensors together with plain tensors."""
     return MIXED in str(cause)
 
 
 def register_sharding_rules(
     overloads: Iterable[Overload], first_scalar: int, find: Callable[..., Sequence[CallPlacements]]
 ) -> None:
-    """Register ``find(mesh_sizes, *args)``, which returns the ways to shard a call, for one dimension of a mesh.
+    """Register for ops with DTensor the function ``find(mesh_sizes, *args)``, which returns the ways to shard a call
+    over one dimension of a mesh.
 
     Args:
         overloads: the ops to register.
@@ -55,7 +56,10 @@ def register_sharding_rules(
     uneven: dict[str, Any] = {"allow_uneven_sharding": True} if "allow_uneven_sharding" in known else {}
 
     def strategy(schema: Any) -> Any:
+        """Return DTensor's strategy for one call: all ways to shard it over each dimension of the mesh."""
+
         def seen(arg: Any) -> Any:
+            """Return the spec, with shape and placements, of a tensor argument, and other arguments unchanged."""
             return arg.strategies[0].output_spec if isinstance(arg, OpStrategy) else arg
 
         mesh = schema.get_mesh_from_args()

@@ -20,7 +20,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def constant_result(function: Function) -> Function:
-    """Mark a function whose result a graph takes as a constant: ``torch.compiler.assume_constant_result``.
+    """Mark ``function`` as one whose result a graph takes as a constant, as ``torch.compiler.assume_constant_result``
+    does, and return it.
 
     The function of torch (2.11 to 2.15) sets this mark and nothing else, and imports all of Dynamo for it, which takes
     as long as the import of torch.
@@ -30,8 +31,8 @@ def constant_result(function: Function) -> Function:
 
 
 def is_folded(node: Node) -> bool:
-    """Return whether Inductor computes results that depend on ``node`` alone while it compiles: true for frozen
-    parameters.
+    """Return whether Inductor computes the value of ``node`` while it compiles, because it depends on frozen parameters
+    alone.
 
     This holds for graphs ahead of autograd, while they are compiled. Dynamo needs the setting as well:
     ``options={"freezing": True}`` comes too late, and parameters stay inputs.
@@ -49,7 +50,8 @@ _KEEPS_OBJECTS = (2, 13)  # since then Dynamo makes outputs of the tensors in an
 
 @constant_result
 def checkpoints_keep_objects() -> bool:
-    """Return whether a function that is checkpointed in a graph may return objects of its own that hold tensors.
+    """Return whether a function inside ``torch.utils.checkpoint`` in a compiled graph may return objects of its own
+    that hold tensors.
 
     The result is a constant of the graph. Before torch 2.13 this needs
     ``torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint``, and without it the graph does not run.
@@ -62,14 +64,15 @@ def checkpoints_keep_objects() -> bool:
 
 
 def cudagraph_skips() -> int:
-    """Return how often Inductor has run a region without the requested CUDA graph, since ``reset_compiler``."""
+    """Return how often Inductor has run a region without the requested CUDA graph since ``reset_compiler``."""
     from torch._dynamo.utils import counters
 
     return int(counters["inductor"].get("cudagraph_skips", 0))
 
 
 def cudagraph_inputs() -> int:
-    """Return the number of inputs that torch copies before each replay, since ``reset_compiler``.
+    """Return the number of inputs that CUDA graphs of Inductor copy before each replay, recorded since
+    ``reset_compiler``.
 
     0 means that no graph was recorded. The number is only meaningful for a function with at least one input that is
     neither parameter nor buffer.
@@ -84,7 +87,8 @@ _CACHES_CHECKS = (2, 13)  # since then a graph that asserts something with torch
 
 
 def prepare_cache_keys() -> None:
-    """Make this process look for graphs and kernels under the keys of others. Called before compile caches are read.
+    """Make this process compute the same keys for cached graphs and kernels as other processes do. Called before
+    compile caches are read.
 
     Triton's key holds the version of the assembler. Inductor selects torch's own assembler when it compiles a kernel in
     this process and not in a worker, which depends on the contents of the caches. The assembler is therefore selected
@@ -102,7 +106,9 @@ def prepare_cache_keys() -> None:
 
 
 def _name_unsafe_folder() -> None:
-    """Give a notice if another user could have written Inductor's cache, which holds pickles and compiled code."""
+    """Issue a notice if another user could have written Inductor's cache folder, which holds pickles and compiled
+    code.
+    """
     from torch._inductor.runtime import cache_dir_utils
 
     from shiplap import safe_io
@@ -120,7 +126,8 @@ def _name_unsafe_folder() -> None:
 
 
 def keep_calls_apart(overload: Any) -> None:
-    """Let the partitioner of training graphs keep equal calls of an op that draws numbers, as it keeps torch's own.
+    """Make the partitioner of training graphs keep equal calls of the random op ``overload`` apart, as it keeps those
+    of torch's own random operators.
 
     Up to torch 2.13 at least, it merges equal calls of all but the operators of a list, whatever their tags say.
     """
@@ -131,20 +138,22 @@ def keep_calls_apart(overload: Any) -> None:
 
 
 def is_packaging() -> bool:
-    """Return whether a package is being made right now. Imports nothing."""
+    """Return whether an AOTInductor package is being compiled right now. Imports nothing."""
     inductor = sys.modules.get("torch._inductor.virtualized")
     return inductor is not None and bool(inductor.V.aot_compilation)
 
 
 def compile_package(program: torch.export.ExportedProgram, path: Path, options: Mapping[str, object]) -> None:
-    """Compile an exported program into an AOTInductor package."""
+    """Compile an exported program into an AOTInductor package at ``path``, with these options of Inductor."""
     import torch._inductor as inductor
 
     inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=dict(options))
 
 
 def processor_features() -> tuple[str, ...]:
-    """Return the features of the processor that Inductor compiles for here, as compilers of C name them."""
+    """Return the vector features of the processor for which Inductor compiles here, such as ``avx2`` and ``fma``, as
+    options of C compilers name them.
+    """
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     names = str(pick_vec_isa()).lower()

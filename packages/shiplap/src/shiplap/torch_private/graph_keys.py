@@ -78,8 +78,8 @@ _keys: list[Key] = []
 
 
 def install_graph_key(key: Key) -> None:
-    """Make ``key(operators)`` part of the key of every graph, from now on and in all threads. An empty text adds
-    nothing.
+    """Make the text ``key(operators of the graph)`` part of the cache key of every compiled graph, from now on and in
+    all threads. An empty text adds nothing.
 
     Called before compile caches are read, at each trace of an op. Torch has the modules loaded by then.
     """
@@ -96,7 +96,9 @@ def install_graph_key(key: Key) -> None:
 
 
 def _reduce_key_details(details: Any) -> Any:
-    """Return the pickled form of torch's object with the details of a key."""
+    """Return the form in which torch's object with the details of a cache key is pickled: with the text of the
+    installed key, or as usual where the text is empty.
+    """
     try:
         text = _keys[0](operators_of(details))
     except Exception as e:  # torch compiles without its caches then, and logs why
@@ -105,12 +107,16 @@ def _reduce_key_details(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return both parts of a key, with which a graph that has ops is pickled."""
+    """Return its arguments. A cache key contains a reference to this function where a graph has ops of ours, and is
+    never unpickled.
+    """
     return text, details  # only its name is in a key, which is never unpickled
 
 
 def operators_of(details: Any) -> GraphOperators:
-    """Return the operators of the graph of a key."""
+    """Return the names of the operators in the graph of a cache key, the kind of the key, and whether unknown functions
+    are called.
+    """
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCacheDetails
 
     before_autograd = isinstance(details, AOTAutogradCacheDetails)
@@ -129,12 +135,16 @@ def operators_of(details: Any) -> GraphOperators:
 
 
 def foreign_operators(names: Collection[str]) -> list[str]:
-    """Return those of ``names`` that are operators of other libraries than torch."""
+    """Return those of the operator ``names`` (``namespace::name``) that belong to other libraries than torch,
+    sorted.
+    """
     return sorted(name for name in names if name.partition("::")[0] not in TORCHS_OWN)
 
 
 def _called_targets(graph: GraphModule) -> Iterator[Any]:
-    """Yield the targets of nodes, and operators that are arguments of higher-order ones."""
+    """Yield what the nodes of a graph call: functions, operators that are arguments of higher-order ones, and classes
+    of submodules.
+    """
     for node in graph.graph.nodes:
         if node.op == "call_function":
             yield node.target
@@ -146,16 +156,15 @@ def _called_targets(graph: GraphModule) -> Iterator[Any]:
 
 
 def _is_subclass(value: Any) -> bool:
-    """Whether a value is a tensor subclass other than parameters and fake tensors."""
+    """Return whether a value is a tensor subclass other than a parameter or a fake tensor."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def _is_safe(target: Any) -> bool:
-    """Return whether a function of a graph cannot call operators of other libraries.
-
-    Such a function is Python's or torch's, or it is a graph too.
+    """Return whether a function that a graph calls is Python's, torch's or a graph itself, and so cannot call operators
+    of other libraries.
     """
     if isinstance(target, torch._ops.HigherOrderOperator):
         return True

@@ -49,7 +49,8 @@ class _Unusual(Exception):
 
 
 def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
-    """Return ``fn`` of fake tensors of fixed sizes as a graph, whose output is a list of the results.
+    """Return an FX graph recorded from the torch functions that ``fn`` calls on ``values``, fake tensors of fixed
+    sizes. Its output is a list of the results.
 
     None if a call writes to a tensor, switches a mode, makes a tensor of constants, or is unknown. Raises the errors of
     ``fn``.
@@ -70,6 +71,7 @@ def record_graph(fn: Callable[..., Any], values: Sequence[Any]) -> Graph | None:
 
 class _Recorder(TorchFunctionMode):
     def __init__(self, values: Sequence[Tensor]) -> None:
+        """Start a graph with one placeholder for each of the tensors ``values``."""
         super().__init__()
         self.graph = Graph()
         self.switched = False  # whether something else than tensors came of a call, as of one that switches a mode
@@ -78,11 +80,14 @@ class _Recorder(TorchFunctionMode):
             self._hold(given, self.graph.placeholder(f"arg{number}_1"))
 
     def _hold(self, made: Tensor, node: Node) -> None:
+        """Store ``node`` as the node that computes the tensor ``made``."""
         node.meta["val"] = made
         self.nodes[id(made)] = made, node
 
     def node(self, given: Any) -> Any:
-        """Return the node of an argument. Raises _Unusual for what a graph cannot hold."""
+        """Return the node of a tensor argument, or a plain value itself. Raises _Unusual for what a graph cannot
+        hold.
+        """
         if isinstance(given, Tensor):
             if id(given) not in self.nodes:
                 raise _Unusual("a tensor from elsewhere")
@@ -94,6 +99,9 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        """Call the torch function ``func`` and record it as a node of the graph. Raises _Unusual for a call that writes
+        to a tensor or is unknown.
+        """
         named = kwargs or {}
         name = str(getattr(func, "__name__", ""))
         # Recorded graphs are functional. A write would need the aliases of the tensor, which are not tracked here.
@@ -113,7 +121,9 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def _call(self, func: Any, name: str, args: Sequence[Any], named: dict[str, Any]) -> Node:
-        """Return the node of one call of a torch function, by the operator that it is spelled with."""
+        """Append a node for a call of a torch function, in the way that users write it (function, method, operator or
+        attribute), and return it.
+        """
         given = map_aggregate((tuple(args), dict(named)), self.node)
         assert isinstance(given, tuple)
         passed, named = given
@@ -124,6 +134,7 @@ class _Recorder(TorchFunctionMode):
         if name in RECORDED_OPERATORS:
             return self.graph.call_function(RECORDED_OPERATORS[name], passed)
         if name in REFLECTED and len(passed) == 2:
+            # ``1 - x`` arrives as ``x.__rsub__(1)``.
             return self.graph.call_function(REFLECTED[name], (passed[1], passed[0]))
         if name.startswith("__"):
             raise _Unusual(name)
@@ -135,12 +146,13 @@ class _Recorder(TorchFunctionMode):
 
 
 def _public_functions(name: str) -> Iterator[Any]:
+    """Yield the attribute ``name``, or None, of each public module of torch that has functions of tensors."""
     for module in (torch, torch.nn.functional, torch.special, torch.linalg):
         yield getattr(module, name, None)
 
 
 def _has_nodes(passed: Any, named: Any) -> bool:
-    """Whether a node is among the arguments."""
+    """Return whether a node is among the positional or keyword arguments, also inside containers."""
     nodes: list[Node] = []
     map_aggregate((passed, named), lambda n: nodes.append(n) if isinstance(n, Node) else None)
     return bool(nodes)
@@ -150,12 +162,14 @@ def _has_nodes(passed: Any, named: Any) -> bool:
 
 
 def node_value(node: Node) -> Any:
-    """Return the fake value of a node at any level of the compiler. None if the node has none."""
+    """Return the fake value of a node, under the name that the stage of the compiler uses. None if the node has
+    none.
+    """
     return node.meta.get("val", node.meta.get("example_value"))
 
 
 def set_value(node: Node, value: Any, level: str) -> None:
-    """Store the fake value of ``node`` under the name that later passes of this level read."""
+    """Store the fake value of ``node`` under the key of ``node.meta`` that later passes of this level read."""
     node.meta["example_value" if level == "pre-grad" else "val"] = value
 
 
@@ -166,7 +180,9 @@ def overload_of(node: Node) -> OpOverload | None:
 
 
 def schemas_of(node: Node) -> list[Any]:
-    """Return the schemas of the operator that ``node`` calls: one of an overload, several of a packet of overloads."""
+    """Return the schemas of the operator that ``node`` calls: one of an overload, several of a packet of overloads,
+    none of a method or Python function.
+    """
     target: Any = node.target if node.op == "call_function" else None
     if isinstance(target, torch._ops.OpOverloadPacket):
         return list(target._schemas.values())
@@ -174,7 +190,9 @@ def schemas_of(node: Node) -> list[Any]:
 
 
 def is_aten(node: Node) -> bool:
-    """Whether ``node`` calls an operator of ATen, whose packets hold forms that write and forms that do not."""
+    """Return whether ``node`` calls an overload or packet of ATen. A packet holds forms that write to tensors and forms
+    that do not.
+    """
     return any(schema.name.startswith("aten::") for schema in schemas_of(node))
 
 
@@ -201,7 +219,8 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
-    """Let calls of ``operators`` that write to a base through a view of all its elements write to the view instead.
+    """Change calls of ``operators`` that write to a tensor through a view of all its elements, so that they write to
+    the view instead.
 
     The second form of such calls has the shapes of the view as numbers, and returns the base. Readers that bring the
     result back into the shape of the view read it as it is. Views of arguments of the graph stay, since Inductor writes
@@ -210,6 +229,7 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
     reshape = torch.ops.aten.reshape.default
+    # A list, since the loop adds and erases nodes.
     for node in list(graph.nodes):
         if node.target is not auto_functionalized_v2 or node.args[0] not in operators:
             continue
@@ -254,8 +274,8 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
 
 
 def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
-    """Return the size and the value of the view through which an argument is written to, or None unless it has all
-    elements of its base in their order.
+    """Return the size and the fake value of the view through which the argument ``name`` is written to, or None unless
+    the view has all elements of ``base`` in their order.
     """
     size = kwargs.get(f"_{name}_size")
     if size is None:
@@ -280,7 +300,7 @@ def operator_name(target: Any) -> str:
 
 
 def size_hint_of(size: Any) -> int:
-    """Return a size as a number: its value in the call that is compiled for. 0 for a data-dependent size."""
+    """Return the value of a size in the call for which the graph is compiled, 0 for a data-dependent size."""
     if isinstance(size, int):
         return size
     value = size.node.hint
@@ -288,7 +308,7 @@ def size_hint_of(size: Any) -> int:
 
 
 def carry_over(new: Node, old: Node) -> None:
-    """Copy source line, module, pass and the partitioner's tags from ``old`` to ``new``, which replaces it."""
+    """Copy source line, module stack and the partitioner's tags from ``old`` to ``new``, which replaces it."""
     # Without these, error messages and profiles would not show the user's line for the new node.
     for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "partitioner_tag", "custom"):
         if key in old.meta:
@@ -297,7 +317,7 @@ def carry_over(new: Node, old: Node) -> None:
 
 @contextmanager
 def autocast_at(node: Node) -> Iterator[None]:
-    """Enter the autocast that is active at ``node`` in a graph ahead of autograd."""
+    """Return a context under the autocast that is active at ``node`` in a graph from before autograd."""
     from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
     entered: dict[Node, tuple[Any, ...]] = {}
@@ -305,6 +325,7 @@ def autocast_at(node: Node) -> Iterator[None]:
         if before.target is _enter_autocast:
             entered[before] = before.args
         elif before.target is _exit_autocast:
+            # An exit has the node of its entry as argument.
             entered.pop(before.args[0])
     with ExitStack() as stack:
         for args in entered.values():
@@ -313,7 +334,8 @@ def autocast_at(node: Node) -> Iterator[None]:
 
 
 def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
-    """Return ``fn`` of fake values as nodes of ``level``, under the values' own fake mode and symbols.
+    """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph of nodes as they are
+    at this ``level`` of the compiler.
 
     The output is the flattened list of results. Ahead of autograd no operator is decomposed.
     """
@@ -325,6 +347,7 @@ def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) ->
     table = None if ahead else select_decomp_table()
 
     def flat(*args: Any) -> list[Any]:
+        """Return the flattened results of ``fn``."""
         return leaves(fn(*args))
 
     mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
@@ -343,7 +366,7 @@ def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) ->
 
 
 def count_rewrite(rewrite: str, nodes: int) -> None:
-    """Count one application of a rewrite, beside Inductor's own counters."""
+    """Add one application of a rewrite, which replaced ``nodes`` nodes, to Inductor's counters."""
     from torch._dynamo.utils import counters
 
     for name, more in (("pattern_matcher_count", 1), ("pattern_matcher_nodes", nodes), (f"shiplap_{rewrite}", 1)):
@@ -381,8 +404,8 @@ HOMES = (torch, torch.nn.functional, _C._nn, _C._linalg, torch.Tensor)
 
 
 def operator_of(node: Node) -> Any:
-    """Return ``"linear"`` for every spelling of torch's own operator, ``"ns::name"`` for other ops, else the
-    function.
+    """Return what ``node`` calls in one form for all spellings: a name such as ``"linear"`` for torch's own operators,
+    ``"ns::name"`` for other ops, else the function itself.
     """
     target = node.target
     if node.op == "call_method":
@@ -398,7 +421,9 @@ def operator_of(node: Node) -> Any:
 
 
 def _canonical_name(name: str) -> str:
-    """Return one name for all spellings of an operator, "view" for those that only change the shape."""
+    """Return one name for all spellings of a torch operator, ``"view"`` for all operators that only change the
+    shape.
+    """
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
     name = OPERATORS.get(name, name)
@@ -406,8 +431,8 @@ def _canonical_name(name: str) -> str:
 
 
 def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
-    """Return names and defaults of the arguments of this call, in the order of ``args``. Empty if they are not
-    known.
+    """Return the parameters, with defaults, of the overload or function that ``node`` calls with ``args``, by name in
+    order. Empty if they are not known.
     """
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
@@ -427,12 +452,15 @@ def signature_of(node: Node, args: Sequence[Any]) -> OperatorSignature:
 
 
 def _aten_packet(name: str) -> Any:
+    """Return the packet of overloads ``torch.ops.aten.<name>``, or None."""
     return getattr(torch.ops.aten, name, None)
 
 
 @cache
 def _python_overloads(packet: Any) -> tuple[Any, ...]:
-    """Return the overloads that Python calls, with the fewest arguments first. Dims have no names in compiled code."""
+    """Return the overloads of a packet that Python may call, without those with ``out=`` or named dims, those with the
+    fewest arguments first.
+    """
     names = packet.overloads() if packet is not None else ()
     overloads = [o for o in (getattr(packet, n) for n in names if "out" not in n) if "Dimname" not in str(o._schema)]
     return tuple(sorted(overloads, key=lambda o: len(o._schema.arguments)))
@@ -440,7 +468,7 @@ def _python_overloads(packet: Any) -> tuple[Any, ...]:
 
 @cache
 def _signature_of_schema(overload: Any) -> OperatorSignature:
-    """Return the parameters of an overload with their defaults."""
+    """Return the parameters of an overload by name, each with its default and the fixed length of a list."""
     empty = inspect.Parameter.empty
     return {
         a.name: OperatorParameter(a.default_value if a.has_default_value() else empty, a.N or 0)
@@ -449,7 +477,7 @@ def _signature_of_schema(overload: Any) -> OperatorSignature:
 
 
 def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an overload takes these arguments, by their number, names and kinds."""
+    """Return whether an overload takes these arguments, judged by their number, names, and which are tensors."""
     # Keyword-only arguments can never take a positional value.
     positional = [a for a in overload._schema.arguments if not a.kwarg_only]
     names = {"input" if a.name == "self" else a.name for a in overload._schema.arguments}
@@ -460,19 +488,20 @@ def _overload_fits(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _type_accepts(kind: str, v: Any) -> bool:
-    """Whether a schema type takes a value, as far as it is a tensor or not."""
+    """Return whether a schema type named ``kind`` takes the value ``v``, judged only by whether each is a tensor."""
     if isinstance(v, torch.dtype):  # of x.view(dtype), whose other form takes sizes
         return "List" not in kind
     return _is_tensor(v) == (kind in ("Tensor", "Optional[Tensor]"))
 
 
 def _is_tensor(v: Any) -> bool:
+    """Return whether ``v`` is a node whose value is a tensor."""
     return isinstance(v, Node) and isinstance(node_value(v), Tensor)
 
 
 @cache
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Return torch's decompositions: operator → a function that computes the same from plainer operators.
+    """Return torch's decompositions, a mapping from an operator to a function that computes it from plainer operators.
 
     The result is empty on a torch without the table.
     """
@@ -490,8 +519,8 @@ def core_decompositions() -> dict[Any, Callable[..., Any]]:
 
 @contextmanager
 def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> Iterator[None]:
-    """While this lasts, each tensor that ``program`` returns passes through ``checked(value, holds, message)``, and
-    depends on each assertion of the program about values of tensors, so none goes with a result that is not used.
+    """Return a context in which each tensor that ``program`` returns passes through ``checked(value, holds, message)``,
+    so that assertions about values are not removed with unused results.
     """
     graph, specs = program.graph, program.graph_signature.output_specs
     (output,) = graph.find_nodes(op="output")
@@ -499,6 +528,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     results, plain, made = output.args[0], [spec.arg for spec in specs], list[Node]()
 
     def check(value: Node, holds: Any, message: Any) -> Node:
+        """Append a call of ``checked`` for ``value`` to the graph and return its node."""
         made.append(graph.call_function(checked._opoverload, (value, holds, message)))
         made[-1].meta.update(value.meta)
         return made[-1]
@@ -506,6 +536,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     if asserted:
         with graph.inserting_before(output):
             (last, message), kept = asserted[-1], list(results)
+            # Chained, so that one check of a result depends on all conditions.
             for each in asserted[:-1]:
                 last = check(last, *each)
             for i, result in enumerate(results):
@@ -520,6 +551,7 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
         output.args = (results,)
         for spec, arg in zip(specs, plain, strict=True):
             spec.arg = arg
+        # A node can be erased only after those that use it.
         for node in reversed(made):
             graph.erase_node(node)
         program.graph_module.recompile()
@@ -527,17 +559,23 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
 
 @contextmanager
 def shared_onnx_registry() -> Iterator[None]:
-    """While this lasts, exports to ONNX make the table of torch's translations once, which takes seconds."""
+    """Return a context in which exports to ONNX make torch's table of translations once and copy it, since making it
+    takes seconds.
+    """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     make: Any = ONNXRegistry.from_torchlib
     known: dict[tuple[Any, ...], Any] = {}
 
     def copied(*args: Any, **kwargs: Any) -> Any:
+        """Return a copy of the registry of translations that was made with these arguments, which is made at the first
+        call.
+        """
         key = (*args, *kwargs.items())
         if key not in known:
             known[key] = make(*args, **kwargs)
         registry = copy(known[key])
+        # The lists are copied as well, since an export may add to them.
         registry.functions = {target: list(entries) for target, entries in registry.functions.items()}
         return registry
 

@@ -19,12 +19,14 @@ from torch.utils import _pytree
 
 
 def leaves(tree: Any, whole: tuple[type, ...] = ()) -> list[Any]:
-    """Return the leaves of ``tree`` in order. An unknown object is one leaf, and so is an instance of ``whole``."""
+    """Return the leaves of the pytree ``tree`` in order. An object of an unknown class is one leaf, and so is an
+    instance of ``whole``.
+    """
     return list(_pytree.tree_leaves(tree, is_leaf=lambda value: isinstance(value, whole)))
 
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return ``tree`` with each leaf replaced by ``fn(leaf)``."""
+    """Return the pytree ``tree`` with each leaf replaced by ``fn(leaf)``."""
     return _pytree.tree_map(fn, tree)
 
 
@@ -36,7 +38,8 @@ def register_node(
     dump: Callable[[Any], Any],
     load: Callable[[Any], Any],
 ) -> None:
-    """Register ``cls`` as a container of tensors. A class that is registered already stays as it is.
+    """Register ``cls`` with torch's pytrees as a container of tensors. A class that is registered already stays as it
+    is.
 
     Args:
         take: an object → its children in order, and the rest of it, which torch compares with ``==``.
@@ -60,7 +63,8 @@ def register_node(
 
 
 def register_constant(cls: type) -> Callable[[], None]:
-    """Register objects of ``cls`` as constants of graphs and pytrees, which compare them with ``==`` in each call.
+    """Register objects of ``cls`` as constants of compiled graphs and of pytrees, which compare them with ``==`` in
+    each call.
 
     Returns a function that undoes it. A class that is registered already stays as it is.
     """
@@ -71,6 +75,7 @@ def register_constant(cls: type) -> Callable[[], None]:
     forget_texts = _trace_computed_texts(cls)
 
     def undo() -> None:
+        """Remove the registration of the class again."""
         if cls in _pytree.SUPPORTED_NODES:
             _pytree._deregister_pytree_node(cls)
         _pytree.CONSTANT_NODES.discard(cls)
@@ -80,15 +85,18 @@ def register_constant(cls: type) -> Callable[[], None]:
 
 
 def _text_of_tuple(items: tuple[Any, ...]) -> str:
+    """Return the ``repr`` of a tuple, written so that Dynamo traces the ``repr`` of each item."""
     return "(" + ", ".join([repr(item) for item in items]) + (",)" if len(items) == 1 else ")")
 
 
 def _text_of_list(items: list[Any]) -> str:
+    """Return the ``repr`` of a list, written so that Dynamo traces the ``repr`` of each item."""
     return "[" + ", ".join([repr(item) for item in items]) + "]"
 
 
 def _trace_computed_texts(cls: type) -> Callable[[], None]:
-    """Let graphs take the text of objects of ``cls`` that they compute, and of sequences of such objects.
+    """Make Dynamo trace ``str``, ``repr`` and f-strings of objects of ``cls`` that a graph computes, and of tuples and
+    lists of such objects.
 
     Dynamo (2.11 to 2.14) writes the text of a sequence only if it holds every element as a constant, and fails where an
     f-string has such an object. It traces ``repr`` of each one, so other texts are traced from that. Returns a function
@@ -106,9 +114,14 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         return lambda: None
 
     def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
+        """Return the key and the handler with which Dynamo traces ``function`` of variables of the kinds ``given`` as a
+        call of ``text``.
+        """
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
+            """Trace ``text`` of the value, or use Dynamo's own handler for a constant, another class or a format."""
+            # ``str.format`` has its format before the value.
             value, *written = reversed(args)
             other = isinstance(value, of_object) and value.python_type() is not cls
             if other or value.is_python_constant() or (written and written[0].as_python_constant() != "{:}"):
@@ -123,7 +136,9 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
     handlers.update(mine)
 
     def undo() -> None:
+        """Remove the handlers that were added here from Dynamo."""
         for key, handler in mine.items():
+            # Other code may have replaced it since.
             if handlers.get(key) is handler:
                 del handlers[key]
 
@@ -131,7 +146,7 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
 
 
 def show_fields(cls: type, names: Sequence[str]) -> None:
-    """Make ``cls`` look like a dataclass: ``names`` are attributes, and keywords of its constructor.
+    """Make ``cls`` look like a dataclass to torch: ``names`` are its attributes and the keywords of its constructor.
 
     ``DistributedDataParallel`` and ``fully_shard`` look for tensors in tuples, lists, dicts and dataclasses only. They
     make another object by ``cls(**{name: value})``.
@@ -165,12 +180,17 @@ except (ImportError, AttributeError, KeyError) as e:
 
 
 def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
-    """Return the name of ``cls`` in a schema. Compiled code is guarded on the attributes ``fields`` of an object."""
+    """Register ``cls`` with torch as an opaque type, if it is not yet, and return its name in schemas. Compiled code is
+    guarded on the attributes ``fields`` of an object.
+    """
     # A class is registered once for the whole process.
     if not _is_registered(cls):
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
+            """Return the attributes ``fields`` of an object. Code that was compiled for other values of these is
+            compiled again.
+            """
             return [getattr(value, name) for name in fields]
 
         _register_class(cls, typ=KIND, guard_fn=guarded, members=members)
@@ -179,10 +199,12 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
 
 
 def read_attribute(value: Any, name: str) -> Any:
-    """Return an attribute of the object."""
+    """Return the attribute ``name`` of ``value``, as a function that graphs can call."""
     return getattr(value, name)
 
 
 def real_object(value: Any) -> Any:
-    """Return the object behind ``value`` while a graph is traced, or ``value`` itself."""
+    """Return the real object behind the fake one that stands for an opaque object while a graph is traced, or ``value``
+    itself.
+    """
     return value.real_obj if not REASON and isinstance(value, FakeScriptObject) else value

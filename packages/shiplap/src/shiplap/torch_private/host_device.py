@@ -30,11 +30,15 @@ class _LoopSizes(tuple[Any, ...]):
     __slots__ = ()
 
     def __mul__(self, other: Any) -> Any:
+        """Return -1, which no loop nest has as the product of its sizes, so that Inductor's scheduler reindexes no
+        loops.
+        """
         return -1
 
 
 def _host_loops(device: str, discrete: bool) -> type:
-    """Return Inductor's C++ loops for a device that Inductor does not treat as the CPU.
+    """Return a class of Inductor's C++ scheduling for a device that Inductor does not treat as the CPU. With
+    ``discrete``, it refuses to generate loops.
 
     The generated loops are those of the CPU, so the CPU is the current device while they are written. Loops over
     memory that the host cannot address are refused.
@@ -47,9 +51,13 @@ def _host_loops(device: str, discrete: bool) -> type:
 
     class HostLoops(CppScheduling):
         def group_fn(self, sizes: Any) -> Any:
+            """Return the groups of loop sizes of the CPU's scheduling, with sizes that Inductor does not multiply."""
             return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
+            """Generate the loops of a node as for the CPU. Raises NotImplementedError for a device whose memory the
+            host cannot address.
+            """
             if discrete:
                 raise NotImplementedError(
                     f"Inductor's loops run on the host, which cannot address the memory of device {device!r}: compile "
@@ -59,6 +67,7 @@ def _host_loops(device: str, discrete: bool) -> type:
                 return CppScheduling.codegen_node(self, node)
 
         def flush(self) -> Any:
+            """Write the generated loops, with the CPU as the current device."""
             with V.graph.set_current_device(host):
                 return CppScheduling.flush(self)
 
@@ -66,7 +75,9 @@ def _host_loops(device: str, discrete: bool) -> type:
 
 
 def _make_interface(device: str, module: ModuleType) -> type:
-    """Return Dynamo's interface of ``device``, whose functions are those of its device module."""
+    """Return a class with Dynamo's interface of ``device``, whose functions are those of the device module
+    ``module``.
+    """
     import torch
     from torch._dynamo.device_interface import CpuInterface
 
@@ -77,11 +88,15 @@ def _make_interface(device: str, module: ModuleType) -> type:
 
         @staticmethod
         def get_device_properties(which: Any = None) -> Any:
+            """Return the properties of a device, given as an index, a name or None for the first, which were read
+            before the worker started.
+            """
             index = which if isinstance(which, int) else torch.device(which).index if which is not None else 0
             return Worker.properties[index or 0]
 
         @staticmethod
         def current_device() -> int:
+            """Return the index of the current device."""
             return int(module.current_device())
 
         set_device = staticmethod(module.set_device)
@@ -110,13 +125,18 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     TARGET = "torch._dynamo.device_interface"
 
     def __init__(self, device: str, module: ModuleType) -> None:
+        """Make an import finder that registers the interface of ``device`` once Dynamo's module for interfaces is
+        imported.
+        """
         self._device, self._module = device, module
         self._loader: Any = None
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's spec with this finder as its loader, once."""
+        """Return the spec of Dynamo's module for device interfaces with this finder as its loader, once, and None for
+        other modules.
+        """
         if name != self.TARGET or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -126,15 +146,17 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Return None, so that Python makes the module as usual."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run the module by its own loader, then register the interface of the device."""
         self._loader.exec_module(module)
         _register_interface(self._device, self._module)
 
 
 def _register_interface(device: str, module: ModuleType) -> None:
-    """Register a device's interface with Dynamo."""
+    """Register the interface of ``device`` with Dynamo, under its name and under its name with each index."""
     from torch._dynamo.device_interface import register_interface_for_device
 
     interface = _make_interface(device, module)
@@ -144,7 +166,9 @@ def _register_interface(device: str, module: ModuleType) -> None:
 
 
 def register_interface(device: str, module: ModuleType) -> None:
-    """Let Dynamo ask the device module for devices, streams and events of ``device``, from its first import on."""
+    """Register the functions of the device module with Dynamo as the interface of ``device``, now or as soon as Dynamo
+    is imported.
+    """
     if _InterfaceFinder.TARGET in sys.modules:
         _register_interface(device, module)
     else:
@@ -153,7 +177,9 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 @cache
 def inductor(device: str, discrete: bool) -> dict[str, Any]:
-    """Return the code generators of ``device`` by the names in ``INDUCTOR``. Devices and wrappers are the CPU's."""
+    """Return Inductor's code generators for ``device`` by the names in ``INDUCTOR``. Overrides of devices and the C++
+    wrapper are those of the CPU.
+    """
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
@@ -166,16 +192,22 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
 
         @staticmethod
         def create(*args: Any, **kwargs: Any) -> Any:
+            """Return the wrapper generator that torch makes, as an instance of this class unless torch chose a
+            subclass.
+            """
             made = wrapper.PythonWrapperCodegen.create(*args, **kwargs)
             if type(made) is wrapper.PythonWrapperCodegen:
                 made.__class__ = HostWrapper
             return made
 
         def codegen_cuda_stream_enter(self, stream_idx: int) -> Any:
+            """Return the line object for a stream without writing the line, so that the generated code enters no
+            stream.
+            """
             return wrapper.EnterCudaStreamContextLine(stream_idx=stream_idx)
 
         def codegen_cuda_stream_exit(self) -> None:
-            """Do nothing, since none was entered."""
+            """Do nothing, since no stream was entered."""
 
     return {
         "CppWrapperCodegen": CppWrapperCpu,

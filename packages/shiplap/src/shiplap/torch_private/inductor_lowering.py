@@ -43,7 +43,9 @@ class _NamedFallback(ir.FallbackKernel):
     """
 
     def get_kernel_name(self) -> str:
-        """Return the name by which the wrapper calls the op: a function of its own in Python wrappers."""
+        """Return the name by which the generated wrapper calls the op: that of a function of its own in Python
+        wrappers, which calls the op below autograd.
+        """
         written = super().get_kernel_name()
         graph: Any = V.graph
         if graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper or written != self.python_kernel_name:
@@ -52,7 +54,9 @@ class _NamedFallback(ir.FallbackKernel):
 
 
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
-    """Return the name of an op's function in a wrapper, whose imports define it."""
+    """Return the name of the function for an op in a generated wrapper, and add its definition to the wrapper's imports
+    at the first use. ``written`` is torch's text of the op.
+    """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
     if not hasattr(wrapper, "imports"):
@@ -67,20 +71,21 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return the lowering of an op as a call. With ``known``, torch may count the op among those that it always
-    calls.
-    """
+    """Return a lowering that calls ``overload`` as a whole. With ``known``, torch may register it as a fallback."""
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
     @wraps(plain)
     def lowered(*args: Any, **kwargs: Any) -> Any:
+        """Return the node, or nodes, of a call of the op with these arguments."""
         return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
 
     return lowered
 
 
 def _lowered(value: Any) -> Any:
-    """Return a node as lowerings return it. Torch calls this ``TensorBox.create`` up to 2.11."""
+    """Return an IR node in the form in which lowerings return it, other values unchanged. Torch has
+    ``TensorBox.create`` for this up to 2.11.
+    """
     if not isinstance(value, ir.IRNode):
         return value
     return value.wrap_for_lowering() if hasattr(value, "wrap_for_lowering") else ir.TensorBox.create(value)
@@ -108,21 +113,21 @@ class SizeSymbol:
 
 
 def _simplified_size(size: Any) -> Any:
-    """Return a size as an expression of symbols that are not replaced by others."""
+    """Return a size as a sympy expression of symbols that are not replaced by others."""
     expr = size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
     sizes = V.graph.sizevars
     return sizes.simplify(expr.xreplace(sizes.inv_precomputed_replacements))
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as a number. Symbols have these ``values``, and every other symbol has that of the call."""
+    """Return a size as a number: symbols have these ``values``, others that of the call that is compiled."""
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))
 
 
 def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
-    """Return the symbols in sizes, each once, in the order of their first use."""
+    """Return the symbols in ``sizes`` with their bounds and hints, each once, in the order of their first use."""
     met: dict[Any, None] = {}
     for size in sizes:
         met.update(dict.fromkeys(sorted(_simplified_size(size).free_symbols, key=str)))
@@ -130,7 +135,7 @@ def symbols_of(sizes: Iterable[Any]) -> tuple[SizeSymbol, ...]:
 
 
 def _describe_symbol(symbol: Any) -> SizeSymbol:
-    """Return a symbol's bounds, hint and whether a size backs it."""
+    """Return the bounds of a symbol, its value in this call, and whether an input's size determines it."""
     env = V.graph.sizevars.shape_env
     bounds = env.var_to_range.get(symbol)
     lower = int(bounds.lower) if bounds is not None and bounds.lower.is_Integer else 0
@@ -140,20 +145,20 @@ def _describe_symbol(symbol: Any) -> SizeSymbol:
 
 
 def graph_conditions() -> list[Any]:
-    """Return the guards and assertions of the graph on sizes, as conditions on symbols."""
+    """Return the guards and assertions on sizes that the graph has by now, as sympy conditions on symbols."""
     env = V.graph.sizevars.shape_env
     asserted = [a.expr for listed in env.deferred_runtime_asserts.values() for a in listed]
     return [env.replace(expr) for expr in (*(guard.expr for guard in env.guards), *asserted)]
 
 
 def conditions_admit(conditions: Iterable[Any], values: Mapping[Any, int]) -> bool:
-    """Return whether sizes meet all conditions. A condition on a symbol that has no value is ignored."""
+    """Return whether sizes by symbol meet all conditions. A condition on a symbol without a value counts as met."""
     given = {symbol: sympy.Integer(value) for symbol, value in values.items()}
     return all(expr.xreplace(given) != sympy.false for expr in conditions)
 
 
 def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]]:
-    """Return the numbers with which conditions compare a symbol, and the numbers that have to divide it."""
+    """Return the set of numbers with which conditions compare ``symbol``, and those that have to divide it."""
     compared, divisors = set[int](), set[int]()
     for expr in conditions:
         if symbol in expr.free_symbols:
@@ -164,7 +169,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield the expressions of other symbols that a symbol does not exceed, by the conditions."""
+    """Yield the expressions of other symbols that ``symbol`` does not exceed, by the inequalities."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -177,7 +182,7 @@ def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
 
 
 def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> int | None:
-    """Return the largest value of a bound whose symbols lie in ``ranges``, or None if it has none."""
+    """Return the largest value of an expression whose symbols lie in ``ranges``, None if it is not bounded."""
     known: dict[Any, Any] = {}
     for symbol in bound.free_symbols:
         low, high = ranges.get(symbol, (0, None))
@@ -189,7 +194,8 @@ def largest_value(bound: Any, ranges: Mapping[Any, tuple[int, int | None]]) -> i
 
 
 def limit_size(symbol: Any, upper: int) -> bool:
-    """Guard the graph against larger sizes, so that one recompiles it, and return whether the guard exists.
+    """Add a guard to the graph that ``symbol`` is at most ``upper``, so that a larger size recompiles it, and return
+    whether the guard exists.
 
     A graph that is packaged has no guards, and a symbol that depends on data has none either.
     """
@@ -206,7 +212,7 @@ def limit_size(symbol: Any, upper: int) -> bool:
 
 
 def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
-    """Register ``lower`` as the lowering of ``overload``. A second registration replaces the first.
+    """Register ``lower`` as Inductor's lowering of ``overload``, in place of an earlier one.
 
     Since torch 2.13, lowerings of users are called first. A result of None means that the lowering has declined, and
     the next one is called: for an op without results both would call the op.
@@ -221,7 +227,8 @@ def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
 
 
 def call_below(overload: Any, raw: Any) -> None:
-    """Make Inductor's code call ``raw`` for nodes of ``overload``, with the layouts that these would have had.
+    """Make Inductor's code call the op ``raw`` for nodes of ``overload``, with the same layouts of inputs that
+    ``overload`` would have had.
 
     Inductor records no gradients, so the Python that autograd calls is not needed there.
     """
@@ -233,7 +240,7 @@ def call_below(overload: Any, raw: Any) -> None:
 
 
 def lower_storage_offsets() -> None:
-    """Register a lowering of ``aten.sym_storage_offset``, for which torch has none up to 2.13 at least.
+    """Register a lowering of ``aten.sym_storage_offset`` unless torch has one (it has none up to 2.13 at least).
 
     A graph of dynamic sizes reads the offset of a mutated view. Inductor's fallback answers 0, so that the op would
     write to the beginning of the tensor instead.
@@ -243,6 +250,7 @@ def lower_storage_offsets() -> None:
         return
 
     def storage_offset(_node: Any) -> Any:
+        """Return the storage offset of the node being lowered, as a sympy expression or a number."""
         value = current_node().meta["val"]
         return size_expression(value) if isinstance(value, SymInt) else int(value)
 
@@ -250,13 +258,15 @@ def lower_storage_offsets() -> None:
 
 
 def lower_lone_results() -> None:
-    """Register a lowering of the index that is left on a result where an op that may write to an argument got None.
+    """Make Inductor accept ``call[0]`` of an op with one result, which torch leaves behind where an argument that the
+    op may write was None: register a lowering of ``getitem`` that returns the result itself.
 
     The functional form of such a call returns the result and each tensor that was written to. Where there is none of
     these, torch up to 2.13 at least replaces the form by the call and keeps ``[0]`` on its one result.
     """
 
     def lone_result(value: Any, index: Any) -> Any:
+        """Return ``value``, the only result. Raises AssertionError for another index or source."""
         source = current_node().args[0]
         target = source.target if isinstance(source, torch.fx.Node) else None
         if index != 0 or not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
@@ -279,7 +289,7 @@ def current_node() -> torch.fx.Node:
 
 
 def size_expression(size: Any) -> Any:
-    """Return a size of a fake tensor as Inductor's expression."""
+    """Return a size of a fake tensor as a sympy expression, as Inductor has it."""
     return size.node.expr if isinstance(size, SymInt) else sympy.Integer(int(size))
 
 
@@ -289,35 +299,36 @@ def size_hint(size: Any) -> int:
 
 
 def _expression_hint(size: Any) -> int:
+    """Return the value of a sympy size in the call that is compiled, or torch's default for a data-dependent one."""
     return int(V.graph.sizevars.optimization_hint(size, fallback=config.unbacked_symint_fallback))
 
 
 def static_size(size: Any) -> int:
-    """Return the value of a size. The graph is specialised to it from now on."""
+    """Return the value of a size in the call that is compiled, and specialise the graph to that value by a guard."""
     return size if isinstance(size, int) else int(V.graph.sizevars.guard_int(size_expression(size)))
 
 
 def realize_buffer(node: Any) -> Any:
-    """Return the node as a buffer (or a view of one) with strides that no longer change."""
+    """Return an IR node as a buffer, or a view of one, that is computed and whose strides no longer change."""
     realized = ir.ExternKernel.realize_input(node)
     realized.freeze_layout()
     return realized
 
 
 def shared_buffer(nodes: Sequence[Any]) -> str:
-    """Return the name of a buffer that two of ``nodes`` view. Empty if there is none."""
+    """Return the name of a buffer of which at least two of ``nodes`` are views. Empty if there is none."""
     names = [node.get_name() for node in nodes]
     return next((name for name in names if names.count(name) > 1), "")
 
 
 def memory_layout(node: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
-    """Return sizes, strides and storage offset of a node in elements, as Inductor's expressions."""
+    """Return the sizes, strides and storage offset of an IR node, in elements and as Inductor's expressions."""
     layout = node.get_layout()
     return tuple(layout.size), tuple(layout.stride), layout.offset
 
 
 def launch_run(run: Callable[[], None]) -> None:
-    """Run the function that ``make_run_fn`` prepared, on the current stream.
+    """Run ``run``, a function that Inductor's ``make_run_fn`` prepared to launch a kernel, on the current stream.
 
     Up to 2.13 it holds the stream that was current when it was prepared. In 2.15 it reads the current stream itself.
     """
@@ -332,7 +343,7 @@ def launch_run(run: Callable[[], None]) -> None:
 
 
 def choice_node(choice: Any, fusion: bool) -> Any:
-    """Return the lowered result of a choice. Without ``fusion`` it stays a kernel of its own."""
+    """Return the IR node of the result of a chosen candidate. Without ``fusion``, nothing is fused into its kernel."""
     node = choice.output_node()
     if not fusion:
         V.graph.no_fuse_buffer_names.add(node.get_name())
@@ -340,7 +351,7 @@ def choice_node(choice: Any, fusion: bool) -> Any:
 
 
 def exclude_from_fusion(node: Any) -> Any:
-    """Return the node as a buffer into which nothing is fused."""
+    """Realize the IR node as a buffer into whose kernel nothing is fused, and return it."""
     node.realize()
     V.graph.no_fuse_buffer_names.add(node.get_name())
     return node
@@ -353,13 +364,13 @@ def known_alignment(size: Any) -> int:
 
 
 def inner_axis(node: Any) -> int:
-    """Return the last axis whose stride is 1 in every call, or -1."""
+    """Return the last axis of an IR node whose stride is 1 in every call, or -1 if there is none."""
     strides, known = node.get_stride(), V.graph.sizevars.statically_known_equals
     return next((i for i in reversed(range(len(strides))) if known(strides[i], 1)), -1)
 
 
 def with_inner_dim(node: Any, dim: int) -> Any:
-    """Return the node with stride 1 in ``dim``. A node with another stride is copied."""
+    """Return the IR node with stride 1 in ``dim``. A node with another stride there is copied into such a layout."""
     strides = node.get_stride() if node.maybe_get_stride() is not None else None
     if strides is not None and V.graph.sizevars.statically_known_equals(strides[dim], 1):
         return node
@@ -372,7 +383,8 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return the order of strides, and which are 1 or 0. Empty while the layout is open.
+    """Return texts for a cache key that describe the order of an IR node's strides and which of them are 1 or 0. Empty
+    while the layout is not decided.
 
     Speed depends on this order and on the sizes.
     """
@@ -385,22 +397,24 @@ def layout_key(node: Any) -> tuple[str, ...]:
 
 
 def fixed_layout(value: Tensor) -> Any:
-    """Return the layout of a fake tensor: contiguous, as the declaration promises."""
+    """Return Inductor's fixed layout for a result like the fake ``value``, contiguous as declarations promise."""
     return ir.FixedLayout(value.device, value.dtype, [size_expression(s) for s in value.shape])
 
 
 def add_table(table: Tensor, name: str) -> Any:
-    """Return a host-computed tensor as a constant of the graph (AOTInductor packages it)."""
+    """Add ``table``, a tensor that was computed while compiling, to the graph as a constant, and return its IR node.
+    AOTInductor packages constants.
+    """
     return V.graph.add_tensor_constant(table, name)
 
 
 def extern_call(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the node of a plain call of the op, which Inductor does not look into."""
+    """Return the IR node of a call of the op as a whole, into which Inductor does not look."""
     return call_lowering(overload, known=False)(*args, **kwargs)
 
 
 def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return ``fn`` as ATen operations on the fake tensors ``values``, decomposed for Inductor."""
+    """Return an FX graph of ``fn`` on fake tensors, functional and decomposed into ATen operators."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -410,7 +424,9 @@ def trace_to_aten(fn: Callable[..., Any], values: Sequence[Any]) -> torch.fx.Gra
 
 
 def fixed_fake(value: Any) -> Any:
-    """Return a fake tensor with the sizes and strides of the call at hand, or a symbolic number as that number."""
+    """Return a fake tensor with the sizes and strides of the call that is compiled as numbers, or a symbolic number as
+    that number. Other values stay.
+    """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
     with V.fake_mode:
@@ -423,15 +439,13 @@ def fixed_fake(value: Any) -> Any:
 
 
 def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a contiguous fake tensor of these sizes, symbolic or not."""
+    """Return a contiguous fake tensor of these sizes, which may be symbolic, in the fake mode of the graph."""
     with V.fake_mode:
         return torch.empty(tuple(shape), dtype=dtype, device=device)
 
 
 def real_tensor_like(value: Any, given: Tensor | None) -> Any:
-    """Return a real tensor with the layout of ``value``, a fake, and the values of ``given`` or normally distributed
-    ones.
-    """
+    """Return a real tensor with the layout of ``value``, a fake tensor, and the values of ``given`` or random ones."""
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
     sizes, strides = [size_hint(s) for s in value.shape], [size_hint(s) for s in value.stride()]
@@ -442,7 +456,7 @@ def real_tensor_like(value: Any, given: Tensor | None) -> Any:
 
 
 def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphModule:
-    """Return ``graph`` after the fake result of every node has been stored in the node's ``meta``."""
+    """Return ``graph`` with the fake result of every node stored in its ``meta``, for the inputs ``values``."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     FakeTensorProp(graph, mode=V.fake_mode).propagate_dont_convert_inputs(*values)
@@ -450,19 +464,24 @@ def with_values(graph: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.
 
 
 def inline_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    """Lower the nodes of ``graph`` into the current graph, where they may fuse with their neighbours."""
+    """Lower the nodes of ``graph`` with these inputs into the current graph, where they may fuse with their neighbours,
+    and return the results.
+    """
     from torch._inductor.codegen.subgraph import inline_subgraph_to_ir_nodes
 
     return inline_subgraph_to_ir_nodes(graph, list(inputs), "shiplap_reference")
 
 
 def compile_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[..., Any]:
-    """Compile ``graph`` on its own, while another graph is being lowered. ``values`` are fakes of static size."""
+    """Return ``graph`` compiled on its own while another graph is being lowered, as a function of tensors. ``values``
+    are fake inputs of static sizes.
+    """
     return write_graph(graph, values)()
 
 
 def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[[], Callable[..., Any]]:
-    """Lower ``graph`` in this thread, and return a function that compiles its kernels in any thread.
+    """Lower ``graph`` and write its code in this thread, and return a function that compiles and loads that code in any
+    thread.
 
     The function is the second half of :func:`compile_graph`.
     """
@@ -488,6 +507,7 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
     key, path = PyCodeCache.write(code.value)
 
     def load() -> Callable[..., Any]:
+        """Compile and load the written code, and return it as a function of tensors."""
         module = PyCodeCache.load_by_key_path(key, path, attrs=dict(nested.constants))
         return lambda *args: module.call(list(args))
 
@@ -496,13 +516,16 @@ def write_graph(graph: torch.fx.GraphModule, values: Sequence[Any]) -> Callable[
 
 @contextmanager
 def no_autotuning() -> Iterator[None]:
+    """Return a context in which Inductor does not measure candidates."""
     with config.patch(max_autotune=False, max_autotune_gemm=False):
         yield
 
 
 @contextmanager
 def without_graph_caches() -> Iterator[None]:
-    """Compile graphs again, because our lowering does not run for a graph from a cache. Kernels are still reused."""
+    """Return a context in which torch compiles graphs without its graph caches, since our lowering does not run for a
+    cached graph. Kernels are still reused.
+    """
     from torch._functorch import config as autograd
 
     graphs = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -519,12 +542,12 @@ FLAG = "epilogue_fusion_user_defined_triton_kernel"
 
 
 def user_kernels_fuse() -> bool:
-    """Return whether the installed torch has the flag, and it is on."""
+    """Return whether the installed torch can fuse into Triton kernels of users, and its flag for that is on."""
     return hasattr(config, FLAG) and bool(config.epilogue_fusion_user_defined_triton_kernel)
 
 
 def emits_python_wrapper() -> bool:
-    """Whether Inductor writes a Python wrapper for this graph. A C++ wrapper or a package launches in another way."""
+    """Return whether Inductor writes a Python wrapper for this graph, not a C++ wrapper or a package."""
     return not V.graph.cpp_wrapper and not V.graph.aot_mode
 
 
@@ -536,7 +559,7 @@ def user_kernel_node(
     tensors: Mapping[str, tuple[Any, Tensor]],
     output: tuple[str, Tensor],
 ) -> Any:
-    """Return the output of a launch of ``kernel``.
+    """Add a launch of the Triton kernel to the graph, and return the IR node of its output.
 
     Args:
         kernel: a ``@triton.jit`` function, or one that Triton's interpreter runs.
@@ -565,7 +588,7 @@ def user_kernel_node(
 
 
 def _with_options(kernel: Any, options: Mapping[str, int]) -> Any:
-    """Return a kernel in the form in which Dynamo finds it: options of a launch are those of its only config."""
+    """Return a Triton kernel with the launch options as its only autotuning config, as Dynamo passes kernels."""
     import triton
     from triton.runtime import JITFunction
 

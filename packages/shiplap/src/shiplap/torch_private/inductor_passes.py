@@ -42,20 +42,28 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
     """
 
     def __init__(self, run: Callable[[Graph], None], identity: Callable[[], Any], inner: Any = None) -> None:
+        """Make a pass that runs ``run`` on a graph after ``inner``, the pass or passes of the user. ``identity``
+        returns its part of the cache key.
+        """
         self.run, self.identity, self.users = run, identity, 0
         self.inner: tuple[Any, ...] = tuple(inner) if isinstance(inner, (list, tuple)) else (inner,) if inner else ()
 
     def __call__(self, graph: Graph, is_inference: bool = True) -> None:
+        """Run the passes of the user, then this pass, on the graph."""
         for each in self.inner:
             informed = _INFORMED and isinstance(each, _INFORMED)
             each(graph, is_inference) if informed else each(graph)
         self.run(graph)
 
     def uuid(self) -> Any | None:
+        """Return the part of the cache key that stands for this pass and the inner ones, None if one of these must not
+        be cached.
+        """
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InductorPass:
+        """Return the pass itself, since torch copies its configuration deeply."""
         return self  # torch copies its configuration
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,7 +78,7 @@ _lock = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Give a child process a new lock. The thread that may hold the old lock does not exist in the child."""
+    """Replace the lock in a forked child process, since the thread that may hold the old lock does not exist there."""
     global _lock
     _lock = threading.Lock()
 
@@ -80,7 +88,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
-    """Install ``make(level, previous pass)`` at each place within this context, unless one is installed already.
+    """Return a context in which ``make(level, previous pass)`` is installed at each of Inductor's places for passes,
+    unless a pass of ours is there already.
 
     Before 2.13 the configuration belongs to the process, since then to the thread. A pass therefore stays until the
     last context that found it has ended, and ``make`` must return a pass that does nothing in other threads. A pass
@@ -95,7 +104,9 @@ def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
 
 
 def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass]) -> InductorPass:
-    """Return the pass that is installed at a place of Inductor's configuration, with one user more."""
+    """Install a pass of ours at a place of Inductor's configuration unless one is there, count one more user of it, and
+    return it.
+    """
     with _lock:
         # The look-up and the installation are one step under the lock, as two threads may enter at once.
         there = getattr(config, place)
@@ -107,7 +118,7 @@ def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass
 
 
 def _leave_place(place: str, entered: InductorPass) -> None:
-    """Take one user from a pass, and restore the place after the last."""
+    """Count one user less of the pass ``entered``, and restore the user's passes at the place after the last one."""
     with _lock:
         entered.users -= 1
         # Other code may have put its own pass here meanwhile, which must not be removed.
@@ -117,13 +128,17 @@ def _leave_place(place: str, entered: InductorPass) -> None:
 
 
 def user_pass(level: str) -> Any:
-    """Return the pass, or passes, of the user's configuration at this place, without ours, which runs ahead of them."""
+    """Return the pass, or list of passes, that the user has configured at this level of Inductor, without the one of
+    ours.
+    """
     there = getattr(config, PLACES[level])
     return list(there.inner) if isinstance(there, InductorPass) and there.users else there
 
 
 def compile_with(graph: Any, inputs: Sequence[Any], mode: str | None, options: dict[str, Any]) -> Callable[..., Any]:
-    """Compile a graph from Dynamo with Inductor. ``options`` extend those that ``mode`` implies."""
+    """Compile an FX graph from Dynamo with Inductor, and return the function. ``options`` extend those that ``mode``
+    implies.
+    """
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
 
@@ -136,18 +151,19 @@ class _Uncached(InductorPass):
     """A pass without a uuid: a graph compiled with it neither reads nor fills a cache."""
 
     def uuid(self) -> Any | None:
+        """Return None, so that torch caches no graph that this pass has seen."""
         return None
 
 
 def active_autocasts() -> tuple[tuple[str, torch.dtype], ...]:
-    """Return the device types for which this thread is under autocast, each with the dtype that it casts to."""
+    """Return (device type, dtype that it casts to) for each device type whose autocast is on in this thread."""
     kinds = ("cpu", "cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Leave the autocast contexts of this thread within this context."""
+    """Return a context in which autocast is off for all device types in this thread."""
     with ExitStack() as stack:
         for kind, _ in active_autocasts():
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -156,8 +172,8 @@ def without_autocast() -> Iterator[None]:
 
 @contextmanager
 def preserving_state() -> Iterator[None]:
-    """Restore torch's counters and its stack of events at the end, also inside another compilation with other fake
-    tensors.
+    """Return a context for a compilation inside another one, at whose end torch's counters and stack of events are as
+    before.
 
     One thread at a time runs the body, by the lock that a compilation holds. With a lock of our own, two threads that
     took the two locks in different orders would wait for each other.
@@ -171,7 +187,9 @@ def preserving_state() -> Iterator[None]:
 
 @contextmanager
 def _as_it_was() -> Iterator[None]:
-    """Run the context outside of modes, and restore torch's counters and event log after it."""
+    """Return a context outside of dispatch modes and inference mode, after which torch's counters and event log are as
+    before.
+    """
     from torch._dynamo import utils
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -185,6 +203,7 @@ def _as_it_was() -> Iterator[None]:
             yield
     finally:
         for stack, before in stacks:
+            # In place, since the logger holds these objects.
             stack[:] = before
         data.clear()
         data.update(held)
@@ -212,7 +231,8 @@ class CapturedGraph:
 def capture_graph(
     fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
 ) -> CapturedGraph:
-    """Return ``fn(*tensors)`` as a graph of ``level``, compiled as far as that place, as any function of a user is.
+    """Return the FX graph of ``fn(*tensors)`` as Inductor has it at ``level``, with the role of each placeholder.
+    ``fn`` is compiled only as far as that place.
 
     Sizes of at least 2 are symbols if ``dynamic`` is True, or if it lists them. Equal sizes are one symbol. Raises the
     errors of torch for a function that cannot be one graph.
@@ -225,11 +245,13 @@ def capture_graph(
     symbols = () if isinstance(dynamic, bool) else dynamic
 
     def note(graph: Graph) -> None:
+        """Record the roles of the placeholders before autograd, and stop there if that is the level wanted."""
         order.extend(_placeholder_role(n) for n in graph.nodes if n.op == "placeholder")
         if level == "pre-grad":
             stop(graph)
 
     def stop(graph: Graph) -> None:
+        """Keep the graph and raise _Stop, which ends the compilation."""
         seen.append(graph)
         raise _Stop
 
@@ -248,12 +270,14 @@ def capture_graph(
         torch.compile(_of_its_own(fn), dynamic=False, fullgraph=True, options=options)(*own)
     if not seen:
         raise ValueError("it computes nothing from tensors")
+    # Every placeholder behind those of ``order`` is a gradient.
     roles = dict(zip((n for n in seen[0].nodes if n.op == "placeholder"), chain(order, repeat("grad")), strict=False))
     return CapturedGraph(seen[0], roles)
 
 
 def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> CapturedGraph | None:
-    """Return ``fn(*tensors)`` ahead of autograd, recorded from its calls: a third of the time that Dynamo takes.
+    """Return the graph of ``fn(*tensors)`` from before autograd, recorded from its calls of torch functions in a third
+    of the time that Dynamo takes.
 
     None if a call cannot be recorded, or if a result is an argument.
     """
@@ -280,7 +304,9 @@ def record_captured(fn: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
 
 
 def _placeholder_role(node: Node) -> int | str:
-    """Return the role of a placeholder. Dynamo names one after its source: ``L_tensors_0_`` is the first of ours."""
+    """Return the index of the argument that a placeholder stands for, or ``"size"``. Raises ValueError for a tensor
+    that is no argument.
+    """
     if isinstance(node_value(node), torch.SymInt):
         return "size"
     match = re.fullmatch(r"L_tensors_(\d+)_", str(node.target))
@@ -290,9 +316,12 @@ def _placeholder_role(node: Node) -> int | str:
 
 
 def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` with a code object of its own, because Dynamo stores sizes and recompile limits by code object."""
+    """Return ``fn`` as a function with a new code object, since Dynamo stores sizes and recompile limits by code
+    object.
+    """
 
     def run(*tensors: torch.Tensor) -> Any:
+        """Return ``fn(*tensors)``."""
         return fn(*tensors)
 
     return types.FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)

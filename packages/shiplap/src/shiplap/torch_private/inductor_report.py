@@ -61,12 +61,14 @@ class ReportedGraph:
     code: str = ""
 
     def groups_with_kernel_names(self) -> list[FusedGroup]:
-        """Return the groups with the names of their kernels in :attr:`code`, empty where there is none."""
+        """Return the fused groups of the graph, each with the name of its kernel in the generated :attr:`code`, empty
+        where there is none.
+        """
         return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
     def _kernels(self) -> list[str]:
-        """Return the name of each group's kernel: the first call in the code that mentions a buffer which the group
-        writes.
+        """Return the name of each group's kernel: the first call in the generated code that mentions a buffer which the
+        group writes, or an empty text.
         """
         ops: dict[str, str] = dict(NAMED.findall(self.code))
         each = [(str(m["name"]), set(re.findall(r"\w+", m[0]))) for m in CALLED.finditer(self.code)]
@@ -78,11 +80,16 @@ class ReportedGraph:
 
 @contextmanager
 def observe_graphs() -> Iterator[list[ReportedGraph]]:
-    """Append one ``ReportedGraph`` to the returned list for each graph compiled in this context, without caches."""
+    """Return a context that yields a list, to which one ``ReportedGraph`` is appended for each graph that is compiled
+    meanwhile, without graph caches.
+    """
     graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
+        """Append the report of a graph whose nodes are fused, except in trial graphs, and return the nodes
+        unchanged.
+        """
         # Trials compile graphs of their own inside the compilation that is observed.
         if not _is_trial_graph():
             graphs.append(ReportedGraph(_fused_groups(nodes), dict(pending)))
@@ -90,6 +97,7 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
         return nodes
 
     def log(record: logging.LogRecord) -> None:
+        """Take the generated code, or the reason why two nodes were not fused, from a log record."""
         if _is_trial_graph():
             return
         if record.name == CODE:
@@ -105,15 +113,19 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
 
 
 def _is_trial_graph() -> bool:
+    """Return whether the graph being compiled is one of our own trials."""
     return getattr(V.graph, "name", None) == TRIAL
 
 
 @contextmanager
 def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Call ``receive`` with the records of an artifact logger. The user's log gets them only if it got them before."""
+    """Return a context in which ``receive`` is called with the records of the logger ``name``. The user's log gets them
+    only if it got them before.
+    """
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            """Pass the record to ``receive``."""
             receive(record)
 
     logger, handler = logging.getLogger(name), Handler(logging.DEBUG)
@@ -131,14 +143,15 @@ def _listen_to_logger(name: str, receive: Callable[[logging.LogRecord], None]) -
 
 
 def _fused_groups(nodes: list[Any]) -> list[FusedGroup]:
-    """Return the groups of nodes that Inductor fused."""
+    """Return one description for each kernel or call into which Inductor has fused the scheduler's ``nodes``."""
     fused = [n for n in nodes if type(n).__name__ != "NopKernelSchedulerNode"]
     makers = {getattr(p.node, "origin_node", None): n for n in fused for p in n.get_nodes()}
     return [_describe_group(n, makers) for n in fused]
 
 
 def _describe_group(fused: Any, makers: dict[Any, Any]) -> FusedGroup:
-    """Return the group of a kernel.
+    """Return the description of the scheduler node ``fused``: its kind, operators, and buffers that are read and
+    written.
 
     ``makers`` maps a traced node to the kernel that computes it, since origins also name nodes that are only read.
     """
@@ -155,7 +168,7 @@ def _describe_group(fused: Any, makers: dict[Any, Any]) -> FusedGroup:
 
 
 def _describe_origin(node: Any, kind: str) -> NodeOrigin:
-    """Return the origin of a traced node.
+    """Return the name, the operator and the user's line of a traced node of a group of this kind.
 
     A library call is named after its operator, and a generated loop after the user's operators that it computes.
     """

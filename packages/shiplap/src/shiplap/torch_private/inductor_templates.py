@@ -45,7 +45,7 @@ def cpp_choice(
     values: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a choice that renders ``source``.
+    """Return a candidate for Inductor's choice that renders the C++ template ``source``.
 
     ``arguments`` holds input buffers by name. ``values`` and ``config`` are variables of the template. The choice has a
     ``sized``, a function from ``evaluate_size`` with values (torch_private/inductor_lowering.py) to the last arguments
@@ -62,6 +62,7 @@ class _Template(CppTemplate):
     """A template that is rendered twice: without epilogues to be verified and timed, and with them by the scheduler."""
 
     def __init__(self, name: str, source: str, arguments: dict[str, Any], layout: Any, values: dict[str, Any]) -> None:
+        """Make a C++ template from its source, its input buffers, the layout of its output and its variables."""
         super().__init__(name, list(arguments.values()), layout, parallel_num_threads())
         self.source, self.arguments, self.values = source, arguments, values
         self.alone: Any = None  # the kernel of the first rendering, which has no neighbours
@@ -74,13 +75,16 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Render the template with its store and epilogue, as the scheduler calls it."""
+        """Render the template as C++ text with its store and the fused epilogue nodes, as Inductor's scheduler calls
+        it.
+        """
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
         raw = self.output_node if template_buffer_node is None else template_buffer_node
         store = _Store(kernel, raw, list(epilogue_nodes or []), bool(flag_template_buffer_has_other_users))
 
         def def_kernel() -> str:
+            """Return the C++ definition line of the kernel with its inputs and outputs."""
             text: str = kernel.def_kernel(inputs=self.arguments, outputs=store.outputs, aliases=store.aliases)
             return text
 
@@ -102,6 +106,7 @@ class _Template(CppTemplate):
         return text
 
     def _buffer(self, name: str, raw: Any) -> Any:
+        """Return the buffer of an argument by name; ``raw`` is that of the output."""
         return raw if name == "out" else self.arguments[name]
 
 
@@ -113,6 +118,9 @@ class _Store:
     """
 
     def __init__(self, kernel: Any, raw: Any, epilogues: list[Any], keep_raw: bool) -> None:
+        """Prepare the stores of the kernel's result ``raw`` with the fused ``epilogues``. With ``keep_raw``, the result
+        without them is stored too.
+        """
         self.kernel, self.raw, self.epilogues = kernel, raw, epilogues
         self.keep_raw = keep_raw and bool(epilogues)
         self.last = epilogues[-1] if epilogues else raw
@@ -120,12 +128,15 @@ class _Store:
         self.aliases = {raw.get_name(): self.last.get_name()} if epilogues and not self.keep_raw else {}
 
     def tile(self, name: str, *sizes: Any, dtype: str = "float32") -> str:
-        """Declare a buffer on the stack, ``name`` in C++, that :meth:`output` can store."""
+        """Declare a buffer of these sizes on the stack, ``name`` in C++, that :meth:`output` can store, and return the
+        declaration.
+        """
         text: str = self.kernel.define_stack_allocated_buffer(name, list(sizes), getattr(torch, dtype))
         return text
 
     def output(self, name: str, *ranges: tuple[str, str]) -> str:
-        """Store tile ``name`` into the given ranges of the output, with the fused neighbours applied to it.
+        """Return C++ that stores the tile ``name`` into the given ranges of the output, with the fused neighbours
+        applied to it.
 
         Fewer ranges than the output has dims address it with its leading dims merged.
         """
@@ -133,7 +144,9 @@ class _Store:
         return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
-        """Return the statements that store a tile, once more without the neighbours where the raw result is kept."""
+        """Return the C++ statements that store a tile, twice where the result without the fused neighbours is kept as
+        well.
+        """
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
         view, reindexers = result, list[Any]()
@@ -152,8 +165,8 @@ class _Store:
 
 
 def rename_sympy_names(ranges: Sequence[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
-    """Return C++ that gives variables whose names sympy has for something else (``N``, ``E``, ``beta``) another name,
-    and ``ranges`` with these names. Inductor parses ranges by sympy.
+    """Return C++ that defines other names for variables whose names sympy has for something else (``N``, ``E``,
+    ``beta``), and ``ranges`` with these names. Inductor parses ranges by sympy.
     """
     taken = {word for pair in ranges for text in pair for word in WORD.findall(str(text)) if hasattr(sympy, word)}
     if not taken:
@@ -169,11 +182,14 @@ def _always_divisible(size: Any, by: int) -> bool:
 
 
 def _is_one(stride: Any) -> bool:
+    """Return whether a stride is known to be 1 in every call of the compiled code."""
     return bool(V.graph.sizevars.statically_known_equals(stride, 1))
 
 
 def _merge_leading_dims(buffer: Any, rank: int) -> Any:
-    """Return a contiguous ``buffer`` viewed with ``rank`` dims: its leading dims are merged into the first."""
+    """Return a view of a contiguous ``buffer`` with ``rank`` dims, in which its leading dims are merged into the
+    first.
+    """
     sizes = list(buffer.get_size())
     cut = len(sizes) - rank + 1
     sizes = [sympy.Mul(*sizes[:cut]), *sizes[cut:]]
@@ -188,6 +204,7 @@ class _Quoted(str):
     """The value of a compile-time constant, which Inductor writes into the kernel with ``format``."""
 
     def __format__(self, spec: str) -> str:
+        """Return the ``repr`` of the text, so that a string value is written into Triton code with quotes."""
         return repr(str(self))
 
 
@@ -207,10 +224,12 @@ class _Kernel(TritonTemplateKernel):
     latest: Any = None  # the one that was rendered last
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make the kernel and store it as the latest one of its template."""
         super().__init__(*args, **kwargs)
         type(self).latest = self
 
     def size(self, name: str | None, index: int) -> Any:
+        """Return the text of one size of a tensor, in brackets unless it is one name or number."""
         return _bracketed(super().size(self._named(name), index))
 
     def stride(self, name: str | None, index: int | None = None) -> Any:
@@ -220,29 +239,34 @@ class _Kernel(TritonTemplateKernel):
         return text if index is None else _bracketed(text)
 
     def _named(self, name: str | None) -> str | None:
-        """Return torch's name of a tensor. Torch names the output None, and templates name it ``out``, unless an input
-        has it.
+        """Return torch's name of a tensor: None for the output, which templates call ``out``, unless an input has that
+        name.
         """
         return None if name == "out" and name not in self.named_input_nodes else name
 
     def _register_hook(self, hook_name: str, hook_fn: Callable[[], str], *args: Any, **kwargs: Any) -> Any:
-        """Register a hook; that of the output is narrowed to the bounded loads."""
+        """Register ``hook_fn`` of a placeholder in the rendered code, for that of the output with its loads narrowed by
+        ``narrow_loads``.
+        """
         if hook_name.startswith("<STORE_OUTPUT"):
             return super()._register_hook(hook_name, lambda: narrow_loads(hook_fn(), self.bounded), *args, **kwargs)
         return super()._register_hook(hook_name, hook_fn, *args, **kwargs)
 
 
 def _bracketed(text: str) -> str:
-    """Return the text of a size in brackets, unless it is one name or number: ``at % {{size("out", 0)}}`` reads it as
-    one value.
+    """Return the text of a size, in brackets unless it is one name or number, since ``at % {{size("out", 0)}}`` reads
+    it as one value.
     """
     return text if re.fullmatch(r"\w+", text) else f"({text})"
 
 
 def narrow_loads(code: str, bounded: frozenset[str]) -> str:
-    """Return ``code`` with the loads of single rows or columns not broadcast, for indices that are ``bounded``."""
+    """Return Triton ``code`` in which loads of single rows or columns are not broadcast to a tile first, for the
+    indices in ``bounded``.
+    """
 
     def one(match: re.Match[str]) -> str:
+        """Return the narrow form of one matched load, or the match unchanged for another index."""
         pointer, index = match.groups()
         return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
 
@@ -258,7 +282,8 @@ def triton_choice(
     layout: Any,
     config: Mapping[str, Any],
 ) -> Any:
-    """Return a choice that renders ``source`` for these inputs and this config.
+    """Return a candidate for Inductor's choice that renders the Triton template ``source`` for these inputs and this
+    config.
 
     The choice has a ``sized``, a function from ``evaluate_size`` with values (torch_private/inductor_lowering.py) to
     the last arguments of its kernel.
@@ -273,6 +298,7 @@ def triton_choice(
     if template is None:
         template = TritonTemplate(name, grid=SymbolicGridFn(grid), source=source)
         bounded = frozenset(re.findall(r"^ *(\w+)_mask = ", source, re.MULTILINE))
+        # A class of its own, since ``bounded`` and ``latest`` belong to one template.
         template.kernel_type = type("Kernel", (_Kernel,), {"bounded": bounded})
     options: dict[str, Any] = {"num_stages": 2, "num_warps": 4}
     options |= {k: _Quoted(v) if isinstance(v, str) else v for k, v in config.items()}
@@ -287,6 +313,7 @@ def triton_choice(
     made, numbers = choices[0], tuple(template.kernel_type.latest.args.sizevars)  # as the kernel takes them
 
     def sized(evaluate: Callable[[Any], int]) -> list[Any]:
+        """Return the last arguments of the kernel (sizes, workspace and grid), with sizes computed by ``evaluate``."""
         workspace = made.bmreq.extra_args[len(numbers) : -AXES]
         programs = template.grid(*map(evaluate, sizes), options)
         return [*map(evaluate, numbers), *workspace, *programs]
@@ -305,7 +332,9 @@ _loaded: set[str] = set()  # of those, the kernels that a worker process has com
 
 
 def current_graph() -> Any:
-    """Return the graph being lowered. It is the same object for all of its nodes, and can be referred to weakly."""
+    """Return Inductor's graph that is being lowered, the same object for all of its nodes, to which weak references are
+    possible.
+    """
     return V.graph
 
 
@@ -318,7 +347,9 @@ def nodes_behind(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 @contextmanager
 def lowering_at(node: torch.fx.Node) -> Iterator[None]:
-    """Make ``node`` the node being lowered, within this context."""
+    """Return a context in which ``node`` is the node being lowered, since lowerings read the fakes of their arguments
+    from it.
+    """
     # Lowerings read the current node, for example to find the fakes of their arguments.
     before = V.graph.current_node
     V.graph.current_node = node
@@ -330,8 +361,8 @@ def lowering_at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield inputs with the sizes, strides and dtypes of fake tensors, registered in the graph within this context
-    only.
+    """Return a context that yields, by name, IR inputs with the sizes, strides and dtypes of the fake tensors
+    ``values``. The inputs are removed from the graph at its end.
     """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
@@ -348,17 +379,18 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kernel_source(choice: Any) -> str:
-    """Return the text of the kernel with which a choice is verified."""
+    """Return the source text of the kernel that is compiled to verify a choice."""
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
 
 
 def _is_triton(choice: Any) -> bool:
+    """Return whether a choice is a Triton kernel and not one in C++."""
     return isinstance(choice.bmreq, TritonBenchmarkRequest)
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start compiling the kernel of a choice beside this thread, once, and return whether it was started.
+    """Start to compile the kernel of a choice beside this thread, at most once, and return whether that was started.
 
     Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a thread
     waits.
@@ -379,12 +411,14 @@ def compile_apart(choice: Any) -> bool:
 
 
 def _kernel_name(choice: Any) -> str:
-    """Return a name that is the same for choices with the same kernel."""
+    """Return a text that is the same for choices with the same kernel, the path or the hash of its source."""
     return str(choice.bmreq.module_path if _is_triton(choice) else hash(choice.bmreq.source_code))
 
 
 def _has_workers() -> bool:
-    """Return whether there are worker processes, after they had time to start."""
+    """Return whether Inductor has worker processes to compile in, after they had at most ``PATIENCE`` seconds to
+    start.
+    """
     if get_compile_threads() < 2:
         return False
     # Inductor starts its workers in the background, so the first graph may be lowered before they are ready.
@@ -397,7 +431,7 @@ def _has_workers() -> bool:
 
 
 def precompile_kernel(choice: Any) -> None:
-    """Compile the kernel of a choice alone, or use the one that was compiled beside this thread."""
+    """Compile the kernel of a choice now, or load the one that was compiled beside this thread."""
     name = _kernel_name(choice)
     kernel = _compiled_kernel(name)
     if kernel is not None:
@@ -410,7 +444,8 @@ def precompile_kernel(choice: Any) -> None:
 
 
 def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
-    """Return a function that runs the kernel of a choice on these tensors, once it is compiled.
+    """Return a function without arguments that runs the compiled kernel of a choice on the tensors ``inputs`` and
+    ``out``.
 
     Symbols in ``sizes`` have these values, other symbols those of the call.
     """
@@ -426,13 +461,15 @@ def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapp
 
 
 def kernel_library(choice: Any) -> Path | None:
-    """Return the shared library of a compiled choice in C++, None for another choice."""
+    """Return the path of the shared library of a compiled C++ choice, None for a Triton choice or before compiling."""
     loaded = None if _is_triton(choice) else choice.bmreq.DLL
     return None if loaded is None else Path(loaded._name)
 
 
 def _compiled_kernel(name: str) -> Any:
-    """Return the Triton kernel that a worker process has compiled, or None. A compiler of C++ has filled the cache."""
+    """Return the Triton kernel that a worker process has compiled, or None if there is none or it failed. A C++ kernel
+    is found in the cache instead.
+    """
     future = _futures.get(name)
     if future is None:
         return None

@@ -20,7 +20,7 @@ _PYTHON = re.compile(r"registered at (\S+\.py):\d+")
 
 
 def frozen_code(name: str) -> CodeType | None:
-    """Return the code of a module that is built into Python, or None."""
+    """Return the code object of a module that is frozen into the Python executable, or None."""
     try:
         code: CodeType = _imp.get_frozen_object(name)
     except ImportError:
@@ -29,7 +29,9 @@ def frozen_code(name: str) -> CodeType | None:
 
 
 def process_settings() -> dict[str, Any]:
-    """Return hooks and flags that hold for all code in this process or thread."""
+    """Return by name the hooks and flags of torch that hold for all code in this process or thread, as values to
+    compare.
+    """
     return {
         "hooks of all modules of torch": tuple(_count_hooks(vars(modules)[name]) for name in _HOOKS),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True) is not None,
@@ -53,26 +55,28 @@ def process_settings() -> dict[str, Any]:
 
 
 def _count_hooks(hooks: Any) -> int:
-    """Return the number of hooks. Whether backward hooks are of the full kind is a flag, which torch sets and leaves
-    set.
+    """Return the number of hooks, 0 or 1 for a flag: whether backward hooks are of the full kind is a flag, which torch
+    sets and never clears.
     """
     return len(hooks) if isinstance(hooks, Mapping) else int(hooks is not None)
 
 
 def fallback_table() -> str:
-    """Return torch's fallback for each dispatch key, which it calls where an operator registers nothing for the key."""
+    """Return the dispatcher's table of fallbacks as text: for each dispatch key, the kernel for operators that register
+    none.
+    """
     table: str = torch._C._dispatch_dump_table(_SHOWN)
     return table
 
 
 def operators_of_torch() -> dict[str, str]:
-    """Return the registrations of each operator, torch's own and others', as text (100 ms)."""
+    """Return the dispatcher's dump of each registered operator, torch's own and others', by name (takes 100 ms)."""
     return {name: torch._C._dispatch_dump(name) for name in torch._C._dispatch_get_all_op_names()}
 
 
 def overloads_of_torch() -> dict[str, Any]:
-    """Return the function that each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the name of the
-    object.
+    """Return the function that each object in ``torch.ops.aten`` and ``torch.ops.prims`` calls, by the object's
+    name.
     """
     called: dict[str, Any] = {}
     for library in (torch.ops.aten, torch.ops.prims):
@@ -86,8 +90,8 @@ def overloads_of_torch() -> dict[str, Any]:
 
 
 def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
-    """Return the objects in ``torch.ops`` that call another function than before, unless ``own`` accepts that
-    function.
+    """Return the names of objects in ``torch.ops`` that call another function than in ``before``, unless ``own``
+    accepts the new function.
     """
     now = overloads_of_torch()
     gone = [name for name in before if now.get(name) is not before[name]]
@@ -97,7 +101,9 @@ def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> 
 
 
 def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
-    """Return the operators for which a file that ``own`` does not accept has registered something since ``before``."""
+    """Return the names of operators for which a file that ``own`` does not accept has registered something since
+    ``before``, an earlier ``operators_of_torch()``.
+    """
     now = operators_of_torch()
     return [
         name
@@ -107,7 +113,9 @@ def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]
 
 
 def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> bool:
-    """Whether a dispatch table has new registrations from files that are not ours."""
+    """Return whether the dump ``now`` of an operator has registrations that ``before`` lacks, from files that ``own``
+    does not accept.
+    """
     known = set(before.splitlines())
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]
     files = [_PYTHON.search(line) for line in new]
@@ -115,7 +123,8 @@ def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> boo
 
 
 def all_threads_config() -> Any:
-    """Return the configuration that lists the operators of threads which existed before. None if torch has none.
+    """Return the profiler configuration that lists operators of all threads, also of those that exist already. None if
+    this torch has none.
 
     Known to work on torch 2.11 and 2.13.
     """

@@ -16,17 +16,19 @@ from torch.overrides import TorchFunctionMode
 
 
 def is_size(held: Any) -> bool:
-    """Return whether a fake value is a size: an int that may be a symbol."""
+    """Return whether a fake value is a size, that is an int or an integer symbol, and not a bool."""
     return isinstance(held, (int, torch.SymInt)) and not isinstance(held, bool)
 
 
 def is_number(held: Any) -> bool:
-    """Return whether a fake value is a size, or a float that was computed from sizes: ``x.shape[-1] ** -0.5``."""
+    """Return whether a fake value is a size, or a symbolic float that was computed from sizes, as in
+    ``x.shape[-1] ** -0.5``.
+    """
     return is_size(held) or isinstance(held, torch.SymFloat)
 
 
 def size_in_call(size: int | torch.SymInt) -> int | None:
-    """Return the value of a size in the call for which a graph is made. None for a size that depends on data."""
+    """Return the value of a size in the call for which a graph is made, None for a size that depends on data."""
     if isinstance(size, int):
         return size
     known = size.node.hint
@@ -34,7 +36,7 @@ def size_in_call(size: int | torch.SymInt) -> int | None:
 
 
 def new_size() -> torch.SymInt:
-    """Return a new data-dependent size, for a fake implementation.
+    """Return a new data-dependent size of at least 0, for use in a fake implementation.
 
     ``ctx.new_dynamic_size`` refuses it to ``torch.compile`` without ``fullgraph=True`` or
     ``capture_dynamic_output_shape_ops``, which breaks the graph. A size with a proven bound needs no such caution: the
@@ -52,7 +54,7 @@ def new_size() -> torch.SymInt:
 
 
 def in_trace() -> bool:
-    """Return whether fakes run for Dynamo or AOTAutograd, which make a graph of the calls."""
+    """Return whether fake implementations run for Dynamo or AOTAutograd, which trace the calls into a graph."""
     return torch._guards.TracingContext.try_get() is not None
 
 
@@ -67,27 +69,31 @@ def in_graph(number: int) -> int | torch.SymInt:
 
 
 def assert_in_graph(condition: torch.Tensor, message: str) -> None:
-    """Raise RuntimeError with ``message`` when a compiled graph runs with a false ``condition``. On a GPU, later."""
+    """Raise RuntimeError with ``message`` when a compiled graph runs with a false ``condition``; on a GPU the error
+    shows later.
+    """
     torch._assert_async(condition, message)
 
 
 def check_condition(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
-    """Call ``torch._check``, which is documented but not typed: a symbolic condition becomes a guard or an
-    assertion.
+    """Call ``torch._check``: raise RuntimeError for a false condition, and make a symbolic one a guard or an assertion
+    of the graph.
     """
     torch_check: Any = torch._check
     torch_check(condition, message)
 
 
 def not_one(size: int | torch.SymInt) -> bool:
-    """Return whether a size is not 1. A data-dependent size is assumed not to be 1, as in torch's own broadcasting."""
+    """Return whether a size is not 1. A data-dependent size is assumed not to be 1, as in torch's broadcasting."""
     from torch.fx.experimental.symbolic_shapes import guard_or_true
 
     return bool(guard_or_true(size != 1))
 
 
 def unknown_size_error() -> type[Exception]:
-    """Return the exception that a trace raises where it needs a number that depends on data. Graphs break there."""
+    """Return the exception class that a trace raises where it needs a number that depends on data, at which graphs
+    break.
+    """
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
@@ -97,17 +103,22 @@ class SizeBindings:
     """A map from symbols of a pattern to expressions of a graph."""
 
     def __init__(self, known: dict[Any, Any] | None = None) -> None:
+        """Start with the sizes in ``known``, a mapping from symbols of the pattern to sizes of the graph."""
         self._known: dict[Any, Any] = dict(known or {})
 
     def bind(self, pattern: Any, actual: Any) -> bool:
-        """Map a size of the pattern to a size of the graph, and return False if it is mapped to another one already."""
+        """Map a size of the pattern to a size of the graph, and return False if it is mapped to a different one
+        already.
+        """
         expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
             self._known[expr] = value
         return self.same(pattern, actual)
 
     def same(self, pattern: Any, actual: Any) -> bool:
-        """Return whether a size of the pattern is this size of the graph. False if that is unknown."""
+        """Return whether a size of the pattern, with its symbols replaced, equals this size of the graph. False if a
+        symbol is not mapped.
+        """
         expr = _size_to_sympy(pattern)
         if not expr.free_symbols <= self._known.keys():
             return False
@@ -117,12 +128,12 @@ class SizeBindings:
         return bool(mine - theirs == 0)
 
     def format_size(self, pattern: Any) -> str:
-        """Return a size of the pattern as a number or symbols of the graph, if it is mapped."""
+        """Return a size of the pattern as text, with mapped symbols replaced by the numbers or symbols of the graph."""
         return str(_size_to_sympy(pattern).xreplace(self._known))
 
 
 def _size_to_sympy(size: Any) -> Any:
-    """Return a size as sympy's number or expression."""
+    """Return a number or symbolic size as a sympy number or expression."""
     import sympy
 
     if isinstance(size, float):
@@ -131,7 +142,9 @@ def _size_to_sympy(size: Any) -> Any:
 
 
 def condition_holds(condition: Any, *, may_guard: bool) -> bool:
-    """Return whether a condition on sizes holds. With ``may_guard`` it may become a guard."""
+    """Return whether a condition on sizes holds: for all sizes, or with ``may_guard`` in the current call, and a guard
+    is added.
+    """
     if isinstance(condition, torch.SymBool) and not may_guard:
         from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -150,12 +163,13 @@ def sizes_equal(a: Any, b: Any, *, may_guard: bool) -> bool:
         return pairs is not None and all(sizes_equal(x, y, may_guard=may_guard) for x, y in pairs)
     if condition_holds(a == b, may_guard=False):
         return True
+    # Compared as numbers first, since a comparison of unequal symbols would add a guard, too.
     here = [n.node.hint if isinstance(n, torch.SymInt) else n for n in (a, b)]
     return may_guard and None not in here and here[0] == here[1] and condition_holds(a == b, may_guard=True)
 
 
 def data_dependent() -> type[Exception]:
-    """Return the exception that torch raises where a condition depends on a data-dependent size."""
+    """Return the exception class that torch raises where a condition depends on a data-dependent size."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return GuardOnDataDependentSymNode
@@ -186,7 +200,8 @@ MOST = 16  # calls of one scale
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield ``args``, with numbers for symbols and tensors without memory: first with the sizes of the example.
+    """Yield copies of ``args`` with numbers for symbolic sizes and tensors without memory, first with the sizes of the
+    example.
 
     Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
     to 16 calls; and so near the end of its range, as kernels may launch others for large sizes.
@@ -204,7 +219,8 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
-    """Return ``args`` with a number of its own for each symbol, and tensors without memory.
+    """Return ``args`` with a different number for each symbol and with meta tensors, so that the number of a size shows
+    its symbol.
 
     Raise ValueError if there are more symbols than ``numbers``.
     """
@@ -216,7 +232,7 @@ def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ..
 
 
 def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
-    """Yield the symbols of arguments, and of sizes and strides of tensors."""
+    """Yield the symbolic sizes among the arguments, and among the sizes and strides of tensors, also inside lists."""
     for arg in args:
         if isinstance(arg, torch.SymInt):
             yield arg
@@ -227,7 +243,9 @@ def _symbolic_sizes(args: Sequence[Any]) -> Iterator[Any]:
 
 
 def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
-    """Return an argument with symbols replaced by numbers; tensors become meta tensors."""
+    """Return an argument with each symbol replaced by its number in ``values``; tensors become meta tensors of such
+    sizes.
+    """
     if isinstance(arg, torch.SymInt):
         return int(arg.node.expr.xreplace(values))
     if isinstance(arg, torch.Tensor):
@@ -239,7 +257,7 @@ def _with_concrete_sizes(arg: Any, values: dict[Any, int]) -> Any:
 
 
 def computed_sizes_unguarded() -> AbstractContextManager[None]:
-    """While this lasts, ``torch.export`` adds no guard that a size which is computed from others is not 1.
+    """Return a context in which ``torch.export`` adds no guard that a size which is computed from others is not 1.
 
     Torch tells by such a guard whether a result is contiguous. It contradicts a range of sizes from 2 on where a result
     has, say, a number for every 64 rows.
@@ -252,13 +270,16 @@ def computed_sizes_unguarded() -> AbstractContextManager[None]:
 
 @contextmanager
 def sizes_from_zero() -> Iterator[None]:
-    """While this lasts, ``torch.export`` takes a size that varies for 0 or more, where it otherwise takes 2 or more."""
+    """Return a context in which ``torch.export`` takes a varying size for 0 or more, where it otherwise takes 2 or
+    more.
+    """
     from torch.fx.experimental import symbolic_shapes
     from torch.utils._sympy.symbol import SymT
 
     make: Any = symbolic_shapes.make_symbol  # type: ignore[attr-defined]
 
     def make_from_zero(kind: Any, number: int, **facts: Any) -> Any:
+        """Return a new symbol; that of a size may be 0."""
         # A positive symbol is not 0 for sympy, whatever its range.
         if kind is SymT.SIZE and facts.get("positive"):
             facts = {**facts, "positive": None, "nonnegative": True}
@@ -282,6 +303,9 @@ class DecideConditions(TorchFunctionMode):
     """
 
     def __init__(self, answers: Sequence[bool], most: int, number: int) -> None:
+        """Make a mode that answers data-dependent conditions with ``answers`` in order, raises after ``most``
+        conditions, and takes ``number`` for every number that is read from a tensor.
+        """
         super().__init__()
         self.asked: list[Any] = []
         self.guessed = False
@@ -289,6 +313,7 @@ class DecideConditions(TorchFunctionMode):
         self._patches = ExitStack()
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Answer a conversion of a tensor to a bool or a number, and call any other torch function."""
         name = getattr(func, "__name__", "")
         if name == "__bool__":
             return self._answer(args[0])
@@ -298,10 +323,14 @@ class DecideConditions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> DecideConditions:
+        """Enter the mode, and replace the truth of symbolic conditions by its answers in this thread."""
         usual: Any = torch.SymBool.__bool__
         thread = threading.get_ident()
 
         def decide(held: Any) -> bool:
+            """Return the truth of a symbolic condition: torch's own where torch or another thread needs it, else the
+            mode's answer.
+            """
             condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
             caller = sys._getframe(1).f_globals.get("__name__", "")
@@ -315,12 +344,15 @@ class DecideConditions(TorchFunctionMode):
         return self
 
     def __exit__(self, *raised: Any) -> None:
+        """Leave the mode and restore the truth of symbolic conditions."""
         leave: Any = super().__exit__
         leave(*raised)
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
-        """Return the truth of a condition: where it is known, that, else the next answer of the trace."""
+        """Return the truth of a condition where it is known for all sizes, else the next answer. Raises RuntimeError
+        after too many conditions.
+        """
         if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
             return known
         number = len(self.asked)
@@ -331,7 +363,7 @@ class DecideConditions(TorchFunctionMode):
 
 
 def _statically_known(condition: torch.SymBool) -> bool | None:
-    """Return the truth of a condition for all sizes, or None."""
+    """Return the truth of a condition that holds for all sizes or for none, else None."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     if statically_known_true(condition):
@@ -340,14 +372,18 @@ def _statically_known(condition: torch.SymBool) -> bool | None:
 
 
 def number_as_tensor(number: int | torch.SymInt) -> torch.Tensor:
-    """Return ``number`` as an int64 tensor without axes, in a graph a tensor of its symbol."""
+    """Return ``number`` as an int64 tensor without dims; in a graph, a symbolic number becomes a tensor of its
+    symbol.
+    """
     make: Any = torch.full  # documented for symbols, but typed for numbers only
     full: torch.Tensor = make((), number, dtype=torch.int64)
     return full
 
 
 def number_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return the number that a tensor without axes holds, in a graph a symbol; an integer is taken for a size."""
+    """Return the number that a tensor without dims holds, in a graph a symbol. An integer symbol is taken for a size of
+    at least 0.
+    """
     number: Any = tensor.item()
     if isinstance(number, torch.SymInt):
         torch_check: Any = torch._check
@@ -356,6 +392,8 @@ def number_of_tensor(tensor: torch.Tensor) -> Any:
 
 
 def dtype_of_number(held: Any) -> torch.dtype | None:
-    """Return the dtype of the tensor that stands for a symbolic number in a model without torch. None for no number."""
+    """Return the dtype of the tensor that stands for a symbolic number, bool or float in a model without torch. None
+    for another value.
+    """
     kinds = {torch.SymInt: torch.int64, torch.SymFloat: torch.float64, torch.SymBool: torch.bool}
     return next((dtype for kind, dtype in kinds.items() if isinstance(held, kind)), None)

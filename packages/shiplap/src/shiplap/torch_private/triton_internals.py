@@ -28,7 +28,8 @@ _CHOSEN = "TRITON_PTXAS_PATH"
 
 @cache
 def use_torch_assembler() -> None:
-    """Select torch's own assembler, by the variable and the rule of Inductor, unless the user has selected one.
+    """Set the variable by which Triton finds its assembler to torch's own ``ptxas``, as Inductor does, unless the user
+    has set it.
 
     Called before Triton compiles a kernel of ours. Inductor's own function is not called: importing its module takes
     longer than an eager program needs to start.
@@ -48,7 +49,8 @@ _UNREAD = "triton", "math", "copy"  # modules that Triton's keys do not look int
 
 
 def settle_cache_key(kernel: Any) -> None:
-    """Give ``kernel`` the one key that it has in every process, whatever was launched before it.
+    """Compute the cache key of the Triton ``kernel`` so that it is the same in every process, whatever was launched
+    before.
 
     Triton's key of a function holds the globals of the functions that it calls, but only of those whose own key was
     computed before (3.6 and 3.7). Two kernels that share a function therefore have other keys in a process that
@@ -59,7 +61,9 @@ def settle_cache_key(kernel: Any) -> None:
 
 
 def _settle_called_keys(kernel: Any, begun: set[int]) -> None:
-    """Compute the cache keys of kernels that a kernel calls, each once."""
+    """Compute the cache keys of the Triton functions that ``kernel`` calls, innermost first. ``begun`` holds the ids of
+    kernels that were begun.
+    """
     function, known = getattr(kernel, "fn", None), getattr(kernel, "hash", "")
     settled = isinstance(known, str) and not known.startswith("recursion:")  # which is: another thread is at it
     if settled or id(kernel) in begun or not isinstance(function, FunctionType):
@@ -98,8 +102,8 @@ def triton_attributes(
     constants: Mapping[Any, object],
     attributes: Mapping[Any, Any],
 ) -> dict[Any, Any]:
-    """Return ``attributes`` in the form in which Triton's own launches pass them to its compiler, which has them in its
-    key.
+    """Return ``attributes`` of a launch in the form in which Triton's own launches pass them to its compiler, where
+    they are part of the cache key.
 
     Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of the key,
     which is the kernel's own, is settled.
@@ -118,7 +122,9 @@ def triton_attributes(
 
 
 def _specialisation_mark(attribute: object) -> str | None:
-    """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, None where it does not check."""
+    """Return the mark of Triton's binder for an argument: "D" for a multiple of 16, an empty text for another number,
+    None where it does not check.
+    """
     return None if attribute is None else "D" if attribute else ""
 
 
@@ -135,7 +141,7 @@ BLOCK = 32  # of generated pointwise kernels and reductions: the interpreter run
 
 
 def _tanh(x: Any) -> Any:
-    """Compute ``tanh`` without an overflow for large numbers."""
+    """Return ``tanh(x)`` for Triton's interpreter, computed without an overflow for large numbers."""
     import triton.language as tl
 
     shrunk = tl.exp(tl.abs(x) * -2.0)
@@ -144,7 +150,7 @@ def _tanh(x: Any) -> Any:
 
 
 def _nearbyint(x: Any) -> Any:
-    """Round to the nearest integer, and to the even one of two."""
+    """Return ``x`` rounded to the nearest integer, and to the even one of two, for Triton's interpreter."""
     import triton.language as tl
 
     rounded = tl.floor(x + 0.5)
@@ -161,6 +167,9 @@ class _Libdevice:
     """``libdevice`` of a GPU, with those functions that Triton's language has, and those that GELU and int8 need."""
 
     def __getattr__(self, name: str) -> Any:
+        """Return the function of ``tl.math``, ``tl`` or our own table that stands for ``libdevice.<name>``. Raises
+        NotImplementedError if there is none.
+        """
         import triton.language as tl
 
         function = getattr(tl.math, name, None) or getattr(tl, name, None) or LIBDEVICE_FUNCTIONS.get(name)
@@ -173,6 +182,7 @@ class InterpretedKernel:
     """The result of Inductor's decorators, launched in the same way but interpreted."""
 
     def __init__(self, kind: str, fn: Any, meta: dict[str, Any]) -> None:
+        """Wrap a generated Triton kernel ``fn`` of Inductor's ``kind``, such as ``template``, with its metadata."""
         self.kind, self.fn, self.meta = kind, fn, meta
         self.inductor_meta: dict[str, Any] = {}
         self.with_bandwidth_info, self.launchers = False, [SimpleNamespace(n_regs=None)]
@@ -182,7 +192,9 @@ class InterpretedKernel:
         """Do nothing: an interpreted kernel is not compiled."""
 
     def run(self, *args: Any, stream: Any = None, benchmark_run: bool = False, **kwargs: Any) -> None:
-        """Launch the kernel once. bfloat16 is refused: the interpreter multiplies its bit patterns."""
+        """Launch the kernel once in Triton's interpreter. Raises NotImplementedError for bfloat16, since the
+        interpreter multiplies its bit patterns.
+        """
         if any(isinstance(a, torch.Tensor) and a.dtype == torch.bfloat16 for a in args):
             raise NotImplementedError("bf16 is wrong in Triton's interpreter")
         # Launches that only measure are no launches of the program.
@@ -205,16 +217,21 @@ class InterpretedKernel:
 
 
 def _make_decorator(kind: str) -> Callable[..., Any]:
-    """Return the stand-in for one of Inductor's decorators of Triton kernels."""
+    """Return the replacement for one of Inductor's decorators of Triton kernels, which makes kernels that are
+    interpreted.
+    """
 
     def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
+        """Return a decorator that wraps a generated kernel for the interpreter."""
         return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
 
     return factory
 
 
 def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
-    """Return a generated kernel for Triton's interpreter, from the edited source where an edit is set."""
+    """Return the kernel ``name`` in a generated ``source`` for Triton's interpreter; the source of a template is first
+    changed by ``edit`` where that is set.
+    """
     from torch._inductor.codecache import PyCodeCache
 
     change = edit[0]
@@ -230,28 +247,33 @@ class InterpreterTarget:
     is_active = classmethod(lambda cls: True)
 
     def get_current_target(self) -> Any:
-        """Return a CUDA target of compute capability 90."""
+        """Return a CUDA target of compute capability 9.0, for which Inductor generates code."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
+        """Return 0, the only device."""
         return 0
 
     def get_current_stream(self, device: int = 0) -> int:
+        """Return 0, since nothing has a stream."""
         return 0
 
     def get_active_torch_device(self) -> torch.device:
+        """Return the CPU, on which the interpreter runs."""
         return torch.device("cpu")
 
 
 def imported_before() -> bool:
-    """Return whether Triton is imported already without interpretation, as its own functions are decorated by then."""
+    """Return whether Triton was imported without its interpreter already, so that its functions can no longer be
+    interpreted.
+    """
     return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def start_interpreter() -> None:
-    """Make this process interpret Triton code, and Inductor generate Triton code for the CPU."""
+    """Make this process run Triton code in Triton's interpreter, and make Inductor generate Triton code for the CPU."""
     os.environ["TRITON_INTERPRET"] = "1"
     import torch._inductor.config as inductor
     import torch._inductor.runtime.triton_heuristics as heuristics

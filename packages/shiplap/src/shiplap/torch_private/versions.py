@@ -27,7 +27,9 @@ def minor_version(version: str) -> str:
 
 @cache
 def read_table() -> dict[str, Any]:
-    """Return the rows by major and minor number."""
+    """Return the table of capabilities: for each minor version of torch a row with the names that a run has
+    verified.
+    """
     table: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return table
 

@@ -132,7 +132,9 @@ def freeze(path: str | os.PathLike[str], ops: Iterable[Op] | None = None) -> lis
 
 
 def apply_tuning_settings() -> None:
-    """Apply SHIPLAP_TUNED and SHIPLAP_RECORD when the first op is called or traced."""
+    """Install the table of choices that SHIPLAP_TUNED names and start the recording that SHIPLAP_RECORD names. Called
+    when the first op is called or traced.
+    """
     current = settings()
     if current.tuned:
         from shiplap.tuning.frozen_table import frozen
@@ -145,7 +147,7 @@ def apply_tuning_settings() -> None:
 
 
 def load_packaged_choices() -> None:
-    """Install the choices that the packages of declared ops contain. The choices of this process have priority."""
+    """Install the tuning choices that the packages of declared ops contain, below the choices of this process."""
     if any(packaged_choice_tables(op) for op in registry.declared_op_list()):
         from shiplap.tuning.packaged_choices import install_packaged_choices
 

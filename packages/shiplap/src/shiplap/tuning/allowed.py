@@ -18,7 +18,9 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return the reason why a measurement is not allowed now, or an empty text."""
+    """Return the reason why no candidate may be measured now, such as that a graph is being captured, or an empty
+    text.
+    """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
         return "a worker that imports the op"
@@ -33,7 +35,7 @@ def blocked() -> str:
 
 
 def _inside_op() -> bool:
-    """Return whether an op of this thread is executing.
+    """Return whether this thread is inside the call of an op, found by searching its stack.
 
     The function searches the stack, so that calls of ops need not count themselves.
     """
@@ -44,6 +46,8 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """Raise SL608 where a measurement is not allowed."""
+    """Raise SL608 for ``where`` if no candidate may be measured now: inside an op, a backward, a trace, a capture or a
+    worker.
+    """
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -44,28 +44,36 @@ class Bench(Protocol):
     """
 
     @property
-    def confirms(self) -> tuple[str, str]: ...
+    def confirms(self) -> tuple[str, str]:
+        """The verdict on confirmations by this bench, such as ``"ok"`` or ``"skip"``, and the reason."""
+        ...
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start compiling candidates in parallel, and return how many were started.
+        """Start to compile the candidates at ``indices`` in parallel, and return how many were started.
 
         The verification of a candidate waits for the compilation of that candidate only.
         """
         ...
 
     def quiet(self) -> None:
-        """Stop starting compilations, and return when all running ones have ended."""
+        """Start no more compilations, and return when all running ones have ended, so that nothing disturbs the
+        clock.
+        """
         ...
 
-    def verify(self, index: int) -> VerifyOutcome: ...
+    def verify(self, index: int) -> VerifyOutcome:
+        """Run the candidate at ``index`` on all verification cases, and return whether its results are right."""
+        ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Return the timings of candidates, and the reasons why other candidates have none."""
+        """Measure the candidates at ``indices`` in turns. Return the timings by index, and for each candidate without
+        one the reason.
+        """
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Return the seconds of confirmed candidates, measured in turns by one clock, and the reasons why others have
-        none.
+        """Measure confirmed candidates in turns by one clock. Return their seconds for a call by index, and for each
+        candidate without them the reason.
 
         Args:
             indices: the candidates to compare.
@@ -77,7 +85,8 @@ class Bench(Protocol):
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return the result of confirming a winner and the candidates near it, measured in turns.
+        """Check the race's times of a winner and the candidates near it by another clock and on other values, and
+        return the result for each.
 
         Args:
             claims: the seconds of each candidate in the race.
@@ -99,12 +108,17 @@ class LocalBench:
         capture: str = "auto",
         at: Callable[[int], None] = lambda index: None,
     ) -> None:
+        """Make a bench that runs ``candidates`` in this process. ``at`` is called with the index of the candidate that
+        runs next, or -1.
+        """
         self.inputs, self.candidates, self.capture, self.at = inputs, candidates, capture, at
         self._verifier = Verifier(inputs)
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start compilers of the candidates at ``indices`` side by side. Return how many can be compiled apart."""
+        """Start to compile the candidates at ``indices`` in threads and worker processes, and return how many can be
+        compiled ahead; 0 for fewer than two.
+        """
         able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
             return 0
@@ -121,7 +135,7 @@ class LocalBench:
         return len(able)
 
     def _precompile(self, candidate: Candidate) -> None:
-        """Compile a candidate for the cases of its verification.
+        """Compile a candidate for all sizes and layouts on which it will be verified, without launching it.
 
         Nothing is launched, so the arguments that several candidates share are not written to.
         """
@@ -131,7 +145,7 @@ class LocalBench:
             candidate.precompile(case.args)
 
     def _compiled(self, index: int) -> None:
-        """Wait for the compilation of a candidate.
+        """Wait until the compilation of the candidate at ``index`` has ended, if one was started.
 
         A failed compilation is not reported here: ``prepare`` compiles again and raises the same error.
         """
@@ -139,7 +153,7 @@ class LocalBench:
             wait([compiling])
 
     def quiet(self) -> None:
-        """Cancel compilations that have not begun and wait for those that run."""
+        """Cancel compilations that have not begun, and wait for those that run."""
         # A compiler that hangs here is reported to the supervising process under this index, as no single candidate is
         # at fault.
         self.at(COMPILERS)
@@ -149,13 +163,15 @@ class LocalBench:
         self.at(-1)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference."""
+        """Compare the candidate at ``index`` with the reference on all cases, and return the outcome."""
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in turns. Return the timings, and the reason for each that could not be prepared."""
+        """Measure the candidates at ``indices`` in turns. Return the timings, and the reason for each that could not be
+        prepared.
+        """
         self.quiet()  # the clock is for candidates alone
         clock = clock_for(self.inputs.device, self.capture)
         ready: dict[int, Any] = {}
@@ -176,6 +192,7 @@ class LocalBench:
             return (race_runs(ready, clock, plan, self.at) if ready else {}), failed
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        """Return no times and no failures: the candidates have been measured side by side by one clock in the race."""
         return {}, {}  # they raced side by side
 
     def confirm(

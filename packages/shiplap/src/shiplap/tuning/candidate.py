@@ -47,22 +47,25 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Compile and check once for ``args`` (all arguments, in order), and return the function to be timed.
+        """Compile and check the candidate for ``args`` (all arguments, in order), and return the function without
+        arguments that is timed.
 
         Raises:
-            Refused: the candidate does not support the arguments.
+            CandidateRefused: the candidate does not support the arguments.
             Exception: the error of a failed compilation.
         """
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Do the slow part of the first :meth:`prepare` without launching anything.
+        """Compile what :meth:`prepare` needs for ``args`` without launching anything. Raises NotImplementedError for a
+        candidate that compiles nothing.
 
         Several threads may call this method in parallel.
         """
         raise NotImplementedError(f"{candidate_label(self)} compiles nothing")
 
     def compile_apart(self) -> bool:
-        """Start the work of :meth:`precompile` in another process, and return whether it was started.
+        """Start the compilation of :meth:`precompile` in another process, and return whether it was started; False by
+        default.
 
         Unlike a thread, another process does not compete for Python's global lock.
         """
@@ -89,6 +92,7 @@ class KernelCandidate(Candidate):
     compiles: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        """Copy name, config and the need to compile from the kernel into the fields of the candidate."""
         for name, value in (
             ("kernel", self.bound.name),
             ("config", self.bound.config),
@@ -105,12 +109,15 @@ class KernelCandidate(Candidate):
         return partial(self.bound.run_call, call)
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile what a call with ``args`` needs, without running it."""
+        """Compile the kernel for a call with ``args``, unless it refuses the call, without running it."""
         call = self.op.bind(args)
         if not self.bound.why_refused(call):
             self.bound.compile(call)
 
     def estimate(self, env: Mapping[str, Any]) -> float | None:
+        """Return the estimate of the kernel's ``prior`` for a call with these sizes, in any unit, None if it has
+        none.
+        """
         space = self.bound.space
         return None if space is None or space.prior is None else space.prior(env, self.config.as_dict())
 
@@ -124,12 +131,14 @@ class ReferenceCandidate(Candidate):
     config: Config = NO_CONFIG
 
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
+        """Return a function that computes the op's reference on ``args`` and checks the outputs."""
         call = self.op.bind(args)
         return lambda: check_outputs(self.op.spec, call, self.op.run_reference(call.args))
 
 
 def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
-    """Return every kernel with every config of ``op`` for a device type and sizes.
+    """Return the candidates of ``op`` for a device type: its reference, then each kernel with each of its configs for
+    the sizes in ``env``.
 
     The reference comes first, then the declared default.
     """
@@ -141,7 +150,9 @@ def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candi
 
 
 def declared_default(op: Op, call: Binding, device: str) -> tuple[str, Config]:
-    """Return the candidate that runs on a device type without a choice. The tensors of ``call`` may have no values."""
+    """Return the name and config of the kernel that serves ``call`` on this device type without a tuned choice, or of
+    the reference. The tensors of ``call`` may have no values.
+    """
     for kernel in op.eager_kernels(torch.device(device).type):
         try:
             serving = kernel.variant_for_call(call)

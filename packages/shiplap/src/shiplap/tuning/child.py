@@ -46,6 +46,9 @@ class OpenedTask:
     """
 
     def __init__(self, order: workers.OpenTask, heartbeat: Heartbeat | None) -> None:
+        """Import the op that ``order`` names, draw its inputs, and find its candidates. Raises LookupError if op or
+        candidates differ from the caller's.
+        """
         self.order, self.heartbeat = order, heartbeat
         self.op = import_op(order)
         if self.op.identity != order.identity:
@@ -61,12 +64,14 @@ class OpenedTask:
 
     @cached_property
     def bench(self) -> LocalBench:
-        """The bench of a worker."""
+        """The bench on which this process verifies and times the candidates of the task."""
         begin_run = self.heartbeat.begin_run if self.heartbeat is not None else lambda index: None
         return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
 
     def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
-        """Return a call of a candidate as a function without arguments. Index -1 binds them and runs nothing."""
+        """Return a function without arguments that calls the candidate at ``index`` on ``args``; with index -1, one
+        that binds them now and returns nothing. With ``poison``, allocated memory is filled with that byte.
+        """
         if index < 0:
             self.op.bind(tuple(args))
             return lambda: ()
@@ -80,9 +85,12 @@ class OpenedTask:
 
 
 def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRun:
-    """Return ``run`` with all memory that it allocates filled with ``byte``."""
+    """Return ``run`` as a function in which all memory that the candidate allocates is filled with ``byte`` first, so
+    that reads of uninitialised memory show.
+    """
 
     def run_poisoned() -> Any:
+        """Call ``run`` while new memory is filled with ``byte``, and return its results as a tuple."""
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
 
@@ -93,19 +101,22 @@ _opened: OpenedTask | None = None
 
 
 def opened_task() -> OpenedTask:
-    """Return the task that this process has opened."""
+    """Return the task that this process has opened, by ``open_task``."""
     assert _opened is not None
     return _opened
 
 
 @handles(workers.OpenTask)
 def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
-    """Import the op of a task and draw its inputs. The file, if any, is the memory of a heartbeat."""
+    """Handle the request that opens a task: set environment and threads, import the op and draw its inputs. ``file`` is
+    the shared memory of a heartbeat, or -1.
+    """
     global _opened
     if order.environment:  # of a worker, which is a process of the user like any other
         os.environ.clear()
         os.environ.update(order.environment)
         os.chdir(order.folder)
+        # It is cached, and was found by the old environment.
         tempfile.tempdir = None
     os.environ[WORKER] = str(os.getpid())  # a module that tunes when it is imported does not tune here
     torch.set_num_threads(order.threads)
@@ -117,26 +128,28 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
 
 @handles(workers.CompileCandidates)
 def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
-    """Begin to compile candidates side by side."""
+    """Handle the request to start compiling candidates in parallel, and return how many were started."""
     return Number(opened_task().bench.compile(message.indices))
 
 
 @handles(workers.FinishCompiling)
 def finish_compiling(child: Child, message: workers.FinishCompiling, file: int) -> Done:
-    """Wait for all compilers that run."""
+    """Handle the request to wait for all running compilers."""
     opened_task().bench.quiet()
     return Done()
 
 
 @handles(workers.VerifyCandidate)
 def verify_candidate(child: Child, message: workers.VerifyCandidate, file: int) -> workers.Verified:
-    """Compare a candidate with the reference."""
+    """Handle the request to compare a candidate with the reference, and return the outcome."""
     return workers.Verified(opened_task().bench.verify(message.index))
 
 
 @handles(workers.RaceCandidates)
 def race_candidates(child: Child, message: workers.RaceCandidates, file: int) -> workers.Raced:
-    """Time candidates in turn."""
+    """Handle the request to time candidates in turns, and return the timings. Raises DeviceLost if the device can no
+    longer be used.
+    """
     try:
         return workers.Raced(*opened_task().bench.race(message.indices, message.plan))
     except Exception as e:
@@ -146,7 +159,9 @@ def race_candidates(child: Child, message: workers.RaceCandidates, file: int) ->
 
 
 def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the candidates by the same function as in the parent. With ``""`` they are the op's own kernels."""
+    """Return the candidates that the function ``provider`` (``module:name``) offers for the drawn inputs, as the parent
+    process does; for an empty text, the op's own kernels.
+    """
     if not provider:
         return kernel_candidates(op, drawn.device, drawn.call.env)
     module, _, name = provider.partition(":")
@@ -158,8 +173,8 @@ def candidates_by_provider(provider: str, op: Op, drawn: Inputs) -> Sequence[Can
 
 
 def import_op(order: workers.OpenTask) -> Op:
-    """Import the modules that declare the op and its kernels, and return the op. LookupError if they did not declare
-    it.
+    """Import the modules or the file that declare the op and its kernels, and return the op. Raises LookupError if they
+    did not declare it.
     """
     sys.path[:] = [*order.path, *(p for p in sys.path if p not in order.path)]
     problem: Exception | None = None
@@ -185,5 +200,6 @@ def _import_file(path: Path) -> None:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
+    # Dataclasses look their module up there while it runs.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -64,13 +64,15 @@ class Choice:
 
     @property
     def label(self) -> str:
+        """The name of the chosen kernel with its config, such as ``tiled(BLOCK=64)``."""
         return self.config.label(self.kernel)
 
     def but(self, **changes: Any) -> Choice:
+        """Return a copy of the choice with these fields changed."""
         return replace(self, **changes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields, for ``--json``."""
+        """Return all fields of the choice as plain data, for ``--json``."""
         return {
             **self.value(),
             "op": self.op,
@@ -100,7 +102,9 @@ class Choice:
 
 
 def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
-    """Return the choice of an entry. ValueError when the content of the entry is not a choice."""
+    """Return the choice that an entry of the store or of a table holds as ``key`` and ``value``. Raises ValueError when
+    the content is not a choice.
+    """
     # msgspec is imported late because a program that reads no stored choice does not need it.
     import msgspec
 
@@ -140,7 +144,9 @@ def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return the entry for the table of choices in use. Eager calls do not match an entry that has a place."""
+    """Return the entry of a choice for the table that ops search when they are called. ``source`` is the digest of the
+    op.
+    """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)
 

@@ -27,11 +27,12 @@ template_tuners: list[TemplateTuner] = []  # the package ``shiplap`` adds the on
 
 
 def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Template]]:
-    """Return the templates for a device type, in two lists: those that only compiled code can run, and the others.
+    """Return the templates of ``op`` for a device type in two lists: those that only compiled code can run, since no
+    kernel has their name, and the others.
 
-    A template runs only in compiled code if no kernel has its name. A template in C++ is code only together with its
-    neighbours in a graph, so Inductor alone can run it. A template that is a PyTorch function is always in the second
-    list, because it serves as a comparison and is no reason to compile.
+    A template in C++ is code only together with its neighbours in a graph, so Inductor alone can run it. A template
+    that is a PyTorch function is always in the second list, because it serves as a comparison and is no reason to
+    compile.
     """
     kind = device.partition(":")[0]
     kernels: set[Any] = {k.name for k in op.kernels.get(kind, ())}
@@ -41,7 +42,8 @@ def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Templat
 
 
 def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
-    """Return whether the templates of ``op`` are measured in compiled code.
+    """Return whether the templates of ``op`` are measured in compiled code. ``compiled`` is the user's setting, None
+    for the default.
 
     By default they are measured if some of them run only in compiled code.
     """
@@ -50,7 +52,9 @@ def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
 
 
 def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
-    """Return which templates are not measured in compiled code although they may run there, with the reason, or ""."""
+    """Return a text that says which templates are not measured in compiled code although they may run there, and why;
+    empty if there is none.
+    """
     there_only, both = templates_by_need(op, device)
     if compiled and not (there_only or both):
         return "compiled code: no template to measure there; it calls the kernel that is chosen for eager calls"
@@ -66,4 +70,5 @@ def describe_unmeasured(op: Op, device: str, compiled: bool | None) -> str:
 
 
 def _join_template_names(given: list[Template]) -> str:
+    """Return the names of the templates, separated by commas."""
     return ", ".join(t.name for t in given)

@@ -27,6 +27,9 @@ class Deadline:
     """
 
     def __init__(self, seconds: float, on_end: Callable[[], None] = lambda: None) -> None:
+        """Start the time budget of ``seconds``, and the thread in which work runs. ``on_end`` is called when the budget
+        ends while work runs.
+        """
         self.ends, self.on_end, self.over = monotonic() + seconds, on_end, False
         self._work: SimpleQueue[tuple[Context, Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
         # The current device belongs to a thread. The working thread has to take over the caller's.
@@ -36,23 +39,29 @@ class Deadline:
         self._thread.start()
 
     def __enter__(self) -> Deadline:
+        """Return the deadline."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the working thread after its present work, which is treated as abandoned."""
         self.over = True
         self._work.put(None)
 
     @property
     def seconds_left(self) -> float:
+        """The seconds that are left of the budget, negative after its end."""
         return self.ends - monotonic()
 
     def check(self) -> None:
-        """Raise OutOfTime in work that was abandoned, so that the work stores nothing and starts nothing."""
+        """Raise OutOfTime if the work was abandoned, so that it neither stores nor starts anything. Work calls this
+        method now and then.
+        """
         if self.over:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """Return the result of ``work``. OutOfTime at the end of the budget, even if a sampler or a kernel hangs.
+        """Run ``work`` in the working thread and return its result. Raises OutOfTime at the end of the budget, even if
+        the work hangs.
 
         A thread cannot be ended from outside, so the work continues until its next ``check``.
         """
@@ -73,7 +82,9 @@ class Deadline:
         return cast(T, result)
 
     def _serve(self) -> None:
-        """Run queued work, one piece after another, in the context of its caller, and return results or errors."""
+        """Run queued work in this thread, one piece after another, in the context of its caller, and return results or
+        errors by its queue.
+        """
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread
         while (asked := self._work.get()) is not None:
@@ -81,4 +92,5 @@ class Deadline:
             try:
                 told.put((context.run(work), None))
             except BaseException as e:
+                # Raised in the thread that waits, while this one goes on to serve.
                 told.put((None, e))

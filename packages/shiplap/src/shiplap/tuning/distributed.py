@@ -23,7 +23,9 @@ def rank_and_count() -> tuple[int, int]:
 
 
 def run_on_rank_zero(work: Callable[[], Any]) -> Any:
-    """Return the result of ``work`` on rank 0 (JSON), on every rank. If ``work`` raises, every rank raises."""
+    """Run ``work`` on rank 0 and return its result, plain data for JSON, on every rank. If ``work`` raises, every rank
+    raises, the others SL611.
+    """
     rank, _ = rank_and_count()
     failure: BaseException | None = None
     content: dict[str, Any] = {}
@@ -48,7 +50,8 @@ def run_on_rank_zero(work: Callable[[], Any]) -> Any:
 
 
 def broadcast_device() -> torch.device:
-    """Return the device on which the default group can send a tensor: the CPU if it can, else the device in use.
+    """Return a device on which the default process group can send a tensor: the CPU if it can, else the current device
+    of the type that it serves.
 
     The configuration of a group names the backend of each device type, as in ``"cpu:gloo,cuda:nccl"``. A group of NCCL
     alone supports GPUs only, under any name by which it was requested.
@@ -60,7 +63,7 @@ def broadcast_device() -> torch.device:
 
 
 def _broadcast_json(content: dict[str, Any]) -> dict[str, Any]:
-    """Broadcast the length and then the bytes of ``content``, and return it as decoded on this rank.
+    """Return the ``content`` of rank 0 on every rank, sent as JSON bytes after their length.
 
     The sender decodes its own bytes as well, so that all ranks use the same value.
     """

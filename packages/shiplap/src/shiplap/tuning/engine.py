@@ -40,7 +40,9 @@ EACH = 30.0  # seconds per bucket without a budget
 
 
 def make_requests(op: Op, samples: Iterable[Any], device: str | None) -> list[TuningRequest]:
-    """Return the tuning requests for ``samples``: argument tuples, sizes, recipes or labels of recipes."""
+    """Return a tuning request (op, recipe, device) for each of ``samples``: argument tuples, sizes by name, recipes or
+    their labels. Raises SL613 for anything else.
+    """
     # The first three types are iterable, but iterating over one of them is a mistake: the user passed one sample, not a
     # list.
     if isinstance(samples, (str, Mapping, torch.Tensor)) or not isinstance(samples, Iterable):
@@ -72,7 +74,8 @@ def tune_all(
     progress: bool | None = None,
     compiled: bool | None = None,
 ) -> TuneResult:
-    """A choice for each bucket of ``requests``, in order. Under torch.distributed, rank 0 measures for all ranks.
+    """Return a choice for each bucket (class of sizes) of ``requests``, in order, measured within ``budget``. Under
+    torch.distributed, rank 0 measures for all ranks.
 
     If templates of the op are measured in compiled code (``compiled``, see :func:`shiplap.tune`), a choice among these
     follows the choice for eager calls.
@@ -81,6 +84,7 @@ def tune_all(
     wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
+        """Measure all requests within the budget and return their choices."""
         seconds = None if budget is None else parse_budget(budget)
         with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
@@ -95,6 +99,7 @@ def tune_all(
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
+        """Measure all requests on rank 0, keep the choices, and return their messages for the other ranks."""
         mine.extend(work())
         return [_choice_message(choice) for choice in mine]
 
@@ -112,7 +117,9 @@ def _choose_each(
     isolation: WorkerProcess | None,
     report: Report,
 ) -> list[Choice]:
-    """Return the choices for ``wanted``. Each bucket has an equal share of the remaining time."""
+    """Return the choices for the measurements ``wanted``, each from the store or measured. Each has an equal share of
+    the remaining time.
+    """
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
         place = f"{number + 1}/{len(wanted)} {op.spec.name}" + (" in compiled code" if tuner else "")
@@ -120,6 +127,7 @@ def _choose_each(
 
         # Progress reports are frequent, so they are also the places where work that was abandoned ends.
         def report_here(what: str, done: int, total: int, place: str = place) -> None:
+            """Report progress for this measurement, and raise OutOfTime if it was abandoned."""
             if deadline is not None:
                 deadline.check()
             report(f"{place}: {what}", done, total)
@@ -138,7 +146,9 @@ def _choose_each(
 
 
 def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bool) -> Choice:
-    """Return the choice that stands for a bucket that the budget did not reach. It has no kernel and is not stored."""
+    """Return the choice without a kernel that stands for a bucket (class of sizes) which the budget did not reach. It
+    is not stored.
+    """
     env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
     dtypes = ", ".join(f"{c}={d}" for c, d in recipe.dtypes)
     return Choice(
@@ -156,12 +166,12 @@ def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bo
 
 
 def _choice_message(choice: Choice) -> dict[str, Any]:
-    """Return the part of a choice of rank 0 that the other ranks need."""
+    """Return the parts of a choice of rank 0 from which other ranks rebuild it, empty for one that was left out."""
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
-    """Install a choice of rank 0 in this process, and return it."""
+    """Install the choice that rank 0 has sent for this measurement in this process, and return it."""
     op, recipe, device, tuner = work
     if not told:
         return _unreached_choice(op, recipe, device, compiled=tuner is not None)
@@ -173,7 +183,9 @@ def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
 
 
 def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningRequest]:
-    """Return the first request of each bucket."""
+    """Return the first request of each bucket (class of sizes with the same choice), dtypes, layouts and device, in
+    order.
+    """
     by_bucket: dict[tuple[Any, ...], TuningRequest] = {}
     for op, recipe, device in requests:
         env = dim_environment(op.spec, dict(recipe.sizes), {**dict(recipe.scalars), **dict(recipe.sizes)}) or {}
@@ -183,7 +195,9 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return the measurements for each request: eager calls, and templates in compiled code."""
+    """Return the measurements for each request, as (op, recipe, device, tuner): one of eager calls, with the tuner
+    None, and one of each template tuner for compiled code where ``compiled`` asks for it.
+    """
     works: list[Measurement] = []
     for op, recipe, device in requests:
         works.append((op, recipe, device, None))
@@ -198,7 +212,7 @@ def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None)
 def _with_unmeasured_findings(
     works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
 ) -> list[Choice]:
-    """Return the choices, with a finding for each template that was not measured in compiled code."""
+    """Return the choices, each with a finding if templates of its op were not measured in compiled code."""
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
         why = "" if tuner is not None else compiled_templates.describe_unmeasured(op, device, compiled)
@@ -208,7 +222,9 @@ def _with_unmeasured_findings(
 
 
 def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
-    """Return the op, recipe and device of a sample: a recipe, its label, sizes by name, or arguments."""
+    """Return the op, recipe and device of one sample, which is a recipe, its label, sizes by name, or arguments. Raises
+    SL613 for another value.
+    """
     if isinstance(sample, SampleRecipe):
         return op, sample, device or "cpu"
     if isinstance(sample, str):
@@ -231,10 +247,10 @@ def _make_request(op: Op, sample: Any, device: str | None) -> TuningRequest:
 
 
 def recipe_of_sizes(op: Op, values: Mapping[str, Any], dtype: str = "float32") -> SampleRecipe:
-    """Return the recipe of a call with these sizes and scalars.
+    """Return the recipe of a call with these sizes and scalars by name, and defaults for other scalars. Raises SL502
+    when a size is missing, or a name or dtype does not fit.
 
     ``dtype`` applies to the tensors whose declaration admits it. The others have float32, or the first admitted dtype.
-    SL502 when a size is missing, or a name or dtype does not fit.
     """
     dims = free_dims(op.spec)
     scalars = {a.name: a for a in op.spec.scalars}
@@ -286,7 +302,9 @@ def _is_dim_size(value: Any, kind: str) -> bool:
 
 @contextlib.contextmanager
 def tuning_progress(wanted: bool | None) -> Iterator[Report]:
-    """Show a progress bar on stderr, by default if stderr is a terminal. The bar is removed at the end."""
+    """Return a context that yields a function to report progress, which a bar on stderr shows if ``wanted``, or by
+    default if stderr is a terminal.
+    """
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, total: None
         return

@@ -25,14 +25,16 @@ _made: dict[str, tuple[Key, Choice]] = {}  # choices of this process, also witho
 
 
 def remember_choice(key: Key, choice: Choice) -> None:
-    """Remember a choice for ``write_frozen_table``."""
+    """Record a choice that this process has made, for ``write_frozen_table``."""
     _made[key.digest] = key, choice
 
 
 def write_frozen_table(
     path: str | os.PathLike[str], ops: Iterable[Op] | None = None, *, store: ChoiceStore | None = None
 ) -> list[Choice]:
-    """Write the valid choices of the store and of this process to ``path``. See :func:`shiplap.freeze`."""
+    """Write the choices of the store and of this process that are valid here, for ``ops`` or for all, to the file
+    ``path``, and return them. See :func:`shiplap.freeze`.
+    """
     entries: dict[str, tuple[Key, Mapping[str, Any]]] = {}
     for entry in (store or ChoiceStore()).entries():
         if entry.key is not None and entry.value is not None:
@@ -41,14 +43,15 @@ def write_frozen_table(
     entries |= {digest: (key, choice.value()) for digest, (key, choice) in _made.items()}
     names = None if ops is None else {op.spec.name for op in ops}
     kept = [(k, v) for k, v in entries.values() if (names is None or k["op"] in names) and _key_is_current(k)]
+    # The same choices give the same file.
     kept.sort(key=lambda pair: pair[0].fields)
     dump_table(path, kept)
     return [choice_from_json(key, value, "frozen") for key, value in kept]
 
 
 def _key_is_current(key: Key) -> bool:
-    """Return whether a choice with this key is valid now. The source is not compared for an op that is not declared
-    here.
+    """Return whether a choice with this key is valid on this machine, with these versions and with the declared op's
+    present source.
     """
     op = registry.find_declared_op(key["op"])
     if op is not None and key["source"] != op.identity:
@@ -58,7 +61,7 @@ def _key_is_current(key: Key) -> bool:
 
 
 def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return the MACHINE and VERSIONS fields for each device type that this machine has."""
+    """Return the key fields of machine and versions for each of the device types that this machine has."""
     environments = {}
     for device in set(devices):
         if device != "cuda" or torch.cuda.is_available():
@@ -67,7 +70,9 @@ def device_environments(devices: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
-    """Write a table of choices, whole or not at all. SL602 when the table cannot be written."""
+    """Write a table of choices with its checksum to the file ``path``, whole or not at all. Raises SL602 when it cannot
+    be written.
+    """
     body = {"format": FORMAT, "entries": [seal_entry(key, value) for key, value in entries]}
     # Indented, so that tables of two machines can be compared line by line.
     text = json.dumps({**body, "sha256": entry_checksum(body)}, indent=1) + "\n"
@@ -76,7 +81,9 @@ def dump_table(path: str | os.PathLike[str], entries: Sequence[tuple[Key, Mappin
 
 
 def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[str, Any]]]:
-    """Return keys and values of a table. SL602 when the file does not exist, SL609 when it is damaged."""
+    """Return the keys and values of the table in the file ``path``. Raises SL602 when the file cannot be read, SL609
+    when it is damaged.
+    """
     try:
         raw = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:
@@ -98,6 +105,7 @@ def read_frozen_table(path: str | os.PathLike[str]) -> list[tuple[Key, Mapping[s
             raise ValueError("'entries' is no list")
         entries = [unseal_entry(entry) for entry in listed]
         for key, value in entries:
+            # Called for its ValueError, so that damage shows when the table is read and not at a call.
             choice_from_json(key, value, "frozen")
             _check_device_type(key)
     except ValueError as e:
@@ -116,7 +124,8 @@ def _check_device_type(key: Key) -> None:
 
 
 def frozen(path: str | os.PathLike[str]) -> list[Choice]:
-    """Fix the choices of this process to those of a table: from now on nothing is measured.
+    """Install the choices of the table in the file ``path`` in this process, and return them. From now on nothing is
+    measured.
 
     A call without an entry runs its declared default, and a notice reports that once. With ``SHIPLAP_STRICT=1`` the
     call raises SL607. Entries of another machine are left out, entries of other library versions are used, both with a
@@ -146,5 +155,5 @@ def frozen(path: str | os.PathLike[str]) -> list[Choice]:
 
 
 def thaw() -> None:
-    """Undo :func:`frozen`: no choices are installed."""
+    """Undo :func:`frozen`: remove the installed choices, so that measurements are allowed again."""
     tuned_choices.install_choice_entries([], "")

@@ -48,25 +48,26 @@ class Inputs:
 
     @cached_property
     def first(self) -> SampleCase:
-        """Arguments with the sizes of the call."""
+        """The first draw of arguments with the sizes of the call."""
         return Samples(self.op, self.seed, self.device).build(self.recipe)
 
     @cached_property
     def real(self) -> tuple[SampleCase, SampleCase]:
-        """Two draws of arguments with the sizes of the call."""
+        """Two draws of arguments with the sizes of the call and different values."""
         return self.first, Samples(self.op, self.seed + 1, self.device).build(self.recipe)
 
     @cached_property
     def small(self) -> SampleCase | None:
-        """One draw of arguments with small odd sizes, or None if the declaration admits none."""
+        """One draw of arguments with small, odd, distinct sizes, or None if the declaration admits none."""
         return _small_case(Samples(self.op, self.seed, self.device), self.recipe)
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Draws that are in no bucket of their own: unaligned starts, and values near zero and far below it.
+        """Draws of arguments for which the same choice is used: with unaligned starts of tensors, and with values near
+        zero and far below it.
 
-        A choice is used for them as well. The sizes are those of the call, halved while there are many elements, since
-        code for aligned rows may serve multiples of some size alone.
+        The sizes are those of the call, halved while there are many elements, since code for aligned rows may serve
+        multiples of some size alone.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
@@ -80,7 +81,8 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[SampleCase, ...]:
-        """Draws at the smallest and at odd large sizes of the bucket, since a choice is for all calls of the bucket.
+        """Draws of arguments at the smallest and at odd large sizes of the bucket, since a choice is for all calls of
+        the bucket.
 
         The list is empty for a bucket whose calls all have the sizes of this one, and for one whose large sizes take
         too long.
@@ -101,7 +103,9 @@ class Inputs:
 
     @cached_property
     def call(self) -> Binding:
-        """The call on the meta device if values do not affect its sizes, else the first draw."""
+        """The bound call with tensors on the meta device, or with the first draw where a builder's values decide on
+        sizes.
+        """
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
         return self.op.bind(self.first.args)
@@ -113,7 +117,8 @@ class Inputs:
 
     @cached_property
     def facts(self) -> tuple[Bucket, str, str]:
-        """The bucket, the dtypes and the layout of the arguments, for the key of a choice.
+        """The bucket (class of sizes), the dtypes and the layout of the arguments, which are parts of the key of a
+        choice.
 
         Equal calls have equal facts, which are cached, so nothing is drawn for the second call.
         """
@@ -129,19 +134,24 @@ class Inputs:
 
     @property
     def bucket(self) -> Bucket:
+        """The bucket of the call, that is its class of sizes for which one choice is made."""
         return self.facts[0]
 
     @property
     def dtypes(self) -> str:
+        """The dtypes of the arguments as text, a part of the key of a choice."""
         return self.facts[1]
 
     @property
     def layout(self) -> str:
+        """The layout of the arguments as text, a part of the key of a choice."""
         return self.facts[2]
 
 
 def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> Inputs:
-    """Return arguments for ``recipe``. SL606 for integer tensors without a builder, SL502 or SL610 for a bad recipe."""
+    """Return the source of arguments for ``recipe``, on which candidates run. Raises SL606 for integer tensors without
+    a builder, SL502 or SL610 for a bad recipe.
+    """
     # Random integers are rarely valid indices, and a kernel may read out of bounds with them.
     if needs_builder(op):
         names = ", ".join(a.name for a in op.spec.tensors if a.tensor and all("int" in n for n in a.tensor.dtypes))
@@ -161,7 +171,9 @@ def draw_inputs(op: Op, recipe: SampleRecipe, device: str, seed: int = SEED) -> 
 
 
 def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
-    """Return arguments with small, distinct, odd sizes and with the dtypes and scalars of the call, or None."""
+    """Return a sample with small, distinct, odd sizes and with the dtypes and scalars of the call, or None if none is
+    admitted.
+    """
     same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent}
     try:
         base = samples.base
@@ -178,7 +190,9 @@ def _small_case(samples: Samples, recipe: SampleRecipe) -> SampleCase | None:
 
 
 def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]:
-    """Yield the ends of the bucket of a recipe: its smallest sizes, and some just below the largest ones."""
+    """Yield sizes at the ends of the bucket of a recipe: its smallest sizes, those just below the largest, and the
+    largest ones. Nothing for a bucket of one size.
+    """
     sizes, kinds = dict(recipe.sizes), dict(op.rule.kinds)
     free = [n for n, v in sizes.items() if kinds.get(n) == "pow2" and type(v) is int and v > 2]
     top = {n: 1 << (sizes[n] - 1).bit_length() for n in free}
@@ -189,7 +203,7 @@ def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]
 
 
 def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
-    """Return the sizes of a recipe that broadcast. Such a size is 1, whatever the other sizes of the call are."""
+    """Return the sizes in a recipe of dims that broadcast. These are 1, whatever the other sizes of the call are."""
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 

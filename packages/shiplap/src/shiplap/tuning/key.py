@@ -30,27 +30,28 @@ class Key:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Key:
+        """Return a key with these fields, sorted by name, so that equal keys are equal tuples."""
         return cls(tuple(sorted(fields.items())))
 
     def __getitem__(self, name: str) -> str:
+        """Return the value of the field ``name``, empty if the key has none."""
         return dict(self.fields).get(name, "")
 
     def as_dict(self) -> dict[str, str]:
-        """Return the fields in the order in which people read them: call, source, machine, versions, and then the
-        others.
-        """
+        """Return the fields by name in the order for readers: call, source, machine, versions, then the others."""
         order = {n: i for i, n in enumerate((*CALL, "source", *MACHINE, *VERSIONS))}
         return dict(sorted(self.fields, key=lambda pair: (order.get(pair[0], 99), pair[0])))
 
     @property
     def digest(self) -> str:
+        """A short sha256 digest of all fields, the name of the key's file in the store."""
         return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
 
 
 @cache
 def rooms_digest(*rooms: str) -> str:
-    """Return the digest of Shiplap's own code in these packages, such as ``"dispatch"``. An edit there makes keys
-    stale.
+    """Return the digest of the source files of these packages of Shiplap, such as ``"dispatch"``, so that an edit there
+    makes keys stale.
     """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))
@@ -58,7 +59,9 @@ def rooms_digest(*rooms: str) -> str:
 
 
 def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> Key:
-    """Return the key of a choice for these inputs on this machine."""
+    """Return the key of a choice for these inputs on this machine, with the fields ``extra`` beside those of call,
+    source, machine and versions.
+    """
     fields = {
         "op": op.spec.name,
         "device": torch.device(inputs.device).type,
@@ -73,7 +76,9 @@ def key_for(op: Op, inputs: Inputs, extra: Mapping[str, str] | None = None) -> K
 
 
 def key_environment(device: str) -> dict[str, str]:
-    """Return the MACHINE and VERSIONS fields for a device. The driver is queried here and never at import."""
+    """Return the key fields that describe the machine and the versions of its libraries, for a device. The driver is
+    queried here and never at import.
+    """
     versions = dict(_library_versions())
     if torch.device(device).type != "cuda":
         name = _processor_name() if torch.device(device).type == "cpu" else torch.device(device).type
@@ -94,7 +99,9 @@ def key_environment(device: str) -> dict[str, str]:
 
 @cache
 def _library_versions() -> tuple[tuple[str, str], ...]:
-    """Return the versions on which a choice depends. Those of a device are filled in where one is used."""
+    """Return (name, version) of each library on which a choice depends, with ``-`` for one that is missing, and for the
+    driver and CUDA libraries, which only keys of a GPU name.
+    """
     versions = {
         "triton": _package_version("triton") or "-",
         "torch": torch.__version__,
@@ -119,7 +126,7 @@ def _package_version(*names: str) -> str:
 
 @cache
 def _processor_name() -> str:
-    """Return the model of the processor, or its architecture."""
+    """Return the model name of the processor, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -130,7 +137,9 @@ def _processor_name() -> str:
 
 @cache
 def _driver_version() -> str:
-    """Return the release of the kernel module if its file exists, else the version of the CUDA API that it supports."""
+    """Return the release of the NVIDIA kernel module if its file exists, else the version of the CUDA API that the
+    driver supports.
+    """
     try:
         words = Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split()
         return next(w for w in words if w[:1].isdigit() and "." in w)
@@ -139,6 +148,8 @@ def _driver_version() -> str:
 
 
 def key_differences(a: Mapping[str, str], b: Mapping[str, str], only: tuple[str, ...] = ()) -> list[str]:
-    """Return ``name: old → new`` for each field in which two keys differ."""
+    """Return a text ``name: old → new`` for each field in which the keys ``a`` and ``b`` differ, among the names
+    ``only`` if any are given.
+    """
     names = [n for n in {**a, **b} if not only or n in only]
     return [f"{n}: {a.get(n, '(none)')} → {b.get(n, '(none)')}" for n in names if a.get(n) != b.get(n)]

@@ -27,11 +27,13 @@ benchmarks = 0  # samples taken in this process: frozen mode is tested to leave 
 
 class Clock(Protocol):
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` in the form that is timed. Raises Uncapturable if a capture is required and fails."""
+        """Return ``run`` in the form that is timed, such as a captured graph. Raises Uncapturable if a capture is
+        required and fails.
+        """
         ...
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Return the seconds of one run, the mean of ``repeats``."""
+        """Run ``run`` ``repeats`` times and return the mean seconds of one run."""
         ...
 
 
@@ -43,6 +45,7 @@ class CpuClock:
     """A clock of wall-clock time."""
 
     def ready(self, run: CandidateRun) -> CandidateRun:
+        """Return ``run`` itself."""
         return run
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
@@ -63,6 +66,9 @@ class CudaClock:
     """
 
     def __init__(self, device: str, capture: str = "auto") -> None:
+        """Make a clock for a CUDA device. ``capture`` is ``"auto"``, ``"always"`` or ``"never"``: whether runs are
+        timed as replayed CUDA graphs.
+        """
         self.device, self.capture = torch.device(device), capture
         # Twice the cache, since the replacement policy need not evict everything when as many bytes as the cache has
         # are written.
@@ -71,7 +77,9 @@ class CudaClock:
         self._kept: list[Any] = []
 
     def ready(self, run: CandidateRun) -> CandidateRun:
-        """Return ``run`` as a replayed CUDA graph where it can be captured, else ``run`` itself."""
+        """Return ``run`` as a replay of a CUDA graph where it can be captured, else ``run`` itself. Raises Uncapturable
+        if captures are required.
+        """
         if self.capture == "never":
             return run
         stream = torch.cuda.Stream(self.device)
@@ -88,8 +96,8 @@ class CudaClock:
 
     @contextmanager
     def _on(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Run the body on ``stream``, ordered after the earlier work and before the later work of the current
-        stream.
+        """Return a context in which ``stream`` is current, ordered after the earlier work and before the later work of
+        the current stream.
         """
         current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
@@ -98,7 +106,9 @@ class CudaClock:
         current.wait_stream(stream)
 
     def _captured(self, run: CandidateRun, stream: torch.cuda.Stream) -> CandidateRun:
-        """Capture ``run``, and return a function that replays the graph."""
+        """Capture ``run`` into a CUDA graph on ``stream``, and return a function that replays the graph and returns its
+        outputs. Raises Uncapturable.
+        """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             outs, failure = torch_private.capture_graph(graph, run, torch.cuda.graph_pool_handle())
@@ -108,14 +118,15 @@ class CudaClock:
         self._kept.append((graph, outs, run))  # a graph holds addresses, so the tensors of run must stay
 
         def replay() -> Any:
+            """Replay the graph and return its outputs, which each replay overwrites."""
             graph.replay()
             return outs
 
         return replay
 
     def sample(self, run: CandidateRun, repeats: int) -> float:
-        """Return the mean time of ``repeats`` calls in seconds, each between two events with a flushed cache before
-        it.
+        """Run ``run`` ``repeats`` times and return the mean seconds of one run on the device, measured between events,
+        with flushed caches before each.
         """
         _count_sample()
         for _ in range(3):  # the device is busy while the host gets ahead, so that the next launches queue up
@@ -134,6 +145,7 @@ class CudaClock:
 
 
 def clock_for(device: str, capture: str = "auto") -> Clock:
+    """Return the clock for a device: that of CUDA, with its setting ``capture``, or that of the CPU."""
     return CudaClock(device, capture) if torch.device(device).type == "cuda" else CpuClock()
 
 
@@ -160,6 +172,9 @@ class Timing:
 
     @classmethod
     def of(cls, samples: Sequence[float], finished: bool) -> Timing:
+        """Return the timing of samples in seconds: median, quartiles and count. ``finished`` says whether the candidate
+        stayed in the race to the end.
+        """
         ranked = sorted(samples)
         return cls(median(ranked), ranked[len(ranked) // 4], ranked[(3 * len(ranked)) // 4], len(ranked), finished)
 
@@ -167,7 +182,9 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turn, and drop clearly slower ones early. ``at`` is called with the index before each run."""
+    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early. ``at`` is called
+    with the index before each run.
+    """
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
     repeats: dict[int, int] = {}
@@ -181,6 +198,7 @@ def race_runs(
         live.append(index)
 
     def remeasure(index: int) -> float:
+        """Return the seconds of one more run."""
         at(index)
         return clock.sample(runs[index], 1)
 
@@ -202,17 +220,19 @@ def race_runs(
 
 
 def _count_sample() -> None:
+    """Count one more sample in this process, so that tests see whether anything was measured."""
     global benchmarks
     benchmarks += 1
 
 
 def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Return the candidates that are not many times slower than the fastest.
+    """Return the candidates in ``live`` whose best sample is at most four times that of the fastest.
 
     A slow first sample is repeated, so that no candidate is dropped for one disturbed sample.
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
+        # A run of a second or more is repeated once only, for the time that it takes.
         for _ in range(2 if samples[index][0] < 1.0 else 1):
             if min(samples[index]) > 4 * fastest:
                 samples[index].append(remeasure(index))
@@ -220,7 +240,7 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
 
 
 def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
-    """Return the candidates that may still win: those whose best sample is within reach of the best median.
+    """Return the candidates in ``live`` that may still win: those whose best sample is within reach of the best median.
 
     No candidate is dropped before it has three samples.
     """

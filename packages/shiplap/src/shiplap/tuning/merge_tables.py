@@ -37,6 +37,9 @@ class TableConflict:
     dropped_in: str
 
     def __str__(self) -> str:
+        """Return one line that names op, bucket and device, and which choice of which table is kept and which is
+        not.
+        """
         return (
             f"{self.op}  {self.bucket}  {self.device}: {self.kept} {_show_conflict_time(self.kept_time)} of "
             f"{self.kept_in} is kept, "
@@ -57,7 +60,8 @@ class Merged:
 
 
 def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Merged:
-    """Write the entries of all tables in ``sources`` to ``output``. A folder stands for the ``.json`` files in it.
+    """Write the entries of all frozen tables in ``sources`` to the file ``output``, and return counts and conflicts. A
+    folder stands for the ``.json`` files in it.
 
     Raises:
         ShiplapError: SL602 for a table that cannot be read, an empty folder or an output that cannot be written. SL609
@@ -79,6 +83,7 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
                 repeated += 1
             else:
                 conflicts.append(_make_conflict(key, best, rest))
+    # Sorted, so that the same entries give the same file.
     entries = sorted(((key, value) for key, (_, value, _) in kept.items()), key=lambda entry: entry[0].fields)
     dump_table(output, entries)
     devices = [key["device_name"] for key, _ in entries]
@@ -87,7 +92,9 @@ def merge_frozen_tables(sources: Iterable[str | Path], output: str | Path) -> Me
 
 
 def _list_tables(source: Path, output: Path) -> list[Path]:
-    """Return the tables that ``source`` names. The output of an earlier merge in a folder is read first."""
+    """Return the table files that ``source`` names: itself, or the JSON files of a folder, with the output of an
+    earlier merge first. Raises SL602 for an empty folder.
+    """
     if not source.is_dir():
         return [source]
     listed = sorted(source.glob("*.json"), key=lambda path: (path.name != output.name, path.name))
@@ -103,7 +110,9 @@ def _list_tables(source: Path, output: Path) -> list[Path]:
 
 
 def _replaces_choice(one: Choice, other: Choice) -> bool:
-    """Return whether ``one``, of a later table, replaces ``other``."""
+    """Return whether the choice ``one``, of a later table, replaces ``other`` under the same key: if it was measured,
+    and as faster or alone.
+    """
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 
 
@@ -126,4 +135,5 @@ def _make_conflict(
 
 
 def _show_conflict_time(seconds: float) -> str:
+    """Return the time of a choice in parentheses, or ``(not measured)`` for 0."""
     return f"({show_time(seconds)})" if seconds else "(not measured)"

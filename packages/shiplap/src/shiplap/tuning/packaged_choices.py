@@ -36,11 +36,12 @@ LIMIT = 1 << 24  # bytes of a table
 
 
 def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
-    """Write the entries of a frozen table that are for ``ops`` into ``folder``, and return their number.
+    """Write the entries of the frozen table ``table`` that are for ``ops`` into ``folder``, for a package, and return
+    their number.
 
     Raises:
-        CommandError: SL602 for a table that cannot be read.
-        TuneError: SL609 for a table that is damaged, and for an entry that was made for another version of an op.
+        CommandError: SL602 for a table that cannot be read. SL609 for a table that is damaged, and for an entry that
+            was made for another version of an op.
     """
     declared = {op.spec.name: op for op in ops}
     kept = [(key, value) for key, value in read_frozen_table(table) if key["op"] in declared]
@@ -71,7 +72,7 @@ def write_packaged_table(folder: Path, table: Path, ops: Iterable[Op]) -> int:
 
 
 def install_packaged_choices() -> None:
-    """Install the choices that came with the packages of declared ops, where no other choice exists for the same
+    """Install the tuning choices that came with the packages of declared ops, where no other choice exists for the same
     calls.
     """
     entries: list[ChoiceEntry] = []
@@ -83,7 +84,9 @@ def install_packaged_choices() -> None:
 
 
 def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
-    """Return the kernels with the configs that a table in ``folder`` has chosen for ``op``, for any device."""
+    """Return the kernels of ``op``, each with a config that a packaged table in ``folder`` has chosen for any device.
+    Empty without a table.
+    """
     path = folder / CHOICES
     if not path.is_file():
         return []
@@ -97,7 +100,9 @@ def packaged_kernels(folder: Path, op: Op) -> list[Kernel]:
 
 
 def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
-    """Return the entries of a table for ``op`` on the devices of this machine. A notice if the table cannot be used."""
+    """Return the entries of the packaged table ``path`` for ``op`` that hold on this machine. Issues a notice for those
+    of another version of the op.
+    """
     about = _read_packaged_table(path)
     entries, why = [], set[str]()
     mine = [(key, value) for key, value in about.get("entries", ()) if key["op"] == op.spec.name]
@@ -106,6 +111,7 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
         here = now.get(key["device"])
         if here is None or key_differences(key.as_dict(), here, MACHINE):
             continue
+        # Digests of an op differ between versions of Python, those of its file do not.
         same_file = about["python"] != _python_version() and about["files"].get(op.spec.name) == _file_digest(op)
         if key["source"] != op.identity and not same_file:
             why.add(f"{op.spec.name} is another version of the op")
@@ -118,8 +124,8 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
 
 @cache
 def _read_packaged_table(path: Path) -> Mapping[str, Any]:
-    """Return the content of a table, with its entries as keys and values. Empty, with a notice, if the file is not a
-    table.
+    """Return the content of a packaged table, with its entries as pairs of key and value. Empty, with a notice, if the
+    file is not a table.
     """
     try:
         about = safe_io.parse_json(safe_io.read_file(path, LIMIT, safe_io.NAMED))
@@ -139,7 +145,7 @@ def _read_packaged_table(path: Path) -> Mapping[str, Any]:
 
 
 def _python_version() -> str:
-    """Return the version of Python, which decides whether two digests of an op can be compared.
+    """Return the minor version of Python, such as ``3.12``, which decides whether two digests of an op can be compared.
 
     The digest covers code that Python has compiled, and another version of Python compiles it differently.
     """
@@ -147,7 +153,7 @@ def _python_version() -> str:
 
 
 def _file_digest(op: Op) -> str:
-    """Return the sha256 of the file that declares the op, or "" if the file cannot be read.
+    """Return the sha256 of the file that declares the op, empty if the file cannot be read.
 
     Unlike the digest of the op, this digest is the same for every version of Python.
     """

@@ -15,10 +15,14 @@ class Poison(TorchFunctionMode):
     ALLOCATORS = (torch.empty, torch.empty_like, torch.empty_strided, Tensor.new_empty, Tensor.new_empty_strided)
 
     def __init__(self, byte: int) -> None:
+        """Make a mode that fills newly allocated tensors with ``byte``."""
         super().__init__()
         self.byte = byte
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the torch function ``func``, and fill the storage of its result with the byte if it returns
+        uninitialised memory.
+        """
         result = func(*args, **(kwargs or {}))
         if func in self.ALLOCATORS and isinstance(result, Tensor) and result.numel() and result.layout is torch.strided:
             # The whole storage is filled, as a kernel may read between the strides of the tensor.

@@ -24,7 +24,8 @@ ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "
 
 
 def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> Key:
-    """Return the key of a proof.
+    """Return the key under which a proof is kept: what was proven, on which device, and the versions and settings of
+    this process.
 
     Args:
         subject: the name of what is proven.
@@ -44,17 +45,17 @@ def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> K
 
 
 def read_proof(key: Key) -> Mapping[str, Any] | None:
-    """Return what was kept with the proof, or None where there is none."""
+    """Return the value that was kept with the proof of this key, or None where there is none."""
     return _store().get(key)
 
 
 def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
-    """Keep a proof without a fault; whether it was kept."""
+    """Keep a proof that has found no fault, with ``value``, for later processes. Return whether it was written."""
     return _store().put(key, value)
 
 
 def kept_proofs() -> list[tuple[StoredEntry, str]]:
-    """The kept proofs, each with the reason why it serves no process like this one; empty where it may.
+    """Return the kept proofs, each with the reason why a process like this one cannot use it, or an empty text.
 
     Whether the proven code has changed since only the process knows that has the code. Of a proof on an accelerator the
     device is not asked for: this process may see another one.
@@ -69,24 +70,29 @@ def kept_proofs() -> list[tuple[StoredEntry, str]]:
 
 
 def remove_proof(entry: StoredEntry) -> bool:
-    """Delete one proof; whether it is gone."""
+    """Delete one kept proof from the cache. Return whether it is gone."""
     return _store().remove(entry.path)
 
 
 def _store() -> ChoiceStore:
+    """Return the store of proofs in the folder ``proofs`` of the cache, whose entries are sealed with a key of the
+    user.
+    """
     return ChoiceStore(Path(settings().cache_dir).absolute() / "proofs", "proofs", keyed=True)
 
 
 def _software() -> dict[str, str]:
+    """Return the key fields for the digest of the code that makes proofs and for the commit of torch."""
     return {"extra.engine": rooms_digest(*ROOMS), "extra.torch": str(torch.version.git_version)}
 
 
 def _circumstances(device: str) -> dict[str, str]:
+    """Return the key fields that describe software, machine and library versions for a proof on a device."""
     return {**_software(), **key_environment(device)}
 
 
 def _result_modes() -> str:
-    """The modes of torch that change the results of a reference or of a program."""
+    """Return as text the global settings of torch that change the results of a reference or of a program."""
     modes = (
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),

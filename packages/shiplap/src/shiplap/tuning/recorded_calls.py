@@ -42,6 +42,7 @@ class RecordedCall:
 
     @property
     def parsed(self) -> SampleRecipe:
+        """The recipe of the call, parsed from its label."""
         return SampleRecipe.parse(self.recipe)
 
 
@@ -49,6 +50,7 @@ class CallRecorder:
     """The observer of every bound call in this process (``tuned_choices.observer``)."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Make a recorder that appends calls to the file ``path``."""
         self.path = Path(path)
         self._seen: dict[tuple[Any, ...], RecordedCall] = {}
         self._counts: dict[tuple[Any, ...], int] = {}
@@ -56,6 +58,9 @@ class CallRecorder:
         self._held: list[NativeForm] = []
 
     def __call__(self, op: OpState, call: Binding) -> None:
+        """Count a call of an op, and append it to the file the first time that one with these sizes, dtypes and layout
+        is made.
+        """
         # Building a recipe takes longer than a small call, so it is done once for each new key.
         key = (op.spec.name, str(call.device), op.rule.key(call), tuple(call.env.items()).__repr__())
         with self._lock:
@@ -73,7 +78,9 @@ class CallRecorder:
         self._stop_native_binding(op)
 
     def _stop_native_binding(self, op: OpState) -> None:
-        """Keep the native binding, which calls no Python, from replacing the recorded path of an op."""
+        """Keep the native binding of an op, which calls no Python, from taking over the op's calls while they are
+        recorded.
+        """
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
             if form is not None and form.counting:
@@ -81,7 +88,7 @@ class CallRecorder:
                 self._held.append(form)
 
     def close(self) -> None:
-        """Write the counts, and allow native bindings again."""
+        """Append the counts of calls that were made more than once, and allow native bindings again."""
         with self._lock:
             many = [(self._seen[k], n) for k, n in self._counts.items() if n > 1]
             self._append([replace(c, count=n) for c, n in many])
@@ -89,9 +96,7 @@ class CallRecorder:
             form.resume()
 
     def _append(self, calls: list[RecordedCall]) -> None:
-        """Append calls to the file of recorded calls, one JSON line each. A file that cannot be written gives a
-        notice.
-        """
+        """Append calls to the file, one JSON line each. A file that cannot be written gives a notice."""
         text = "".join(json.dumps(vars(c)) + "\n" for c in calls)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,9 @@ class CallRecorder:
 
 
 def _append_whole(handle: int, content: bytes) -> None:
-    """Write all of ``content``, or remove the written part: half a line would spoil the next one."""
+    """Write all of ``content`` to the file ``handle``, or remove the written part and raise OSError, since half a line
+    would spoil the next one.
+    """
     start, written = os.fstat(handle).st_size, 0
     try:
         while written < len(content):
@@ -122,7 +129,9 @@ _current: CallRecorder | None = None
 
 
 def _after_fork() -> None:
-    """Give a child process a new lock. The thread that may hold the old lock does not exist in the child."""
+    """Replace the recorder's lock in a forked child process, since the thread that may hold the old lock does not exist
+    there.
+    """
     if _current is not None:
         _current._lock = threading.Lock()
 
@@ -131,7 +140,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def start_recording(path: str | os.PathLike[str]) -> None:
-    """Record from now on, until :func:`stop` or the end of the process."""
+    """Record the calls of declared ops in the file ``path`` from now on, until :func:`stop_recording` or the end of the
+    process.
+    """
     global _current
     stop_recording()
     _current = CallRecorder(path)
@@ -144,7 +155,7 @@ def start_recording(path: str | os.PathLike[str]) -> None:
 
 
 def stop_recording() -> None:
-    """Stop recording, and write the counts."""
+    """Stop recording calls, if a recording runs, and write their counts to its file."""
     global _current
     recorder, _current = _current, None
     tuned_choices.observer = None
@@ -155,7 +166,8 @@ def stop_recording() -> None:
 
 @contextlib.contextmanager
 def record(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within this context, calls of declared ops are recorded in ``path`` (JSON lines), for ``shiplap tune --profile``.
+    """Return a context in which the calls of declared ops are recorded in the file ``path`` (JSON lines), for
+    ``shiplap tune --profile``.
 
     Compiled graphs call ops as well; kernels that Inductor made from a template are recorded when they are lowered.
     """
@@ -167,7 +179,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
-    """Return the calls of a profile, each once, the most frequent first. A last line cut short by a kill is left out.
+    """Return the calls in the file ``path`` of a recording, each once with its count, the most frequent first. A last
+    line cut short by a kill is left out.
 
     Raises:
         CommandError: SL602 when the file cannot be read, SL609 when a line is not a call.
@@ -190,6 +203,7 @@ def read_calls(path: str | os.PathLike[str]) -> list[RecordedCall]:
             continue
         try:
             call = msgspec.json.decode(line, type=RecordedCall)
+            # Parsed here, so that an error names the line.
             _ = call.parsed
         except Exception as e:
             raise error(

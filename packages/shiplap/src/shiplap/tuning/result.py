@@ -10,7 +10,6 @@ from shiplap.render.result import ResultWithVerdict, Row
 from shiplap.tuning.choice import LEFT_OUT, Choice
 
 TuneVerdict = Literal["chosen", "incomplete", "failed"]
-EXIT_CODES: dict[TuneVerdict, int] = {"chosen": 0, "incomplete": 3, "failed": 1}
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,11 +24,10 @@ class TuneResult(ResultWithVerdict):
         verdict: ``"failed"`` if a candidate was wrong, crashed or hung. ``"incomplete"`` if none did, but the budget
             was spent before each bucket had a choice, or a kernel was chosen without being verified
             (``Choice.unverified`` says why). Otherwise ``"chosen"``.
-        exit_code: 0 for chosen, 1 for failed, 3 for incomplete.
     """
 
     choices: tuple[Choice, ...]
-    good: ClassVar[str] = "chosen"
+    _good: ClassVar[str] = "chosen"
 
     @property
     def left_out(self) -> tuple[Choice, ...]:
@@ -49,10 +47,6 @@ class TuneResult(ResultWithVerdict):
         return "incomplete" if self.left_out or self.unverified else "chosen"
 
     @property
-    def exit_code(self) -> int:
-        return EXIT_CODES[self.verdict]
-
-    @property
     def headline(self) -> str:
         """The ops, the verdict and the numbers of choices in one line."""
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
@@ -62,17 +56,22 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
+        """One row for each choice, for the printed and the HTML report."""
         return tuple(_row(choice) for choice in self.choices)
 
     def __iter__(self) -> Iterator[Choice]:
+        """Return an iterator over the choices."""
         return iter(self.choices)
 
     def __len__(self) -> int:
+        """Return the number of choices."""
         return len(self.choices)
 
 
 def _row(choice: Choice) -> Row:
-    """The row of a choice: the call, the kernel and the reason, and below it the candidates that were dropped."""
+    """Return the printed row of a choice: the call, the outcome, the kernel with the reason, and below it the
+    candidates that were dropped.
+    """
     place = "  in compiled code" if choice.compiled else ""
     name = f"{choice.op}  {choice.bucket}  {choice.dtypes}  {choice.device}{place}"
     dropped = tuple(f"{f.verdict}  {f.evidence}" for f in choice.findings)

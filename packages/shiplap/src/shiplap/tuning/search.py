@@ -43,9 +43,12 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        """Indices of the measured candidates, fastest first. The reference wins only clear of a tie."""
+        """The indices of the measured candidates, fastest first. The reference (index 0) comes first only if it is
+        clearly faster than a tie.
+        """
 
         def rank(index: int) -> tuple[bool, float]:
+            """Return the sort key of a candidate: whether it left the race early, then its time."""
             timing = self.timings[index]
             return not timing.finished, timing.median * (1.0 if index else TIE)
 
@@ -56,6 +59,7 @@ class _Search:
     def __init__(
         self, op: Op, candidates: Sequence[Candidate], bench: Bench, inputs: Inputs, seconds: float, report: Report
     ) -> None:
+        """Start a search among ``candidates`` with a budget of ``seconds``."""
         self.op, self.candidates, self.bench, self.inputs, self.report = op, candidates, bench, inputs, report
         self.began, self.seconds = monotonic(), seconds
         self.ends = self.began + seconds
@@ -64,10 +68,13 @@ class _Search:
 
     @property
     def seconds_left(self) -> float:
+        """The seconds that are left of the search's budget, negative after its end."""
         return self.ends - monotonic()
 
     def verify(self, indices: Sequence[int]) -> list[int]:
-        """Return the correct candidates. Reference and default, the first two, are verified even without budget."""
+        """Verify the candidates at ``indices`` and return those that are correct. Wrong ones are dropped, and
+        candidates after the first two are skipped once the budget for this is spent.
+        """
         right = []
         self.bench.compile(indices)
         for step, index in enumerate(indices):
@@ -84,7 +91,9 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
-        """Take a candidate out of the search, with a finding, and a notice where it is wrong."""
+        """Take the candidate at ``index`` out of the search with a finding of ``check``, and with a notice if it is
+        wrong and not only skipped.
+        """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
         if not skipped and index:
@@ -100,7 +109,9 @@ class _Search:
         )
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
-        """Measure candidates, and drop those that cannot be measured."""
+        """Measure the candidates at ``indices`` in turns, store their timings in the ranking, and drop those that
+        cannot be measured.
+        """
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
         timings, failed = self.bench.race(
@@ -120,7 +131,9 @@ def search_candidates(
     report: Report,
     plan: RacePlan,
 ) -> Ranking:
-    """Rank ``candidates`` (the reference first, then the declared default) within about ``seconds``."""
+    """Verify, time and confirm ``candidates`` (the reference first, then the declared default) within about
+    ``seconds``, and return their ranking.
+    """
     work = _Search(op, candidates, bench, inputs, seconds, report)
     try:
         ranking = _rank_candidates(work, plan)
@@ -131,7 +144,9 @@ def search_candidates(
 
 
 def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
-    """Verify and measure candidates: all of a small space, else the first ones and neighbours of the best."""
+    """Verify and measure candidates and return the ranking: all of a small space, else the first ones and then the
+    neighbours of the best.
+    """
     candidates = work.candidates
     first = _first_candidates(candidates, work.inputs)
     right = work.verify(first)
@@ -150,7 +165,8 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
 
 
 def _confirm_winners(work: _Search, plan: RacePlan) -> None:
-    """Confirm the winner, and correct the times of its kernel by the factor that the confirmation measured.
+    """Confirm the winner of the race, and correct the times of its kernel by the factor that the confirmation measured.
+    Winners that fail are dropped and the next one is confirmed.
 
     Every kernel near the winner is timed with it, because the times of the race come from the candidates' own
     processes. A false winner made others look hopeless in the race, so the remaining candidates race again.
@@ -159,6 +175,7 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
     false = 0  # winners since the last race
     together = set[str]()  # kernels that were timed side by side
     while len(ranking.timings) > 1:
+        # Beside a false winner others may have left the race early. They count again.
         best = min(ranking.timings, key=lambda i: ranking.timings[i].median) if false else ranking.order[0]
         if best in believed or (best == 0 and not believed):
             if false and work.seconds_left > 0:
@@ -189,12 +206,16 @@ def _confirm_winners(work: _Search, plan: RacePlan) -> None:
 
 
 def _seconds_to_examine(work: _Search) -> float:
-    """Return the seconds for examining a winner: no more than everything before it took."""
+    """Return the seconds for confirming a winner: a tenth of the budget, no more than everything before it took, at
+    least half a second.
+    """
     return max(0.5, min(0.1 * work.seconds, monotonic() - work.began))
 
 
 def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
-    """Return the fastest config of each other kernel that is near the best and not confirmed yet."""
+    """Return the index of the fastest config of each other kernel that is near the candidate ``best`` in time and not
+    confirmed yet, those of at most ``BESIDE`` kernels.
+    """
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
     for index in work.ranking.order:
@@ -206,15 +227,18 @@ def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> l
 
 
 def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, float]) -> None:
-    """Race all candidates except those whose reported times are known to be wrong."""
+    """Race all candidates again except those of kernels whose reported times a confirmation has shown to be wrong."""
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
     for index in honest:
+        # The new times are those of the candidates' own clocks, which are off by the same factors.
         _scale_timing(work.ranking, index, factors.get(work.candidates[index].kernel, 1.0))
 
 
 def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
-    """Time the kernels that are nearly as fast as the best by one clock, unless they were timed together before."""
+    """Measure the kernels that are nearly as fast as the best by one clock, and correct their times, unless they were
+    timed ``together`` before.
+    """
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _timed_configs(work, k))]
     best = min((ranking.timings[i].median for i in fastest), default=0.0)
@@ -232,11 +256,14 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
+    """Return the indices of the configs of this kernel that have a time."""
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 
 
 def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
-    """Return the fastest config of the next kernel that may be faster than a confirmed one, or -1."""
+    """Return the index of the fastest config of the next kernel that may be faster than the confirmed candidate
+    ``best``, or -1.
+    """
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
     near = [i for i in near if timings[i].median <= NEAR * timings[best].median] if factors else []
@@ -244,14 +271,16 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
-    """Multiply the timing of a candidate by ``factor``, as a confirmation measured it."""
+    """Multiply the timing of the candidate at ``index`` by ``factor``, if it has one."""
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
         ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
 
 
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
-    """Run short races, each with the better half of the one before, and return the remaining candidates."""
+    """Run short races, each with the faster half of the candidates of the one before, and return the remaining
+    candidates.
+    """
     rounds = 2
     while len(right) > WHOLE // 4 and work.seconds_left > 0:
         work.race(right, replace(plan, rounds=rounds, least=1, hopeless=2.0))
@@ -266,7 +295,7 @@ def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[in
 
 
 def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
-    """Return the first candidates to verify.
+    """Return the indices of the candidates to verify first.
 
     For a small space these are all candidates. For a large space they are the first of each kernel, and the best WHOLE
     by prior or by spread.
@@ -285,7 +314,7 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
 
 
 def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
-    """Return the kernel's own estimate. None if there is none, or if it fails."""
+    """Return the kernel's own estimate of its time for this call, in any unit. None if it has none or fails."""
     try:
         estimated = candidate.estimate(dict(inputs.call.env))
         return None if estimated is None else float(estimated)
@@ -294,7 +323,9 @@ def _estimate_by_prior(candidate: Candidate, inputs: Inputs) -> float | None:
 
 
 def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
-    """Race the best candidate against its unseen neighbours, and return whether one of them was faster."""
+    """Race the best candidate against its unseen neighbours (configs that differ in one value), and return whether one
+    of them was faster.
+    """
     order = work.ranking.order
     if not order or work.seconds_left <= 0:
         return False
@@ -309,7 +340,7 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Whether two candidates are one kernel with configs that differ in one value."""
+    """Return whether two candidates are the same kernel with configs that differ in exactly one value."""
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()
     return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

@@ -28,6 +28,7 @@ BenchMaker = Callable[["SelectionTask"], Bench]
 
 
 def _report_nothing(what: str, done: int, total: int) -> None:
+    """Ignore a report of progress."""
     pass
 
 
@@ -92,6 +93,7 @@ def select(
     if choice is None:
         require_quiet(f"{op.spec.name} {drawn.bucket}")
         listed = list(candidates_of(op, drawn)) if candidates_of else kernel_candidates(op, device, drawn.call.env)
+        # Index 0 is the reference to the search and to the bench.
         if not listed or listed[0].kernel != tuned_choices.REFERENCE:
             listed.insert(0, ReferenceCandidate(op))
         task = SelectionTask(op, drawn, key, listed, options)
@@ -111,12 +113,14 @@ def select(
 
 
 def install_choices(op: Op, chosen: Sequence[Choice]) -> None:
-    """Install choices in this process. Compiled graphs made before are not reused."""
+    """Install choices in this process, so that calls of ``op`` use them. Graphs that were compiled before are not
+    reused.
+    """
     tuned_choices.install_choice_entries([choice_table_entry(c, op.identity) for c in chosen])
 
 
 def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
-    """Return the choice that the store has for ``key``, or None if it has none that can be read."""
+    """Return the choice that the store has for ``key``, or None, with a notice if its entry cannot be read."""
     value = store.get(key)
     if value is None:
         return None
@@ -128,11 +132,14 @@ def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
 
 
 def _make_local_bench(task: SelectionTask) -> Bench:
+    """Return a bench that runs the candidates of a task in this process."""
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the frozen entry of a bucket, or the declared default. Nothing is measured."""
+    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``, or the declared
+    default. Raises SL607 for a missing entry in strict mode.
+    """
     blank = Choice(
         op.spec.name,
         key["device"],
@@ -159,8 +166,8 @@ def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
 
 
 def choice_in_use(blank: Choice, op: Op) -> Choice | None:
-    """Return ``blank`` with the kernel and config that this process uses for its calls, or None without such a
-    choice.
+    """Return ``blank``, a choice without a kernel, with the kernel and config that this process uses for its calls, or
+    None without such an entry.
     """
     wanted = choice_table_entry(blank, op.identity)
     for entry in tuned_choices.choice_entries():
@@ -175,7 +182,7 @@ def choice_in_use(blank: Choice, op: Op) -> Choice | None:
 
 
 def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
-    """Verify and time the candidates of a task."""
+    """Verify and time the candidates of a task on the bench, and return the ranking."""
     with torch.no_grad():
         return search_candidates(
             task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan
@@ -183,7 +190,9 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
-    """Return the required cells that nothing looked at, with the reason. The reference is correct by definition."""
+    """Return a text that names what a verdict requires and nothing has examined for the candidate ``best``, with the
+    reason; empty if there is nothing.
+    """
     if best.kernel == tuned_choices.REFERENCE:
         return ""
     ledger = Ledger()
@@ -196,7 +205,9 @@ def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
 
 
 def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
-    """Return the choice that follows from a ranking. Even without a ranking there is one: the reference."""
+    """Return the choice that follows from a ranking: its first candidate with times and reason, or the reference if
+    nothing was ranked.
+    """
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]
     second = order[1] if len(order) > 1 else None
@@ -226,11 +237,14 @@ def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str
 
 
 def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
+    """Return the index of the candidate with this kernel and config, 0 if there is none."""
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 
 def _describe_ranking(ranking: Ranking, listed: Sequence[Candidate], default: int, word: str) -> str:
-    """Return the sentence on a choice: how many candidates, the times of the two best, the gain over the default."""
+    """Return the sentence that gives the reason of a choice: how many candidates ran, the times of the two best, and
+    the gain over the declared default.
+    """
     order = ranking.order
     wrong = sum(f.verdict == "fail" for f in ranking.findings)
     dropped = f"; {wrong} dropped, see findings" if wrong else ""

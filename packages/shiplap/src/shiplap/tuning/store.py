@@ -38,13 +38,15 @@ class StoredEntry:
 
 
 def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of an entry, with its checksum."""
+    """Return the JSON content of an entry of the store: format, key, value and their checksum."""
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
     return {**body, "sha256": entry_checksum(body)}
 
 
 def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Return key and value of an entry. ValueError states why the content is not an entry."""
+    """Return key and value of an entry's JSON content. Raises ValueError with the reason if the content is not an entry
+    or its checksum is wrong.
+    """
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     body = {name: content.get(name) for name in ("format", "key", "value")}
@@ -57,6 +59,9 @@ def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
 
 
 def entry_checksum(body: Mapping[str, Any]) -> str:
+    """Return the sha256 of an entry's content without its checksum, in a form that does not depend on the order of
+    keys.
+    """
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -69,20 +74,25 @@ class ChoiceStore:
     def __init__(
         self, root: str | os.PathLike[str] | None = None, what: str = "choices", *, keyed: bool = False
     ) -> None:
+        """Open the store in the folder ``root``, by default that of tuned choices in the cache. ``what`` names the
+        entries in notices, and with ``keyed`` they are sealed with a key of the user.
+        """
         self.what, self.keyed = what, keyed
         self.root = Path(root) if root is not None else Path(settings().cache_dir).absolute() / "tuned"
 
     def path(self, key: Key) -> Path:
-        """Return the path of the entry of ``key``, which need not exist: a directory per op, a digest as name."""
+        """Return the path of the entry of ``key``, which need not exist: a folder for each op, and the key's digest as
+        name.
+        """
         return self.root / _directory_of_op(key["op"]) / f"{key.digest}.json"
 
     def get(self, key: Key) -> Mapping[str, Any] | None:
-        """Return the value stored for ``key``, or None."""
+        """Return the value stored for ``key``, or None if there is none or its file is damaged."""
         entry = self._read(self.path(key))
         return entry.value if entry is not None and entry.key == key else None
 
     def put(self, key: Key, value: Mapping[str, Any]) -> bool:
-        """Write an entry, and return whether it is on disk. A full or read-only directory gives one notice and no
+        """Write an entry, and return whether it is on disk. A full or read-only folder gives one notice and no
         error.
         """
         content = seal_entry(key, value)
@@ -104,7 +114,9 @@ class ChoiceStore:
         return True
 
     def remove(self, path: Path) -> bool:
-        """Delete an entry, and return whether it is gone. A symbolic link in place of the folder is not followed."""
+        """Delete the entry in the file ``path``, and return whether it is gone. A symbolic link in place of its folder
+        is not followed.
+        """
         try:
             folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -112,6 +124,7 @@ class ChoiceStore:
         except OSError:
             return False
         try:
+            # In the opened folder, since the path may lead to another one by now.
             os.unlink(path.name, dir_fd=folder)
         except FileNotFoundError:
             return True
@@ -122,15 +135,17 @@ class ChoiceStore:
         return True
 
     def entries(self, op: str = "") -> Iterator[StoredEntry]:
-        """Yield all files, or those of ``op``, sorted by name. Damaged files have a problem instead of a value."""
+        """Yield the entries of ``op``, or of all ops, sorted by path. A damaged file has a problem instead of a
+        value.
+        """
         for directory in self._directories(op):
             for path in sorted(directory.glob("*.json")):
                 if (entry := self._read(path)) is not None:
                     yield entry
 
     def half_written_files(self) -> Iterator[Path]:
-        """Yield files that a killed process of this machine left half-written. Those of other machines cannot be
-        checked.
+        """Yield the temporary files that a killed process of this machine left half-written. Those of other machines
+        cannot be checked.
         """
         for directory in self._directories(""):
             for path in sorted(directory.glob(".*.tmp")):
@@ -143,8 +158,8 @@ class ChoiceStore:
                     yield path
 
     def _directories(self, op: str) -> list[Path]:
-        """Return the folders of the store. Symbolic links are left out, because deletion would follow them to foreign
-        files.
+        """Return the folders of the store, of ``op`` alone if it is given. Symbolic links are left out, because
+        deletion would follow them to foreign files.
         """
         try:
             folders = sorted(d for d in self.root.iterdir() if d.is_dir() and not d.is_symlink())
@@ -153,7 +168,9 @@ class ChoiceStore:
         return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
-        """Return a problem for an entry that another user may have written. Each such place gives one notice."""
+        """Return an entry with a problem for a file that another user may have written. Each such place gives one
+        notice.
+        """
         why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(
             f"store {e.filename}",
@@ -162,7 +179,9 @@ class ChoiceStore:
         return StoredEntry(path, problem=why)
 
     def _read(self, path: Path) -> StoredEntry | None:
-        """Return a file of the store, checked. None when the file does not exist."""
+        """Return the entry in a file of the store, with a problem instead of a value if the file is damaged. None when
+        it does not exist.
+        """
         for attempt in range(3):
             try:
                 raw = safe_io.read_file(path, LIMIT)
@@ -189,11 +208,14 @@ class ChoiceStore:
 
 
 def _directory_of_op(op: str) -> str:
+    """Return the name of the folder for the entries of ``op``, with ``.`` in place of characters that file names should
+    not have.
+    """
     return "".join(c if c.isalnum() or c in "_-" else "." for c in op).strip(".") or "-"
 
 
 def _process_runs(pid: int) -> bool:
-    """Whether a process with this number exists."""
+    """Return whether a process with this id exists on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

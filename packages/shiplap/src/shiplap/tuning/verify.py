@@ -34,11 +34,13 @@ class VerifyOutcome:
 
     @property
     def ok(self) -> bool:
+        """Whether verification has found no problem: no wrong result, no exception and no refusal."""
         return not self.problem
 
 
 def verification_cases(inputs: Inputs, candidate: Candidate) -> list[SampleCase]:
-    """Return two draws at the sizes of the call, then a small one, odd starts and values, and the edges of the bucket.
+    """Return the samples on which a candidate is verified: two draws at the sizes of the call, then a small one, odd
+    starts and values, and the edges of the bucket.
 
     A candidate that supports only the sizes of the call gets the two draws alone.
     """
@@ -51,11 +53,12 @@ class Verifier:
     """A comparison with the reference, whose results are computed once for all candidates."""
 
     def __init__(self, inputs: Inputs) -> None:
+        """Make a verifier for candidates on these inputs."""
         self.op, self.inputs = inputs.op, inputs
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> VerifyOutcome:
-        """Run ``candidate`` on every case, and return the first error."""
+        """Run ``candidate`` on every case, and return the first error, a refusal, or an outcome without a problem."""
         for number, case in enumerate(verification_cases(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
             try:
@@ -71,7 +74,9 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
-        """Return the difference between a candidate and the reference on one case, or ""."""
+        """Run a candidate on case number ``number`` with poisoned memory, and return its difference from the reference,
+        or an empty text.
+        """
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported
         )
@@ -79,6 +84,7 @@ class Verifier:
         # A candidate that remembers results by address is wrong with the second draw in the tensors of the first.
         first = self.inputs.real[0] if number == 1 and fits_in_place(self.inputs.real[0], case) else None
         args = first.fresh() if first else case.fresh()
+        # Memory that nobody wrote holds another byte in each case, which shows in results that depend on it.
         byte = (0xFF, 0x55, 0xAA)[number % 3]
         with torch.no_grad(), poisoned_workspace(byte):
             run = candidate.prepare(args)
@@ -95,7 +101,9 @@ class Verifier:
         return compare_within_tolerance(op_effects(self.op, args, outs), own, wide, sums, wide_sums=True).problem
 
     def _reference(self, number: int, case: SampleCase) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the reference's effects on a case, in the case's dtypes and in float64, computed once."""
+        """Return the effects of the reference on case number ``number``, in the case's dtypes and in float64. Computed
+        once for each case.
+        """
         if number not in self._references:
             with torch.no_grad():
                 self._references[number] = (
@@ -106,7 +114,9 @@ class Verifier:
 
 
 def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
-    """Return whether the values of the second sample can be copied into the tensors of the first."""
+    """Return whether the values of the second sample can be copied into the tensors of the first, and all other
+    arguments are equal.
+    """
     before, after = tensors_among(first.args), tensors_among(second.args)
     other = [[v for v in case.args if not isinstance(v, (Tensor, list))] for case in (first, second)]
     alike = [(t.shape, t.dtype) for t in before] == [
@@ -116,12 +126,16 @@ def fits_in_place(first: SampleCase, second: SampleCase) -> bool:
 
 
 def wait_for_device(device: str) -> None:
-    """Wait for the device, so that an error of a kernel is raised here and not at the next kernel."""
+    """Wait until the device has done all its work, so that an error of a kernel is raised here and not at the next
+    kernel.
+    """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def is_device_lost(e: BaseException) -> bool:
-    """Return whether the process can no longer use its device, for example after an illegal memory access."""
+    """Return whether the exception says that the process can no longer use its device, for example after an illegal
+    memory access.
+    """
     text = f"{type(e).__name__}: {e}"
     return "CUDA error" in text or "AcceleratorError" in text or "unspecified launch failure" in text

@@ -42,6 +42,7 @@ class WorkerDied(Exception):
     """Raised when the worker ended while candidate ``index`` ran (-1: while none ran)."""
 
     def __init__(self, index: int, how: str) -> None:
+        """Set the index of the candidate that was running, or -1, and the text of how the worker ended."""
         super().__init__(how)
         self.index, self.how = index, how
 
@@ -50,6 +51,9 @@ class WorkerProcess:
     """A context with a worker process, which starts when it is needed and starts again after it has died."""
 
     def __init__(self, timeout: float = TIMEOUT) -> None:
+        """Make the owner of worker processes, of which none is started yet. ``timeout`` is the limit in seconds for one
+        candidate.
+        """
         self.timeout = timeout
         self.launcher = IdleLauncher()
         self.hosts = KernelProcesses(self.launcher, timeout)
@@ -60,11 +64,15 @@ class WorkerProcess:
         self._opened: OpenTask | None = None
 
     def __enter__(self) -> WorkerProcess:
+        """Take a launcher from the pool and return this object."""
         self.launcher = standby.take()
         self.hosts = KernelProcesses(self.launcher, self.timeout)
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """End all workers, and leave the launcher to the pool if nothing in it can have been changed, otherwise
+        end it.
+        """
         self.end_worker()
         self._end_fork()
         # A worker is not sandboxed, and its candidates could reach other processes of the user.
@@ -75,9 +83,12 @@ class WorkerProcess:
             self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
-        """Return a maker of benches for :func:`shiplap.tuning.select`."""
+        """Return a function that makes the bench of a task: in locked processes or a worker where the op can be
+        imported there, else in a fork, else in this process with a notice.
+        """
 
         def make(task: SelectionTask) -> Bench:
+            """Return the safest bench that can serve the task."""
             reason = why_not_importable(task.op, provider)
             if not reason:
                 bench = (
@@ -106,10 +117,13 @@ class WorkerProcess:
         return make
 
     def _judged(self, task: SelectionTask, hosts: KernelProcesses) -> JudgedBench:
+        """Return a bench that runs each kernel of the task in a locked process of ``hosts``."""
         return JudgedBench(hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def _forked_hosts(self) -> KernelProcesses:
-        """Return the processes of a fork of this program as it is now. Raises ProcessEnded once this is closed."""
+        """Return the processes of a new fork of this program as it is now. Raises ProcessEnded once this object is
+        closed.
+        """
         self._end_fork()
         if self._closed:
             raise ProcessEnded("the budget was spent")
@@ -118,7 +132,7 @@ class WorkerProcess:
         return self._fork[1]
 
     def _end_fork(self) -> None:
-        """End the fork of this program and its processes."""
+        """End the fork of this program and its processes, if there is one."""
         if self._fork is not None:
             launcher, hosts = self._fork
             self._fork = None
@@ -126,7 +140,9 @@ class WorkerProcess:
             launcher.close()
 
     def open_task(self, opening: OpenTask) -> None:
-        """Open a task in the worker. Raises WorkerDied, and RequestFailed if the worker cannot serve the task."""
+        """Let the worker, started if necessary, import the op of a task and draw its inputs. Raises WorkerDied, and
+        RequestFailed if it cannot serve the task.
+        """
         if self._worker is None:
             self._start()
         if self._opened != opening and self._heartbeat is not None:
@@ -134,7 +150,9 @@ class WorkerProcess:
             self._opened = opening
 
     def ask(self, message: Request[ReplyT], handle: int = -1) -> ReplyT:
-        """Return the reply of the worker. Raises WorkerDied, and RequestFailed."""
+        """Send a message to the worker and return its reply. Raises WorkerDied with the candidate that ran, and
+        RequestFailed for an error in the worker.
+        """
         assert self._worker is not None
         assert self._heartbeat is not None
         self._heartbeat.begin_run(-1)
@@ -146,7 +164,9 @@ class WorkerProcess:
             raise WorkerDied(index, str(e)) from None
 
     def _start(self) -> None:
-        """Start the worker. Raises WorkerDied."""
+        """Start the worker, an unlocked process of the user, with a shared heartbeat by which hanging candidates are
+        found. Raises WorkerDied.
+        """
         bounds = Bounds(PATIENCE * self.timeout, memory=sys.maxsize, processes=sys.maxsize)
         try:
             self.launcher.ask(ImportModule(CHILD))
@@ -165,14 +185,14 @@ class WorkerProcess:
         worker.run = current_run
 
     def close(self) -> None:
-        """End the worker and start no other. A thread that waits for the worker gets WorkerDied."""
+        """End the worker and the launcher for good. A thread that waits for the worker gets WorkerDied."""
         self._closed = True
         self.launcher.finish()
         if self._fork is not None:
             self._fork[0].finish()
 
     def end_worker(self) -> None:
-        """End the worker if it runs."""
+        """End the worker if it runs, and close its heartbeat."""
         worker, self._worker, self._opened = self._worker, None, None
         if worker is not None:
             worker.kill()
@@ -181,7 +201,7 @@ class WorkerProcess:
             self._heartbeat = None
 
     def stop(self) -> None:
-        """End all processes."""
+        """End the worker and the launcher with all processes."""
         self.end_worker()
         self.launcher.close()
 
@@ -191,13 +211,18 @@ class RemoteBench:
 
     @property
     def confirms(self) -> tuple[str, str]:
-        """Whether claims can be confirmed in locked processes, as a verdict and the reason."""
+        """The verdict on whether times can be confirmed in locked processes, ``ok`` or ``incomplete``, and the
+        reason.
+        """
         if can_send_arguments(self.task.inputs):
             return "ok", ""
         why = "these arguments cannot be sent to a locked process: the worker is a process of its own, unlocked"
         return "incomplete", why
 
     def __init__(self, isolation: WorkerProcess, task: SelectionTask, provider: str) -> None:
+        """Make the bench of a task in the worker of ``isolation``. ``provider`` names the function that offers the
+        candidates there.
+        """
         self.isolation, self.task, self.provider = isolation, task, provider
         self._beside = True  # candidates may be compiled side by side
         self._begun = 0  # which worker, counted as they are started, was the last to begin that
@@ -207,7 +232,9 @@ class RemoteBench:
         self._opening = msgspec.structs.replace(opening, environment=environment, folder=os.getcwd())
 
     def open(self) -> str:
-        """Return the reason why the worker cannot serve the task, or an empty text. SL611 if the worker died."""
+        """Open the task in the worker, and return the reason why it cannot serve the task, or an empty text. Raises
+        SL611 if the worker died.
+        """
         try:
             self.isolation.open_task(self._opening)
         except RequestFailed as e:
@@ -217,7 +244,7 @@ class RemoteBench:
         return ""
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start compilers in the worker. Return how many candidates compile beside the search."""
+        """Start to compile the candidates at ``indices`` in the worker, and return how many were started."""
         begun = 0
         if self._beside:
             with suppress(WorkerDied, RequestFailed):
@@ -228,18 +255,20 @@ class RemoteBench:
 
     @property
     def _compiling(self) -> bool:
-        """Whether the current worker may be compiling candidates that are not verified yet."""
+        """Whether the current worker may still be compiling candidates that are not verified yet."""
         return self._begun == self.isolation.started
 
     def quiet(self) -> None:
-        """Wait until the worker's compilers have ended."""
+        """Wait until all compilers of the worker have ended."""
         if self._compiling:
             with suppress(WorkerDied):  # a dead worker compiles nothing
                 self._ask(workers.FinishCompiling())
             self._begun = 0
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare a candidate with the reference in the worker. A worker that dies is the candidate's failure."""
+        """Compare a candidate with the reference in the worker, and return the outcome. If the worker dies, the
+        candidate has failed.
+        """
         try:
             outcome = self._ask(workers.VerifyCandidate(index)).outcome
         except RequestFailed as e:
@@ -254,7 +283,9 @@ class RemoteBench:
         return outcome
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in the worker. One in whose turn the worker dies is taken out."""
+        """Measure candidates in the worker. Return the timings and failures; a candidate in whose turn the worker dies
+        has failed, and the others are measured again.
+        """
         left, failed = list(indices), {}
         while left:
             try:
@@ -276,23 +307,30 @@ class RemoteBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Measure the claims again in locked processes, where the arguments can be sent to one."""
+        """Check the claimed times again in locked processes, if the arguments can be sent to one, and return the result
+        for each candidate.
+        """
         if not can_send_arguments(self.task.inputs):
             return dict.fromkeys(claims, ConfirmedClaim())
         return self._judged.confirm(claims, seconds, believed)
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
+        """Measure confirmed candidates in turns in locked processes. Return times and failures, both empty if the
+        arguments cannot be sent to one.
+        """
         return self._judged.duel(indices, claimed, seconds) if can_send_arguments(self.task.inputs) else ({}, {})
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench of locked processes that confirms claims."""
+        """The bench of locked processes by which claimed times are confirmed."""
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
-        """Return the worker's reply to ``message``, with the task opened in a worker that is new."""
+        """Return the worker's reply to ``message``, after the task was opened in it if it is new. Raises SL611 if the
+        task can no longer be opened.
+        """
         try:
             self.isolation.open_task(self._opening)
         except RequestFailed as e:
@@ -300,12 +338,15 @@ class RemoteBench:
         return self.isolation.ask(message)
 
     def _lost_worker_error(self, e: WorkerDied) -> Exception:
+        """Return the error SL611 for a worker that died."""
         expected = "a worker that imports the op and draws its inputs"
         return error("SL611", where=self.task.op.spec.name, got=e.how, expected=expected)
 
 
 def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
-    """Return the message that opens a task in another process."""
+    """Return the message with which another process imports the op of a task, draws its inputs and finds its
+    candidates.
+    """
     op = task.op
     return OpenTask(
         op.spec.name,
@@ -323,7 +364,7 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
 
 
 def why_not_importable(op: Op, provider: str) -> str:
-    """Return the reason that another process cannot import the op, or ""."""
+    """Return the reason why another process cannot import the op, or the function ``provider``; empty if it can."""
     if "<locals>" in op.reference.__qualname__ or "<locals>" in provider:
         return "it is declared inside a function"
     if not (_declaring_modules(op) or os.path.isfile(op.file)):
@@ -332,7 +373,9 @@ def why_not_importable(op: Op, provider: str) -> str:
 
 
 def _declaring_modules(op: Op) -> list[str]:
-    """Return the modules that declare the op, its kernels and its sampler."""
+    """Return the names of the modules that declare the op, its kernels and its builder of samples, without
+    ``__main__``.
+    """
     functions: list[Any] = [op.reference, op.sampler]
     functions += [k.function for kernels in op.kernels.values() for k in kernels]
     functions += [getattr(f, "fn", f) for f in functions]  # a Triton kernel wraps its function

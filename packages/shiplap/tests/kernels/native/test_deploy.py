@@ -27,7 +27,7 @@ BODY = """int {name}(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 }}"""
 
 
-def declared(ns, name, folder, library="step"):
+def declared(ns, name, folder, stem="step"):
     """An op with a C kernel of its own library."""
 
     @sl.op(f"{ns}::{name}")
@@ -35,7 +35,7 @@ def declared(ns, name, folder, library="step"):
         return x + 1
 
     folder.mkdir(exist_ok=True)
-    library = compile_c(folder, library, {name: step}, BODY.format(name=name))
+    library = compile_c(folder, stem, {name: step}, BODY.format(name=name))
     step.kernel("cpu", sl.cabi(library, name), dtypes="float32")
     return step
 

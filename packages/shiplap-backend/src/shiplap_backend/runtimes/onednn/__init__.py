@@ -17,7 +17,9 @@ _LIBRARY, _HEADERS = "onednn-cpu-gomp", "onednn-devel-cpu-gomp"
 
 @cache
 def _installed_file(package: str, name: str) -> Path:
-    """Return the path of the file ``name`` of ``package``: wheels of libraries install outside of site-packages."""
+    """Return the path of the file ``name`` of the installed ``package``, whose wheel puts files outside of
+    site-packages. Raises SL907.
+    """
     try:
         files = distribution(package).files or []
     except PackageNotFoundError:
@@ -41,12 +43,13 @@ def _installed_file(package: str, name: str) -> Path:
 
 
 def _library_version() -> str:
-    """Return the version of the library's wheel."""
+    """Return the version of oneDNN's wheel. Raises SL907 without it."""
     _installed_file(_LIBRARY, "libdnnl.so.3")
     return distribution(_LIBRARY).version
 
 
 def _link_args() -> list[str]:
+    """Return the linker's arguments for oneDNN's library."""
     library = _installed_file(_LIBRARY, "libdnnl.so.3")
     return [str(library), f"-Wl,-rpath,{library.parent}"]
 

@@ -31,7 +31,7 @@ _OUTPUTS: Mapping[str, int | str] = {
 
 @cache
 def _package_directory() -> Path:
-    """Return the directory of the wheel, without importing it."""
+    """Return the directory of the installed openvino package, without importing it. Raises SL907 without it."""
     spec = find_spec("openvino")
     if spec is None or spec.origin is None:
         raise error(
@@ -45,7 +45,9 @@ def _package_directory() -> Path:
 
 
 def _wheel_version() -> str:
-    """Return the version of the wheel, or "0" for an installation without metadata."""
+    """Return the version of the openvino wheel, or "0" for an installation without metadata. Raises SL907 without
+    openvino.
+    """
     try:
         return version("openvino")
     except PackageNotFoundError:
@@ -54,18 +56,19 @@ def _wheel_version() -> str:
 
 
 def _opset_headers() -> Path:
+    """Return the folder of OpenVINO's C++ headers."""
     return _package_directory() / "include" / "openvino"
 
 
 @cache
 def _read_opset() -> Functions:
-    """Return the functions of opset 15."""
+    """Return the constructors of the operations of OpenVINO's opset 15 by name, read from its headers."""
     return node_classes(_opset_headers() / "op", _opset_headers() / "opsets" / "opset15_tbl.hpp", outputs=_OUTPUTS)
 
 
 @cache
 def _read_enums() -> Mapping[str, Mapping[str, str]]:
-    """Return the enums of the headers."""
+    """Return the enums in OpenVINO's headers with their values."""
     return find_enums(_opset_headers() / "op")
 
 

@@ -44,42 +44,49 @@ __all__ = [
 # --- hash maps --------------------------------------------------------------------------------------------------------
 
 
-def _signed(tensor: Tensor) -> Tensor:
-    """Return a view of unsigned numbers as signed ones, whose -1 has all bits set."""
+def _as_signed(tensor: Tensor) -> Tensor:
+    """Return a view of unsigned numbers as signed ones of the same width, in which -1 has all bits set. Signed tensors
+    are returned unchanged.
+    """
     kinds = {torch.uint32: torch.int32, torch.uint64: torch.int64}
     return tensor.view(kinds[tensor.dtype]) if tensor.dtype in kinds else tensor
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    """Return unsigned numbers as ``int64``, -1 where all bits are set."""
-    signed = _signed(tensor)
+def _as_int64(tensor: Tensor) -> Tensor:
+    """Return integers as ``int64``, and -1 where all bits are set."""
+    signed = _as_signed(tensor)
     return signed if signed.dtype == torch.int64 else torch.where(signed == -1, -1, signed.long() & 0xFFFFFFFF)
 
 
 def hashmap_insert(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Insert ``keys`` with ``values``. Of a key that is there already the value is replaced."""
-    here, wanted = _wide(hashmap_keys).clone(), _wide(keys)
+    """Insert ``keys`` with ``values`` into the hash map, in place. A key that is there already gets the new value."""
+    here, wanted = _as_int64(hashmap_keys).clone(), _as_int64(keys)
     # The entries of the map move as others come in, so what is inserted are the numbers of the values.
     new, slots = values.shape[0], torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
     number = torch.where(here == -1, -1, new + slots)
     hashing.hash_insert(here, number, wanted, torch.arange(new, dtype=torch.int32, device=here.device))
-    both = torch.cat([_signed(values).to(_signed(hashmap_values).dtype), _signed(hashmap_values)])
+    both = torch.cat([_as_signed(values).to(_as_signed(hashmap_values).dtype), _as_signed(hashmap_values)])
     # Index -1 is any value, which an empty slot may have.
-    _signed(hashmap_values).copy_(both[number.long()])
-    _signed(hashmap_keys).copy_(here.to(_signed(hashmap_keys).dtype))
+    _as_signed(hashmap_values).copy_(both[number.long()])
+    _as_signed(hashmap_keys).copy_(here.to(_as_signed(hashmap_keys).dtype))
 
 
 def hashmap_lookup(hashmap_keys: Tensor, hashmap_values: Tensor, keys: Tensor) -> Tensor:
-    """Return the value of each key, all bits set for keys that are not in the map."""
-    here = _wide(hashmap_keys)
+    """Return the value of each of ``keys`` in the dtype of the values, with all bits set for keys that are not in the
+    map.
+    """
+    here = _as_int64(hashmap_keys)
     slots = torch.arange(here.shape[0], dtype=torch.int32, device=here.device)
-    slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _wide(keys))
-    values = _signed(hashmap_values)
+    # Slots are looked up and not values, which may have any dtype.
+    slot = hashing.hash_lookup(here, torch.where(here == -1, -1, slots), _as_int64(keys))
+    values = _as_signed(hashmap_values)
     return torch.where(slot >= 0, values[slot.long()], -1).to(values.dtype).view(hashmap_values.dtype)
 
 
 def _keys_of_voxels(coords: Tensor, grid: Sequence[int]) -> Tensor:
-    """Return the key of each voxel, -1, which is never in a map, for those outside the grid."""
+    """Return the key of each voxel ``[n, 4]`` (scene, x, y, z), its number in the grid, ``int64 [n]``. It is -1, which
+    is never in a map, outside of the grid.
+    """
     b, x, y, z = coords.long().unbind(1)
     inside = (b >= 0) & (x >= 0) & (x < grid[0]) & (y >= 0) & (y < grid[1]) & (z >= 0) & (z < grid[2])
     return torch.where(inside, ((b * grid[0] + x) * grid[1] + y) * grid[2] + z, -1)
@@ -88,20 +95,26 @@ def _keys_of_voxels(coords: Tensor, grid: Sequence[int]) -> Tensor:
 def hashmap_insert_3d(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, values: Tensor, W: int, H: int, D: int
 ) -> None:
-    """Insert voxels ``int32 [m, 4]`` of a grid with ``values``."""
+    """Insert the voxels ``coords`` (``int32 [m, 4]``) of a grid of ``W`` x ``H`` x ``D`` cells with ``values`` into the
+    hash map, in place.
+    """
     hashmap_insert(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)), values)
 
 
 def hashmap_insert_3d_idx_as_val(
     hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int
 ) -> None:
-    """Insert voxels with their row numbers."""
+    """Insert the voxels ``coords`` (``int32 [m, 4]``) of a grid of ``W`` x ``H`` x ``D`` cells with their row numbers
+    as values into the hash map, in place.
+    """
     rows = torch.arange(coords.shape[0], device=coords.device)
     hashmap_insert_3d(hashmap_keys, hashmap_values, coords, rows, W, H, D)
 
 
 def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int) -> Tensor:
-    """Return the value of each voxel, all bits set for voxels that are not in the map or outside the grid."""
+    """Return the value of each voxel of ``coords`` (``int32 [m, 4]``), with all bits set for voxels that are not in the
+    map or outside the grid of ``W`` x ``H`` x ``D`` cells.
+    """
     return hashmap_lookup(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)))
 
 
@@ -109,23 +122,27 @@ def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tens
 
 
 def z_order_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
-    """Write the Z-order codes of voxels ``[n, 4]`` into ``codes``."""
+    """Write the Z-order codes of the voxels ``coords [n, 4]`` (scene, x, y, z), with ``bit_length`` bits for each axis,
+    into ``codes [n]``.
+    """
     codes.copy_(serialize.z_order_encode(coords, bit_length))
 
 
 def hilbert_encode(coords: Tensor, bit_length: int, codes: Tensor) -> None:
-    """Write the Hilbert codes of voxels ``[n, 4]`` into ``codes``."""
+    """Write the Hilbert codes of the voxels ``coords [n, 4]`` (scene, x, y, z), with ``bit_length`` bits for each axis,
+    into ``codes [n]``.
+    """
     codes.copy_(serialize.hilbert_encode(coords, bit_length))
 
 
 def z_order_decode(codes: Tensor, bit_length: int) -> Tensor:
-    """Return the voxels of Z-order codes."""
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of Z-order codes with ``bit_length`` bits for each axis."""
     voxels: Tensor = serialize.z_order_decode(codes.long(), bit_length)
     return voxels
 
 
 def hilbert_decode(codes: Tensor, bit_length: int) -> Tensor:
-    """Return the voxels of Hilbert codes."""
+    """Return the voxels ``int32 [n, 4]`` (scene, x, y, z) of Hilbert codes with ``bit_length`` bits for each axis."""
     voxels: Tensor = serialize.hilbert_decode(codes.long(), bit_length)
     return voxels
 
@@ -136,7 +153,9 @@ def hilbert_decode(codes: Tensor, bit_length: int) -> Tensor:
 def hashmap_build_grid_sample_3d_nearest_neighbor_map(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> Tensor:
-    """Return ``[b, l]``: the row of the voxel that holds each point. Fills the hash map with the rows of voxels."""
+    """Return ``uint32 [b, l]``: the row of the voxel that holds each point of ``grid [b, l, 3]``, all bits set without
+    one. The row numbers of ``coords`` are inserted into the hash map.
+    """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return grid_sample.nearest_map(coords, grid.float(), [W, H, D]).view(torch.uint32)
 
@@ -144,7 +163,9 @@ def hashmap_build_grid_sample_3d_nearest_neighbor_map(
 def hashmap_build_grid_sample_3d_trilinear_neighbor_map_weight(
     hashmap_keys: Tensor, hashmap_vals: Tensor, coords: Tensor, grid: Tensor, W: int, H: int, D: int
 ) -> tuple[Tensor, Tensor]:
-    """Return ``[b, l, 8]`` rows and weights of the voxels around each point. Fills the hash map as well."""
+    """Return the rows ``uint32 [b, l, 8]`` of the voxels around each point of ``grid [b, l, 3]``, all bits set without
+    one, and their trilinear weights ``[b, l, 8]``. The row numbers of ``coords`` are inserted into the hash map.
+    """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     rows, weights = grid_sample.trilinear_map(coords, grid.float(), [W, H, D])
     return rows.view(torch.uint32), weights
@@ -164,7 +185,9 @@ def hashmap_build_submanifold_conv_neighbour_map(
     Dh: int,
     Dd: int,
 ) -> Tensor:
-    """Return ``[n, V]``: the neighbours of a submanifold convolution. Fills the hash map with the rows of voxels."""
+    """Return the neighbour map of a submanifold convolution, ``uint32 [n, V]``: the row of the voxel under each of
+    ``V`` taps, all bits set without one. The row numbers of ``coords`` are inserted into the hash map.
+    """
     hashmap_insert_3d_idx_as_val(hashmap_keys, hashmap_vals, coords, W, H, D)
     return ops.subm_table(coords, [W, H, D], [Kw, Kh, Kd], [Dw, Dh, Dd]).view(torch.uint32)
 
@@ -172,7 +195,8 @@ def hashmap_build_submanifold_conv_neighbour_map(
 def hashmap_build_sparse_conv_out_coords(
     in_coords: Tensor, hashmap_ratio: float, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
 ) -> Tensor:
-    """Return the output voxels of a strided convolution, ascending; ``window``: kernel, stride, padding, dilation.
+    """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. ``window`` has three numbers each
+    for kernel, stride, padding and dilation.
 
     The ratio and the mode are not needed here and change nothing.
     """
@@ -183,7 +207,9 @@ def hashmap_build_sparse_conv_out_coords(
 def expand_unique_build_sparse_conv_out_coords(
     in_coords: Tensor, serialize_mode: int, B: int, W: int, H: int, D: int, *window: int
 ) -> Tensor:
-    """Return what ``hashmap_build_sparse_conv_out_coords`` returns."""
+    """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending: another name of
+    ``hashmap_build_sparse_conv_out_coords`` here.
+    """
     return hashmap_build_sparse_conv_out_coords(in_coords, 1.0, serialize_mode, B, W, H, D, *window)
 
 
@@ -198,13 +224,16 @@ def hashmap_build_sparse_conv_neighbour_map(
     D: int,
     *window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the neighbours of a strided convolution ``[m, V]``, and of the way back ``[n, V]`` or an empty map."""
+    """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, all bits set without a neighbour, and that
+    of the way back, ``[n, V]``, or an empty one unless ``include_bwd``.
+    """
     table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
     back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)
     return table.view(torch.uint32), back.view(torch.uint32)
 
 
 def _window(numbers: Sequence[int]) -> list[list[int]]:
+    """Return twelve numbers as lists of three: kernel, stride, padding and dilation."""
     return [list(numbers[3 * i : 3 * i + 3]) for i in range(4)]
 
 
@@ -214,26 +243,32 @@ def _window(numbers: Sequence[int]) -> list[list[int]]:
 def neighbor_map_post_process_for_masked_implicit_gemm_1(
     neighbor_map: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the code of each row, the rows by its rank, and of all pairs by tap the input, the output and the ends.
+    """Return, of a neighbour map ``[m, V]``, the tap bits of each row, the rows sorted by them, and of all pairs, tap
+    by tap, the input rows, the output rows and the ends of each tap.
 
     The lists have an entry for each pair, which depends on the data. At most 32 taps.
     """
-    code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
+    # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.
     pairs = chosen_rows(inputs >= 0)
     inputs, outputs = inputs.index_select(0, pairs), outputs.index_select(0, pairs)
     return code, order, inputs.view(torch.uint32), outputs.view(torch.uint32), ends.int().view(torch.uint32)
 
 
 def neighbor_map_post_process_for_masked_implicit_gemm_1_no_bwd(neighbor_map: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the code of each row, and the rows by its rank."""
-    code, order, *_ = postprocess.masked_gemm_signals(_signed(neighbor_map).contiguous())
+    """Return, of a neighbour map ``[m, V]``, the tap bits of each row and the rows sorted by their rank as a Gray code,
+    without the lists that gradients need.
+    """
+    code, order, *_ = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     return code, order
 
 
 def neighbor_map_post_process_for_masked_implicit_gemm_2(
     gray_code: Tensor, sorted_idx: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the taps that each block of sorted rows hits, which depends on the data, and where each block begins."""
+    """Return the taps that each block of ``block_size`` sorted rows hits, one block after the other, and where those of
+    each block begin. The length of the list depends on the data.
+    """
     taps, ends = postprocess.masked_gemm_kernels(gray_code, sorted_idx, block_size)
     return taps.index_select(0, chosen_rows(taps >= 0)), ends
 
@@ -242,8 +277,10 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
 
 
 def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
-    """Return the plan of a map; over ``splitk`` parts of its taps if that is above 1."""
-    plan, taps = Plan(_signed(neighbor).contiguous(), rows), neighbor.shape[1]
+    """Return the neighbour map ``[m, V]`` of ``rows`` inputs as a plan, over which features are convolved, cut into
+    ``splitk`` parts of its taps if that is above 1.
+    """
+    plan, taps = Plan(_as_signed(neighbor).contiguous(), rows), neighbor.shape[1]
     return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan
 
 
@@ -258,7 +295,8 @@ def sparse_conv_masked_splitk_fwd(
     block_sizes: Sequence[int],
     splitk: int,
 ) -> Tensor:
-    """Convolve ``input [n, ci]`` with ``weight [co, V, ci]`` over a map, by products over ``splitk`` parts of the taps.
+    """Return the convolution ``[m, co]`` of ``input [n, ci]`` with ``weight [co, V, ci]`` over the map
+    ``neighbor [m, V]``, by products over ``splitk`` parts of the taps.
 
     The lists of taps that blocks hit are those of FlexGEMM's kernels; the kernels here derive theirs from the map.
     """
@@ -280,8 +318,10 @@ def sparse_conv_masked_splitk_bwd(
     valid_signal_seg: Tensor,
     splitk: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the input, the weight and the bias."""
-    table = _signed(neighbor).contiguous()
+    """Return the gradients of the input ``[n, ci]``, the weight ``[co, V, ci]`` and the bias ``[co]`` of
+    ``sparse_conv_masked_splitk_fwd``, from ``grad_output [m, co]``. The lists of taps and pairs are not read.
+    """
+    table = _as_signed(neighbor).contiguous()
     back = _plan_of_map(ops.transpose_table(table, input.shape[0]), grad_output.shape[0], splitk)
     grad = grad_output.contiguous()
     return (
@@ -301,7 +341,9 @@ def sparse_conv_masked_fwd(
     valid_kernel_seg: Sequence[Tensor],
     block_sizes: Sequence[int],
 ) -> Tensor:
-    """Convolve as ``sparse_conv_masked_splitk_fwd`` does with ``splitk=1``."""
+    """Return the convolution ``[m, co]`` of ``input [n, ci]`` over the map ``neighbor [m, V]``:
+    ``sparse_conv_masked_splitk_fwd`` with ``splitk=1``.
+    """
     lists = valid_kernel, valid_kernel_seg, block_sizes
     return sparse_conv_masked_splitk_fwd(input, weight, bias, neighbor, sorted_idx, *lists, 1)
 
@@ -320,7 +362,9 @@ def sparse_conv_masked_bwd(
     valid_signal_o: Tensor,
     valid_signal_seg: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients as ``sparse_conv_masked_splitk_bwd`` does with ``splitk=1``."""
+    """Return the gradients of the input, the weight and the bias of ``sparse_conv_masked_fwd``:
+    ``sparse_conv_masked_splitk_bwd`` with ``splitk=1``.
+    """
     lists = valid_kernel, valid_kernel_seg, block_sizes, valid_signal_i, valid_signal_o, valid_signal_seg
     return sparse_conv_masked_splitk_bwd(grad_output, input, weight, bias, neighbor, sorted_idx, *lists, 1)
 
@@ -390,7 +434,8 @@ TORCH_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 def register_torch_ops() -> torch.library.Library | None:
-    """Register ``torch.ops.flex_gemm``, composed of the ops of this package; None where one of them exists already.
+    """Register the ops ``torch.ops.flex_gemm``, composed of the ops of this package, and return the library, or None if
+    one of them exists already.
 
     The registration lasts as long as the library that is returned.
     """
@@ -399,5 +444,6 @@ def register_torch_ops() -> torch.library.Library | None:
     library = torch.library.Library("flex_gemm", "FRAGMENT")
     for name, (schema, function) in TORCH_OPS.items():
         library.define(name + schema)
+        # Composite, so that gradients and compilation go through the ops of this package.
         library.impl(name, function, "CompositeImplicitAutograd")
     return library

@@ -36,7 +36,9 @@ Result = tuple[Tensor, Tensor, torch.Size, NeighborCache]
 
 
 def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
-    """Return ``feats``, their coordinates, their shape and the cache. Raises SL208 where the grid is not known."""
+    """Return the result of a function with outputs of its own: ``feats``, their coordinates, their shape with the
+    channels last, and the cache. Raises SL208 if the cache has no output grid.
+    """
     grid = cache.output_sparse_shape
     if grid is None:
         raise error("SL208", where="neighbor_cache", got="no output shape", expected="output_shape or input shape")
@@ -44,7 +46,9 @@ def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
 
 
 def _flat_weight(where: str, weight: Tensor, kernel_delta: Tensor | None, feats: Tensor) -> Tensor:
-    """Return ``[co, taps, ci]``. Raises SL201 and SL202 for weights of other dims and channels."""
+    """Return ``weight`` as ``[co, taps, ci]``. Raises SL201 for a wrong number of dims, and SL202 for other channels
+    than those of ``feats``. ``where`` is the function's name for the message.
+    """
     if weight.dim() < 3 or (kernel_delta is not None and weight.dim() != 3):
         expected = "[Co, taps, Ci]" if kernel_delta is not None else "[Co, *kernel, Ci]"
         raise error("SL201", where=f"{where}, argument 'weight'", got=f"{weight.dim()} dims", expected=expected)
@@ -68,7 +72,8 @@ def submanifold_conv(
     algorithm: str | None = None,
     allow_tf32: bool | None = None,
 ) -> tuple[Tensor, NeighborCache]:
-    """Submanifold convolution: outputs on the voxels of the input. Returns the features and the cache.
+    """Return the submanifold convolution ``[n, co]``, whose outputs lie on the voxels of the input, and the cache of
+    their neighbours.
 
     Args:
         feats: ``[n, ci]``.
@@ -107,7 +112,9 @@ def submanifold_conv(
 def _convolve(
     cache: NeighborCache, feats: Tensor, flat: Tensor, bias: Tensor | None, algorithm: str | None, tf32: bool | None
 ) -> Tensor:
-    """Return the convolution over a cache; algorithm and TF32 default to the configured ones."""
+    """Return the convolution of ``feats`` with ``flat [co, taps, ci]`` over the neighbours of ``cache``. ``algorithm``
+    and ``tf32`` None are those of ``flex_gemm.config``.
+    """
     chosen = config.DEFAULT_SPCONV_ALGORITHM if algorithm is None else algorithm
     return cache.convolve(feats, flat, bias, chosen, config.SPCONV_ALLOW_TF32 if tf32 is None else tf32)
 
@@ -131,7 +138,8 @@ def sparse_conv(
     algorithm: str | None = None,
     allow_tf32: bool | None = None,
 ) -> Result:
-    """Strided convolution: ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation * v]``.
+    """Return the strided convolution ``out[o] = sum_v weight[v] feats[o * stride - padding + dilation * v]`` and its
+    voxels.
 
     Args:
         feats, coords, shape, weight, bias, kernel_delta, algorithm, allow_tf32: as in :func:`submanifold_conv`.
@@ -151,6 +159,7 @@ def sparse_conv(
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
     check_rows(where, feats, coords.shape[0])
+    # As in ``torch.nn.ConvNd``; taps given as offsets have no padding.
     if kernel_delta is None and padding is None:
         padding = (0,) * (weight.dim() - 2)
     cache = neighbors_of_call(
@@ -175,7 +184,8 @@ def sparse_conv(
 def sparse_conv_transpose(
     feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
 ) -> Result:
-    """Transposed convolution: ``out[i * stride - padding + dilation * v] += weight[v] feats[i]``.
+    """Return the transposed convolution ``out[i * stride - padding + dilation * v] += weight[v] feats[i]`` with its
+    coordinates, its shape and the cache.
 
     The arguments are those of :func:`sparse_conv`, and the shape that of ``torch.nn.ConvTransposeNd``. A cache is one
     of a convolution from the outputs to the inputs, seen from the other side: its ``.T``.

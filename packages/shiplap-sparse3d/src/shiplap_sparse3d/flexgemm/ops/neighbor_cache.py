@@ -79,6 +79,7 @@ class NeighborCache(PlanCache):
         offset: Ints | None = None,
         plan: Plan | None = None,
     ) -> None:
+        """Build the plan from a map, or else from segments or edges. Raises SL208 if none of them is given."""
         n, m = input_coords.shape[0], output_coords.shape[0]
         if plan is None:
             if fwd_seg_indices is not None and fwd_seg_offsets is not None:
@@ -104,7 +105,7 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """The same neighbours seen from the inputs: for transposed convolutions. ``cache.T.T`` is ``cache``."""
+        """Return the cache with inputs and outputs exchanged, made once: ``cache.T.T`` is ``cache``."""
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -123,7 +124,7 @@ class NeighborCache(PlanCache):
         return self._other
 
     def transpose(self) -> NeighborCache:
-        """Return :attr:`T`."""
+        """Return :attr:`T`, the cache with inputs and outputs exchanged."""
         return self.T
 
     def assert_match(
@@ -135,7 +136,7 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise SL830, an AssertionError, unless this is the cache of such a call; what is None is not looked at."""
+        """Raise SL830 unless the cache was made with these values, of which those that are None are ignored."""
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -150,78 +151,82 @@ class NeighborCache(PlanCache):
             raise _mismatch("kernel_delta", "other offsets", "those of the call")
 
     def __getitem__(self, name: str) -> Any:
+        """Return the attribute ``name``, as FlexGEMM's caches are indexed."""
         return getattr(self, name)
 
     def __contains__(self, name: str) -> bool:
+        """Return whether the cache has the attribute ``name``."""
         return hasattr(self, name)
 
     @property
     def fwd_map(self) -> Tensor:
-        """``int32 [outputs, V]``: the input row under each tap, or -1."""
+        """Return ``int32 [outputs, V]``: the input row of each output under each tap, or -1."""
         return flat_table(self._built)
 
     @property
     def bwd_map(self) -> Tensor:
-        """``int32 [inputs, V]``: the output row that reads an input by each tap, or -1."""
+        """Return ``int32 [inputs, V]``: the output row that reads each input by each tap, or -1."""
         return self.T.fwd_map
 
     @property
     def fwd_mask(self) -> Tensor:
-        """Whether there is an input under each tap."""
+        """Return ``bool [outputs, V]``: whether there is an input under each tap of each output."""
         return self.fwd_map >= 0
 
     @property
     def bwd_mask(self) -> Tensor:
-        """Whether there is an output by each tap."""
+        """Return ``bool [inputs, V]``: whether an output reads each input by each tap."""
         return self.bwd_map >= 0
 
     @property
     def edge_in(self) -> Tensor:
-        """``int32 [edges]``: the input row of each pair, in the order of outputs and taps."""
+        """Return ``int32 [edges]``: the input row of each (input, output) pair, in the order of the outputs."""
         return self.fwd_map[self.fwd_mask]
 
     @property
     def edge_out(self) -> Tensor:
-        """``int32 [edges]``: the output row of each pair."""
+        """Return ``int32 [edges]``: the output row of each (input, output) pair, in ascending order."""
         return self.fwd_mask.nonzero()[:, 0].int()
 
     @property
     def edge_kernel(self) -> Tensor:
-        """``int32 [edges]``: the tap of each pair."""
+        """Return ``int32 [edges]``: the tap of each (input, output) pair, in the order of the outputs."""
         return self.fwd_mask.nonzero()[:, 1].int()
 
     @property
     def fwd_seg_indices(self) -> Tensor:
-        """The input rows of the outputs, one output after the other."""
+        """Return ``int32 [edges]``: the input rows that the outputs read, one output after the other."""
         return self.edge_in
 
     @property
     def fwd_seg_offsets(self) -> Tensor:
-        """``int32 [outputs + 1]``: where the inputs of each output begin."""
+        """Return ``int32 [outputs + 1]``: where the inputs of each output begin in ``fwd_seg_indices``."""
         return torch.nn.functional.pad(self.fwd_mask.sum(1).cumsum(0), (1, 0)).int()
 
     @property
     def bwd_seg_indices(self) -> Tensor:
-        """The output rows of the inputs, one input after the other."""
+        """Return ``int32 [edges]``: the output rows that read the inputs, one input after the other."""
         return self.T.fwd_seg_indices
 
     @property
     def bwd_seg_offsets(self) -> Tensor:
-        """``int32 [inputs + 1]``: where the outputs of each input begin."""
+        """Return ``int32 [inputs + 1]``: where the outputs of each input begin in ``bwd_seg_indices``."""
         return self.T.fwd_seg_offsets
 
     @property
     def fwd_gray_code(self) -> Tensor:
-        """``int32 [outputs]``: a bit for each tap that an output hits. At most 32 taps."""
+        """Return ``int32 [outputs]``: a bit for each tap that an output hits, of at most 32 taps."""
         return masked_gemm_signals(self.fwd_map)[0]
 
     @property
     def fwd_sorted_idx(self) -> Tensor:
-        """``int64 [outputs]``: the outputs by the rank of their code as a Gray code."""
+        """Return ``int64 [outputs]``: the output rows, sorted by the rank of ``fwd_gray_code`` as a Gray code."""
         return masked_gemm_signals(self.fwd_map)[1]
 
     def fwd_valid_kernel(self, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the taps that each block of sorted outputs hits, and where those of each block begin."""
+        """Return the taps that any output of each block of ``block_size`` sorted outputs hits, one block after the
+        other, and where those of each block begin.
+        """
         code, order, *_ = masked_gemm_signals(self.fwd_map)
         taps, ends = masked_gemm_kernels(code, order, block_size)
         return taps[taps >= 0], ends
@@ -234,28 +239,33 @@ class NeighborCacheT(NeighborCache):
 
 
 def _as_tuple(values: Ints | None) -> tuple[int, ...] | None:
+    """Return ``values`` as a tuple, and None for None."""
     return None if values is None else tuple(values)
 
 
 def _mismatch(name: str, got: object, expected: object) -> Exception:
+    """Return the error SL830 of a cache whose ``name`` is ``got``, and not ``expected`` as in the call."""
     return error("SL830", where=f"neighbor_cache, {name}", got=got, expected=expected)
 
 
 def _same_tensor(a: Tensor, b: Tensor) -> bool:
-    """Whether both are one tensor, or views of one; in a graph, whether they may be."""
+    """Return whether both are one tensor or views of the same memory; in a graph, whether their shapes are equal."""
     if a is b or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     return torch.compiler.is_compiling() or a.data_ptr() == b.data_ptr()
 
 
 def _rows_of_segments(offsets: Tensor) -> Tensor:
+    """Return ``int32 [edges]``: the number of the segment that each entry lies in, from the begins of the segments."""
     return torch.arange(offsets.shape[0] - 1, device=offsets.device).repeat_interleave(offsets.diff()).int()
 
 
 def _map_of_edges(
     edge_in: Tensor, edge_out: Tensor, edge_kernel: Tensor | None, outputs: int, taps: int | None
 ) -> Tensor:
-    """Return the map of edges; without taps those of an output count its edges."""
+    """Return the neighbour map ``int32 [outputs, taps]`` of edges (input row, output row, tap). Without ``edge_kernel``
+    the edges of each output get the taps 0, 1, 2 and so on.
+    """
     rows = edge_out.long()
     if edge_kernel is None:
         order = rows.argsort(stable=True)
@@ -273,7 +283,7 @@ def _map_of_edges(
 def compute_strided_kernel_size_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the grid of a convolution, ``(W + 2P - D(K - 1) - 1) // S + 1`` along its axes, behind the batch."""
+    """Return the output grid of a convolution: the batch, then ``(W + 2P - D(K - 1) - 1) // S + 1`` for each axis."""
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w + 2 * p - d * (k - 1) - 1) // s + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
@@ -282,20 +292,20 @@ def compute_strided_kernel_size_output_shape(
 def compute_strided_kernel_size_transpose_output_shape(
     input_sparse_shape: Ints, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> torch.Size:
-    """Return the grid of a transposed convolution, ``(W - 1)S - 2P + D(K - 1) + 1`` along its axes."""
+    """Return the output grid of a transposed convolution: the batch, then ``(W - 1)S - 2P + D(K - 1) + 1`` per axis."""
     axes = zip(input_sparse_shape[-len(kernel_size) :], kernel_size, stride, padding, dilation, strict=True)
     cells = ((w - 1) * s - 2 * p + d * (k - 1) + 1 for w, k, s, p, d in axes)
     return torch.Size([*input_sparse_shape[: -len(kernel_size)], *cells])
 
 
 def compute_strided_kernel_delta_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the grid of a convolution by offsets, ``W // S`` along its axes."""
+    """Return the output grid of a convolution by offsets: the batch sizes, then ``W // S`` for each axis."""
     cells = (w // s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
 
 def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints, stride: Ints) -> torch.Size:
-    """Return the grid of a transposed convolution by offsets, ``W * S`` along its axes."""
+    """Return the output grid of a transposed convolution by offsets: the batch sizes, then ``W * S`` for each axis."""
     cells = (w * s for w, s in zip(input_sparse_shape[-len(stride) :], stride, strict=True))
     return torch.Size([*input_sparse_shape[: -len(stride)], *cells])
 
@@ -304,7 +314,9 @@ def compute_strided_kernel_delta_transpose_output_shape(input_sparse_shape: Ints
 
 
 def resolve_offset(kernel_size: Ints, dilation: Ints, padding: Ints | None, offset: Ints | None) -> tuple[int, ...]:
-    """Return the offset of a kernel around its middle. Raises SL208 where padding and offset differ."""
+    """Return the offset of a kernel's middle from its output for each axis: ``offset``, or the one that ``padding``
+    leads to, or zeros. Raises SL208 if both are given and differ.
+    """
     if padding is None:
         return tuple(offset) if offset is not None else (0,) * len(kernel_size)
     derived = tuple((k - 1) // 2 * d - p for k, d, p in zip(kernel_size, dilation, padding, strict=True))
@@ -331,7 +343,8 @@ def build_neighbor_cache(
     symmetric: bool | None = None,
     transpose: bool = False,
 ) -> NeighborCache:
-    """Return the cache of a convolution, or of a transposed one.
+    """Return the cache of the neighbours of a convolution, or of a transposed one: which input row each output reads by
+    each tap.
 
     Args:
         input_coords: ``[n, batch columns + axes]``, an integer dtype.
@@ -357,6 +370,7 @@ def build_neighbor_cache(
     grid = _as_tuple(input_sparse_shape)
     usual = torch.Size(grid or ()) if submanifold else _usual_grid(grid or (), taps, transpose)
     reached = usual if output_sparse_shape is None else torch.Size(output_sparse_shape)
+    # The kernels that find voxels in grids take boxes of int32 voxels in up to three axes.
     plain = taps.window is not None and min(taps.window[2]) >= 0 and (symmetric or not submanifold)
     plain = plain and input_coords.dtype == torch.int32 and taps.lead == 1 and len(taps.stride) <= 3
     if plain and output_coords is None and grid is not None:
@@ -371,6 +385,7 @@ def build_neighbor_cache(
         elif output_coords is None:
             output_coords = _reached_voxels(input_coords, taps, grid, reached, transpose)
         ends = with_scene(input_coords), with_scene(output_coords)
+        # A transposed convolution is the way back of the one from its outputs to its inputs.
         wide, outputs = reversed(ends) if transpose else ends
         made = connect_by_offsets(wide, outputs, taps.columns(input_coords.device), taps.steps)
         plan = replace(made, symmetric=symmetric)
@@ -394,7 +409,9 @@ def build_neighbor_cache(
 
 
 def sparse_grid(where: str, coords: Tensor, shape: Ints | None) -> torch.Size | None:
-    """Return the grid of ``shape``, its first entries, one for each column of ``coords``. Raises SL208 for too few."""
+    """Return the first sizes of ``shape``, one for each column of ``coords`` (batch and axes), or None for None. Raises
+    SL208 for too few. ``where`` is the function's name for the message.
+    """
     if shape is None:
         return None
     if len(shape) < coords.shape[1]:
@@ -421,7 +438,7 @@ def neighbors_of_call(
     padding: Ints | None = None,
     offset: Ints | None = None,
 ) -> NeighborCache:
-    """Return ``cache``, or a new one where it is None: that of a call with these arguments.
+    """Return ``cache`` after a check that it is that of a call with these arguments, or a new cache where it is None.
 
     ``shape`` and ``output_shape`` have the channels last. Raises SL830 for the cache of another call.
     """
@@ -474,11 +491,13 @@ class Taps(NamedTuple):
 
     @property
     def steps(self) -> list[int]:
-        """The stride of each column, after that of the scene."""
+        """Return the stride for each column: 1 for the added scene and the batch columns, then the axes."""
         return [1] * (1 + self.lead) + [*self.stride]
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the offsets of each column around the output, after that of the scene."""
+        """Return the offsets of all taps around the output, ``int32 [V, columns]`` on ``device``, with zeros for the
+        added scene and for the batch columns.
+        """
         if self.window is not None:
             kernel, _, padding, dilation = self.window
             delta = torch.tensor(box_offsets(kernel, dilation, padding=padding), dtype=torch.int32)
@@ -497,7 +516,9 @@ def read_taps(
     padding: Ints | None,
     offset: Ints | None,
 ) -> Taps:
-    """Return the taps of the arguments. Raises SL208 where they do not go together."""
+    """Return the taps that these arguments describe: a box of ``kernel_size``, or the offsets ``kernel_delta``. Raises
+    SL208 where the arguments do not go together or have another number of axes than ``coords``.
+    """
     if kernel_size is not None and kernel_delta is None:
         axes = len(kernel_size)
     elif kernel_delta is not None and kernel_size is None and dilation is None and padding is None:
@@ -519,7 +540,9 @@ def read_taps(
 
 
 def _usual_grid(grid: Ints, taps: Taps, transpose: bool) -> torch.Size:
-    """Return the grid that a convolution leads to unless another one is given."""
+    """Return the output grid, batch included, of a convolution without an explicit one: as ``torch.nn.ConvNd`` or
+    ``ConvTransposeNd`` has it. It is empty if the input ``grid`` is.
+    """
     if not grid:
         return torch.Size(())
     if taps.window is not None and transpose:
@@ -539,7 +562,8 @@ def _plan_in_grid(
     transpose: bool,
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
-    """Return the plan from the finer to the coarser voxels, by the kernels of boxes in a grid, and the outputs.
+    """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
+    kernel in a grid, by the kernels that find voxels in grids.
 
     ``given``: the usual grid of the outputs and the one to use in its place.
     """
@@ -562,7 +586,7 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that an input reaches inside the output grid."""
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raises SL208 without input ``grid``."""
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"
         raise error("SL208", where="build_neighbor_cache", got=got, expected="one of them")

@@ -27,7 +27,8 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod")
 
 
 def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor:
-    """Return the reduction of the rows under the taps of each output, zeros where there is none.
+    """Return the reduction (sum, mean, max, min or prod) of the input rows under the taps of each output, ``[m, c]``,
+    and zeros where there are none.
 
     Raises SL208 for another reduction than ``REDUCTIONS``.
     """
@@ -38,7 +39,9 @@ def reduce_neighbors(feats: Tensor, cache: NeighborCache, reduce: str) -> Tensor
         hits = table >= 0
         rows = torch.cat([feats, feats.new_ones(1, feats.shape[1])])[table.long()]  # a miss reads the ones
         return torch.where(hits.any(1, keepdim=True), rows.prod(1), 0)
+    # Only a gradient needs the map of the way back, which is computed.
     back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
+    # The kernels have a maximum only.
     if reduce == "min":
         return -pooling.max_pool(-feats, table, back)
     if reduce == "max":
@@ -55,7 +58,8 @@ def submanifold_pool(
     reduce: str = "mean",
     neighbor_cache: NeighborCache | None = None,
 ) -> tuple[Tensor, NeighborCache]:
-    """Pooling onto the voxels of the input: the features, and the cache.
+    """Return the pooled features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. Raises SL208
+    for an unknown reduction, and SL830 for the cache of another call.
 
     Args:
         feats: ``[n, c]``.
@@ -83,7 +87,8 @@ def sparse_pool(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Strided pooling: the features, their coordinates, their shape, and the cache.
+    """Return the features of a strided pooling, their coordinates, their shape and the cache. Raises SL208 for an
+    unknown reduction, and SL830 for the cache of another call.
 
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.

@@ -43,11 +43,12 @@ _PADDINGS = ("zeros", "normalize")
 
 
 def _require_choice(where: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise SL208 unless ``value``, the argument ``name`` of the function ``where``, is one of ``choices``."""
     if value not in choices:
         raise error("SL208", where=f"{where}, argument {name!r}", got=repr(value), expected=f"one of {choices}")
 
 
-def _blocks(
+def _block_cache(
     where: str,
     coords: Tensor,
     shape: Ints,
@@ -58,7 +59,9 @@ def _blocks(
     *,
     up: bool,
 ) -> NeighborCache:
-    """Return the cache of blocks of ``factor`` voxels that do not overlap, from the coarse to the fine if ``up``."""
+    """Return the cache of blocks of ``factor`` voxels that do not overlap: from the coarse to the fine voxels if
+    ``up``, and otherwise from the fine to the coarse. Raises SL208 for a factor below 1.
+    """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")
     return neighbors_of_call(
@@ -89,7 +92,7 @@ def sparse_upsample(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Upsampling: each voxel becomes a block of ``scale_factor`` voxels.
+    """Return the features of the finer voxels, of which each voxel of the input becomes a block of ``scale_factor``.
 
     Args:
         feats: ``[n, c]``.
@@ -111,10 +114,11 @@ def sparse_upsample(
     if mode == "nearest" and align_corners:
         raise error("SL208", where="sparse_upsample", got="align_corners=True", expected="mode='bilinear' with it")
     check_rows("sparse_upsample", feats, coords.shape[0])
-    cache = _blocks(
+    cache = _block_cache(
         "sparse_upsample", coords, shape, scale_factor, output_coords, output_shape, neighbor_cache, up=True
     )
     if mode == "nearest":
+        # Only a gradient needs the map of the way back, which is computed.
         back = cache.bwd_map if feats.requires_grad and torch.is_grad_enabled() else None
         return on_outputs(pooling.sum_pool(feats, cache.fwd_map, back), cache)
     lead, cells = coords.shape[1] - len(scale_factor), shape[coords.shape[1] - len(scale_factor) : coords.shape[1]]
@@ -140,7 +144,9 @@ def sparse_pixel_shuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Pixel shuffle: ``[n, V * c]`` becomes ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels.
+    """Return features ``[n * V, c]`` on the blocks of ``V = prod(upscale_factor)`` finer voxels, from
+    ``feats [n, V * c]``, whose channels have the voxels of a block one after the other. Raises SL202 for other
+    channels.
 
     The arguments and the results are those of :func:`sparse_upsample`.
     """
@@ -149,7 +155,7 @@ def sparse_pixel_shuffle(
     if feats.shape[1] % max(parts, 1):
         expected = f"a multiple of {parts}, the voxels of a block"
         raise error("SL202", where=f"{where}, argument 'feats'", got=f"{feats.shape[1]} channels", expected=expected)
-    cache = _blocks(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
+    cache = _block_cache(where, coords, shape, upscale_factor, output_coords, output_shape, neighbor_cache, up=True)
     parent, slot = cache.fwd_map.max(1)  # each finer voxel lies in one block
     rows = torch.where(parent >= 0, parent * parts + slot, -1)
     return on_outputs(gather_rows(feats.reshape(feats.shape[0] * parts, -1), rows), cache)
@@ -164,13 +170,14 @@ def sparse_pixel_unshuffle(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Pixel unshuffle, the inverse of :func:`sparse_pixel_shuffle`: ``[n, c]`` to ``[m, V * c]`` on coarser voxels.
+    """Return features ``[m, V * c]`` on coarser voxels, which have the ``V = prod(downscale_factor)`` finer voxels of
+    their block side by side, with coordinates, shape and cache: the inverse of :func:`sparse_pixel_shuffle`.
 
     A block has zeros where it has no voxel.
     """
     where = "sparse_pixel_unshuffle"
     check_rows(where, feats, coords.shape[0])
-    cache = _blocks(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
+    cache = _block_cache(where, coords, shape, downscale_factor, output_coords, output_shape, neighbor_cache, up=False)
     return on_outputs(gather_rows(feats, cache.fwd_map).flatten(1), cache)
 
 
@@ -178,7 +185,9 @@ def sparse_pixel_unshuffle(
 
 
 def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> Tensor:
-    """Return ``int32 [m, corners]``: the voxel at each whole ``cells [m, d]`` plus a corner, or -1."""
+    """Return ``int32 [m, corners]``: the row of the voxel of ``coords`` at each of ``cells [m, d]`` plus each corner,
+    or -1. ``cells`` are whole numbers, in floating point or not.
+    """
     wide = with_scene(coords)
     far = (cells.abs() < 2**31 - 1).all(1, keepdim=True)  # False for NaN as well
     wanted = torch.where(far, cells, 0).int()
@@ -190,9 +199,12 @@ def _rows_at(coords: Tensor, cells: Tensor, corners: list[tuple[int, ...]]) -> T
 def _sample_linear(
     feats: Tensor, coords: Tensor, points: Tensor, axes: int, padding_mode: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the features between the voxels around each point, and the sum of the weights of those that are there."""
+    """Return the features interpolated between the voxels around each of ``points [m, d]``, ``[m, c]``, and the sum of
+    the weights of those voxels that exist, ``[m]``. The last ``axes`` columns are interpolated.
+    """
     lead = points.shape[1] - axes
     corners = [(*[0] * lead, *corner) for corner in product((0, 1), repeat=axes)]
+    # Batch columns are whole numbers, between which nothing is interpolated.
     lowest = torch.cat([points[:, :lead].round(), points[:, lead:].floor()], 1)
     part = (points - lowest)[:, None, lead:]
     ahead = torch.tensor(corners, device=points.device)[:, lead:].bool()
@@ -201,6 +213,7 @@ def _sample_linear(
     weights = torch.where(rows >= 0, weights, 0)
     total = weights.sum(1)
     if padding_mode == "normalize":
+        # Where no voxel exists all weights are 0, and remain so.
         weights = weights / total[:, None].clamp_min(1e-12)
     return indice_weighted_sum(feats, rows, weights), total
 
@@ -215,7 +228,8 @@ def sparse_grid_sample(
     n_spatial_dims: int | None = None,
     return_mask: bool = False,
 ) -> Any:
-    """Return ``[..., c]``: the features of sparse voxels at the points ``grid [..., d]``, differentiable in both.
+    """Return the features of sparse voxels at the points ``grid [..., d]``, ``[..., c]``, differentiable in features
+    and points.
 
     Args:
         feats: ``[n, c]``.

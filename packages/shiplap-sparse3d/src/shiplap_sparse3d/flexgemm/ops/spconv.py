@@ -116,7 +116,9 @@ class SpConvConfig:
     kernel: Triple
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Convolve ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` to ``[m, co]``."""
+        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the frozen neighbours:
+        ``[m, co]``. Raises SL202 for another kernel size or number of rows.
+        """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
                 "SL202",
@@ -135,28 +137,34 @@ class WindowCache(PlanCache):
     """The neighbours of a convolution, for any number of layers of one ``window``, with gradients or without."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow) -> None:
+        """Keep ``plan``, and the ``grid`` and ``window`` that a later call must have."""
         super().__init__(plan)
         self.grid, self.window = grid, window
 
     @property
     def neighbor_map(self) -> Tensor:
-        """Return ``int32 [m, k]``: the input row under each tap, -1 where there is none."""
+        """Return the neighbour map, ``int32 [m, k]``: the input row of each output under each tap, or -1."""
         return flat_table(self._built)
 
     @property
     def neighbor_map_bwd(self) -> Tensor:
-        """Return ``int32 [n, k]``: the output row that reads each input by each tap, or -1."""
+        """Return the neighbour map of the way back, ``int32 [n, k]``: the output row that reads each input by each tap,
+        or -1.
+        """
         return flat_table(self._built.t)
 
     def __getitem__(self, name: str) -> Any:
-        """Return ``cache["neighbor_map"]``, as FlexGEMM's caches do."""
+        """Return the attribute ``name``, since FlexGEMM's caches are indexed, as in ``cache["neighbor_map"]``."""
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """Return the config for compiled code. Raises SL208 for an unknown algorithm and ``splitk`` below 1."""
+        """Return the neighbours as a config for compiled code, with the plan for ``algorithm`` and FlexGEMM's lists of
+        taps and pairs (None for more than 32 taps). Raises SL208 for an unknown algorithm and ``splitk`` below 1.
+        """
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
         plan, kernel = self.plan(algorithm, parts), self.window.kernel
+        # The lists hold a bit for each tap in words of 32 bits.
         if table.shape[1] > 32:
             return SpConvConfig(table, None, [], [], [], None, None, None, parts, algorithm, plan, kernel)
         code, order, inputs, outputs, ends = cuda.neighbor_map_post_process_for_masked_implicit_gemm_1(table)
@@ -166,7 +174,9 @@ class WindowCache(PlanCache):
         return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
-        """Raise SL208 unless this is the cache of such a convolution."""
+        """Raise SL208 unless this is the cache of a convolution with this number of input ``rows``, this ``grid`` and
+        this ``window``.
+        """
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
             raise error(
@@ -179,7 +189,7 @@ class WindowCache(PlanCache):
             )
 
     def apply(self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str) -> Tensor:
-        """Convolve ``feats`` with ``weight [co, kw, kh, kd, ci]``."""
+        """Return the convolution ``[m, co]`` of ``feats`` with ``weight [co, kw, kh, kd, ci]`` by ``algorithm``."""
         return self.convolve(feats, weight.flatten(1, 3), bias, algorithm)
 
 
@@ -191,6 +201,7 @@ class SparseConv3dNeighborCache(WindowCache):
     """The neighbours of a strided convolution, and its output voxels."""
 
     def __init__(self, plan: Plan, grid: Triple, window: StepWindow, out_coords: Tensor) -> None:
+        """Keep ``plan``, ``grid``, ``window`` and the output voxels."""
         super().__init__(plan, grid, window)
         self.out_coords = out_coords
 
@@ -207,7 +218,8 @@ def sparse_submanifold_conv3d(
     config: SpConvConfig | None = None,
     algorithm: str = DEFAULT,
 ) -> Tensor | tuple[Tensor, SubMConv3dNeighborCache | NeighborCache]:
-    """Submanifold convolution: ``(out [n, co], cache)``, or with a ``config`` ``out`` alone.
+    """Return ``(out [n, co], cache)`` of a submanifold convolution, whose outputs lie on the voxels of the input, or
+    with a ``config`` ``out`` alone.
 
     Args:
         feats: ``[n, ci]``.
@@ -259,7 +271,8 @@ def sparse_conv3d(
     algorithm: str = DEFAULT,
     **of_the_second_form: Any,
 ) -> tuple[Any, ...]:
-    """Strided convolution: ``(out [m, co], out_coords int32 [m, 4], cache)``.
+    """Return ``(out [m, co], out_coords int32 [m, 4], cache)`` of a strided convolution. Raises SL208 for the cache of
+    another convolution, and SL211 for duplicate or outside coords.
 
     ``out_coords`` are those of the cache, those given, or every voxel that an input reaches, ascending. The rest is as
     in :func:`sparse_submanifold_conv3d`. With arguments that only FlexGEMM 2.0 has (``output_coords``,
@@ -280,6 +293,7 @@ def sparse_conv3d(
             out_coords = ops.out_coords(coords, list(grid), *(list(values) for values in window[:4]))
         cache = SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
     cache.check(feats.shape[0], grid, window)
+    # Values are not compared, since a GPU would have to be waited for.
     if out_coords is not None and out_coords.shape != cache.out_coords.shape:
         raise error(
             "SL208",
@@ -291,18 +305,22 @@ def sparse_conv3d(
 
 
 def _require_tensor(name: str, value: Tensor | None) -> Tensor:
-    """Return the tensor, or raise SL209 for None."""
+    """Return ``value``, the argument ``name``. Raises SL209 for None."""
     if value is None:
         raise error("SL209", where=f"sparse3d.flexgemm, argument {name!r}", got="None", expected="a tensor")
     return value
 
 
 def _has_channels_last(shape: Sequence[int] | None, channels: int) -> bool:
+    """Return whether ``shape`` has five sizes and only its last one, and not the second, is ``channels``: the form of
+    FlexGEMM 2.0.
+    """
+    # Where both forms fit, the shape is read as that of FlexGEMM 1.x.
     return shape is not None and len(shape) == 5 and shape[4] == channels != shape[1]
 
 
 def _check_grid(shape: Sequence[int] | None) -> Triple:
-    """Return the three spatial sizes of a shape (B, C, W, H, D), or raise SL208 for another form."""
+    """Return the three spatial sizes of ``shape`` (B, C, W, H, D). Raises SL208 for another form."""
     if shape is None or len(shape) != 5:
         got = None if shape is None else tuple(shape)
         raise error("SL208", where="sparse3d.flexgemm, argument 'shape'", got=got, expected="(B, C, W, H, D)")
@@ -310,7 +328,7 @@ def _check_grid(shape: Sequence[int] | None) -> Triple:
 
 
 def _check_kernel(weight: Tensor) -> Triple:
-    """Return the three kernel sizes of a weight, or raise SL201 unless the weight has five dims."""
+    """Return the three kernel sizes of ``weight [co, kw, kh, kd, ci]``. Raises SL201 for another number of dims."""
     if weight.dim() != 5:
         raise error(
             "SL201",
@@ -322,6 +340,9 @@ def _check_kernel(weight: Tensor) -> Triple:
 
 
 def _check_triple(name: str, values: Sequence[int]) -> Triple:
+    """Return ``values``, the argument ``name``, as a tuple of three integers. Raises SL208 for another number
+    of them.
+    """
     return expand_axes(values, f"sparse3d.flexgemm, argument {name!r}")
 
 
@@ -329,7 +350,7 @@ def _check_triple(name: str, values: Sequence[int]) -> Triple:
 
 
 class SubMConv3dFunction:
-    """The steps of a submanifold convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a submanifold convolution."""
 
     @staticmethod
     def apply(
@@ -341,14 +362,16 @@ class SubMConv3dFunction:
         bias: Tensor | None = None,
         dilation: Sequence[int] = (1, 1, 1),
     ) -> Any:
-        """Return what :func:`sparse_submanifold_conv3d` returns."""
+        """Return ``(out [n, co], cache)``: :func:`sparse_submanifold_conv3d` with FlexGEMM's order of arguments."""
         return sparse_submanifold_conv3d(feats, coords, shape, weight, bias, neighbor_cache, dilation)
 
     @staticmethod
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution: its plan, grid and window."""
+        """Return the cache of a submanifold convolution: its plan, grid and window. ``shape`` is (B, C, W, H, D), and
+        ``needs_grad`` is not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
 
@@ -356,7 +379,9 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple
     ) -> SubMConv3dNeighborCache:
-        """Return the same by a table of offsets, without the kernels of grids."""
+        """Return the cache of a submanifold convolution, found by a table of offsets and not by the kernels that find
+        voxels in grids.
+        """
         low = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=low), coords.device)
         plan = connect_by_offsets(coords, coords, taps, (1, 1, 1, 1))
@@ -367,7 +392,7 @@ class SubMConv3dFunction:
     def _sparse_submanifold_conv_forward(
         feats: Tensor, neighbor_cache: SubMConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Return the submanifold convolution over a cache of neighbours."""
+        """Return the submanifold convolution ``[n, co]`` of ``feats`` over a cache of neighbours."""
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -378,12 +403,14 @@ class SubMConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of features, weight and bias of a submanifold convolution."""
+        """Return the gradients of features, weight and bias of a submanifold convolution, None for those that require
+        none.
+        """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
 class SparseConv3dFunction:
-    """The steps of a strided convolution by FlexGEMM's names."""
+    """Static methods with FlexGEMM's names for the steps of a strided convolution."""
 
     @staticmethod
     def apply(
@@ -396,11 +423,16 @@ class SparseConv3dFunction:
         out_coords: Tensor | None = None,
         *window: Sequence[int],
     ) -> Any:
-        """Return what :func:`sparse_conv3d` returns; ``window``: stride, padding, dilation."""
+        """Return ``(out [m, co], out_coords, cache)``: :func:`sparse_conv3d` with FlexGEMM's order of arguments.
+        ``window`` is stride, padding, dilation.
+        """
         return sparse_conv3d(feats, coords, shape, weight, bias, neighbor_cache, out_coords, *window)
 
     @staticmethod
     def _get_output_coords(coords: Tensor, shape: Sequence[int], *window: Triple) -> Tensor:
+        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending. ``window`` is kernel, stride,
+        padding, dilation.
+        """
         voxels: Tensor = ops.out_coords(coords, [*_check_grid(shape)], *map(list, window))
         return voxels
 
@@ -408,7 +440,9 @@ class SparseConv3dFunction:
     def _get_output_coords_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, stride: Triple, padding: Triple, dilation: Triple
     ) -> Tensor:
-        """Return the same by offsets, without the kernels of grids."""
+        """Return the output voxels ``int32 [m, 4]`` of a strided convolution, ascending, found by offsets and not by
+        the kernels that find voxels in grids.
+        """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         high = [shape[0], *StepWindow(kernel_size, stride, padding, dilation).shape(_check_grid(shape))]
         cells: Tensor = offset_cells(coords, taps, [1, *stride], [0, 0, 0, 0], high)
@@ -426,7 +460,9 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution onto given outputs: its plan, grid, window and outputs."""
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its plan, grid, window and outputs.
+        ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
+        """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
 
@@ -441,7 +477,9 @@ class SparseConv3dFunction:
         dilation: Triple,
         needs_grad: bool = True,
     ) -> SparseConv3dNeighborCache:
-        """Return the same by a table of offsets, without the kernels of grids."""
+        """Return the cache of a convolution onto given outputs, found by a table of offsets and not by the kernels that
+        find voxels in grids.
+        """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         plan = connect_by_offsets(coords, out_coords, taps, (1, *stride))
         window = StepWindow(kernel_size, stride, padding, dilation)
@@ -451,7 +489,7 @@ class SparseConv3dFunction:
     def _sparse_conv_forward(
         feats: Tensor, neighbor_cache: SparseConv3dNeighborCache, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Return the sparse convolution over a cache of neighbours."""
+        """Return the sparse convolution ``[m, co]`` of ``feats`` over a cache of neighbours."""
         return neighbor_cache.apply(feats, weight, bias, ALGORITHM)
 
     @staticmethod
@@ -462,19 +500,24 @@ class SparseConv3dFunction:
         weight: Tensor,
         bias: Tensor | None = None,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of features, weight and bias of a sparse convolution."""
+        """Return the gradients of features, weight and bias of a sparse convolution, None for those that
+        require none.
+        """
         return _gradients(grad_output, feats, neighbor_cache, weight, bias)
 
 
 def _tap_columns(offsets: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return offsets after a column of zeros for the batch."""
+    """Return ``offsets`` as ``int32 [taps, 4]`` on ``device``, with a first column of zeros for the batch."""
     return torch.nn.functional.pad(torch.tensor(offsets, dtype=torch.int32, device=device), (1, 0))
 
 
 def _gradients(
     grad: Tensor, feats: Tensor, cache: WindowCache, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of the features, the weight and the bias; None for those that require none."""
+    """Return the gradients of the features, the weight and the bias of the convolution over ``cache``, from
+    ``grad [m, co]``. They are None for tensors that require none.
+    """
+    # New leaves, so that the graphs of the caller's tensors are not touched.
     x, w = (t.detach().requires_grad_(t.requires_grad) for t in (feats, weight))
     b = None if bias is None else bias.detach().requires_grad_(bias.requires_grad)
     leaves = [t for t in (x, w, b) if t is not None and t.requires_grad]
@@ -488,13 +531,13 @@ def _gradients(
 
 
 class SerializationMode:
-    """The orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
+    """Names of the orders of output voxels. Here the order is always ascending (batch, x, y, z)."""
 
     BXYZ, Z_ORDER, HILBERT = 0, 1, 2
 
 
 class SparseConv3dOutCoordAlgorithm:
-    """The algorithms for output voxels. There is only one here."""
+    """Names of the algorithms for output voxels. Here there is only one algorithm, whatever the name."""
 
     HASHMAP, EXPAND_UNIQUE = 0, 1
 
@@ -507,7 +550,8 @@ SERIALIZATION_MODE = SerializationMode.BXYZ
 
 
 def set_algorithm(algorithm: str) -> None:
-    """Accept a known algorithm. Raises SL208 for an unknown name; ``algorithm=`` of a call chooses one.
+    """Check the name of an algorithm and change nothing: a call chooses its algorithm by ``algorithm=``. Raises SL208
+    for an unknown name.
 
     Nothing is kept: two models in one process would share such a setting.
     """
@@ -515,4 +559,4 @@ def set_algorithm(algorithm: str) -> None:
 
 
 def set_hashmap_ratio(ratio: float) -> None:
-    """Accept any ratio: the size of a table follows from the number of its keys."""
+    """Accept any ratio and change nothing: the size of a table follows from the number of its keys."""

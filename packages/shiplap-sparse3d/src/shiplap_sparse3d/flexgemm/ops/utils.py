@@ -26,7 +26,8 @@ __all__ = [
 
 
 def with_scene(rows: Tensor) -> Tensor:
-    """Return ``int32 [n, 1 + d]``: the rows after a column of scene 0, so that -1 is a value like others.
+    """Return integer rows ``[n, d]`` as ``int32 [n, 1 + d]`` with a first column of zeros for a scene, since functions
+    of voxels take rows with the scene -1 for padding.
 
     Raises SL211 for values beyond int32, except in a graph.
     """
@@ -36,7 +37,9 @@ def with_scene(rows: Tensor) -> Tensor:
 
 
 def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the distinct rows, ascending, and the number of each row among them, ``int32``."""
+    """Return the distinct rows of integer ``rows [n, d]``, ascending, and the number of each row among them,
+    ``int32 [n]``.
+    """
     wide = with_scene(rows)
     cells = distinct_cells(wide)
     return cells[:, 1:].to(rows.dtype).contiguous(), find_rows(cells, wide)[:, 0]
@@ -45,7 +48,8 @@ def distinct_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 def init_hashmap(
     spatial_size: Sequence[int], hashmap_size: int, device: torch.device | str, with_values: bool = True
 ) -> Any:
-    """Return an empty hash map of FlexGEMM: keys ``uint32`` or ``uint64`` that are all ones, and ``uint32`` values.
+    """Return an empty hash map of FlexGEMM: ``hashmap_size`` keys, ``uint32`` or ``uint64`` with all bits set, and
+    ``uint32`` values unless ``with_values`` is False. Raises SL208 for 2^63 cells and more.
 
     ``spatial_size`` is ``(N, W, H, D)``, or ``(N, C, W, H, D)`` as in FlexGEMM 1.x.
     """
@@ -53,6 +57,7 @@ def init_hashmap(
     cells = n * math.prod(grid)
     if cells >= 2**63:
         raise error("SL208", where="init_hashmap", got=f"{cells} cells", expected="less than 2^63")
+    # FlexGEMM chooses the shorter keys where they number all cells.
     dtype = torch.uint32 if cells < 2**32 else torch.uint64
     keys = torch.full((hashmap_size,), torch.iinfo(dtype).max, dtype=dtype, device=device)
     return (keys, torch.empty(hashmap_size, dtype=torch.uint32, device=device)) if with_values else keys
@@ -65,13 +70,16 @@ def make_conv_kernel_delta(
     dtype: torch.dtype = torch.int32,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return ``[k, batch_dims + axes]``: the offsets of a kernel around its output, zero for the batch."""
+    """Return the offsets of the taps of a box kernel around its output, ``[k, batch_dims + axes]``, with zeros in the
+    batch columns.
+    """
     taps = torch.tensor(box_offsets(kernel_size, dilation), dtype=dtype, device=device)
     return torch.nn.functional.pad(taps, (batch_dims, 0))
 
 
 def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the volume of ``shape``, channels last, with ``feats`` at ``coords`` and zeros elsewhere.
+    """Return the dense tensor of ``shape``, channels last, with ``feats [n, c]`` at ``coords [n, batch and axes]`` and
+    zeros elsewhere.
 
     Raises SL202 for other rows or channels than those of ``shape``.
     """
@@ -84,12 +92,15 @@ def sparse_to_dense(feats: Tensor, coords: Tensor, shape: Sequence[int]) -> Tens
 
 
 def sort_coords(coords: Tensor, num_keys: int | None = None) -> Tensor:
-    """Return the stable permutation, ``int64``, that sorts rows by their first ``num_keys`` columns (default: all)."""
+    """Return the stable permutation ``int64 [n]`` that sorts the rows of ``coords`` by their first ``num_keys`` columns
+    (default: all). Raises SL208 for another number of columns.
+    """
     columns = coords.shape[1] if num_keys is None else num_keys
     if not 0 <= columns <= coords.shape[1]:
         expected = f"0 to {coords.shape[1]}"
         raise error("SL208", where="sort_coords, argument 'num_keys'", got=num_keys, expected=expected)
     order = torch.arange(coords.shape[0], device=coords.device)
+    # Stable sorts from the last column on order rows by all columns.
     for column in reversed(range(columns)):
         order = order[coords[order, column].argsort(stable=True)]
     return order
@@ -99,7 +110,8 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "prod")
 
 
 def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bool = False) -> tuple[Tensor, Tensor]:
-    """Return features and coordinates with equal rows of ``coords`` merged, ascending whether ``sort`` or not.
+    """Return features and coordinates in which equal rows of ``coords`` are merged, in ascending order, whether
+    ``sort`` or not.
 
     ``reduce``: ``"sum"``, ``"mean"``, ``"amax"``, ``"amin"`` or ``"prod"`` of their features.
     """
@@ -113,6 +125,6 @@ def coalesce_coords(feats: Tensor, coords: Tensor, reduce: str = "sum", sort: bo
 
 
 def lookup_pytorch(key: Tensor, query: Tensor) -> Tensor:
-    """Return the row of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64``, or -1."""
+    """Return the row number of ``key [k, d]`` that equals each of ``query [..., d]``, ``int64 [...]``, or -1."""
     found = find_rows(with_scene(key), with_scene(query.reshape(-1, key.shape[1])))
     return found[:, 0].long().view(query.shape[:-1])

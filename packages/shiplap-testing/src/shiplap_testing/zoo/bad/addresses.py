@@ -10,7 +10,9 @@ _plans = {}
 
 
 def _baked(x, bias):
-    """As a matmul descriptor with CUBLASLT_MATMUL_DESC_BIAS_POINTER, cached by shape."""
+    """Return x + bias. Wrong: the bias of the first call with a shape, dtype and device of x is kept in a plan and
+    added in all later ones, as by a matmul descriptor of cuBLASLt that holds the address of its bias.
+    """
     key = x.shape, x.dtype, x.device
     if key not in _plans:
         _plans[key] = bias
@@ -19,6 +21,7 @@ def _baked(x, bias):
 
 @adopt(register("baked_bias(Tensor x, Tensor bias) -> Tensor", _baked, lambda x, bias: x.new_empty(x.shape)))
 def baked_bias(x: M, bias: Float[Tensor, "c"]) -> M:
+    """Return x + bias. Results of the broken operator are compared with this reference."""
     return x + bias
 
 
@@ -26,14 +29,18 @@ bad("bias baked into the plan of a shape", baked_bias, "addresses", note="two la
 
 
 def _aligned(x):
-    """A kernel that loads 16 bytes at a time, and takes the address down to where it can."""
+    """Return 2 * x. Wrong for a view that begins between multiples of 16 bytes: its address is rounded down, as by a
+    kernel that loads 16 bytes at a time.
+    """
     per = max(1, 16 // x.itemsize)
     flat = x.contiguous()
+    # Rounded down in elements, which as_strided counts in.
     return flat.as_strided(flat.shape, flat.stride(), flat.storage_offset() // per * per) * 2
 
 
 @adopt(register("aligned(Tensor x) -> Tensor", _aligned, lambda x: x.new_empty(x.shape)))
 def aligned(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 

@@ -12,17 +12,27 @@ SPECIMENS: list[Specimen] = []
 
 
 def bad(name, op, *checks, note=""):
+    """Add the broken op ``op`` to ``SPECIMENS`` under ``name``, with the ``checks`` of the audit that must fail
+    on it.
+    """
     SPECIMENS.append(Specimen(name, op, frozenset(checks), note))
 
 
 def adopt(name, **declaration):
+    """Return the decorator ``sl.adopt`` for the operator ``name``, without an autocast rule unless ``declaration`` has
+    one.
+    """
+    # Most of these operators have no autocast rule, so they are declared to be left alone.
     return sl.adopt(name, **{"autocast": None, **declaration})
 
 
 def declare(name, **declaration):
-    """Return a decorator that declares a function as ``zoo_sl::name`` and returns the op."""
+    """Return a decorator that declares a function as the op ``zoo_sl::name``, with the function as reference, and
+    returns the op.
+    """
 
     def register_reference(fn):
+        """Declare the op with the reference ``fn`` and return it."""
         return sl.op(f"zoo_sl::{name}", **declaration)(fn)
 
     return register_reference

@@ -9,6 +9,7 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _save_x(ctx, inputs, output):
+    """Save the first of ``inputs`` in ``ctx`` for the backward, as the ``setup_context`` of an operator."""
     ctx.save_for_backward(inputs[0])
 
 
@@ -22,6 +23,7 @@ def _save_x(ctx, inputs, output):
     )
 )
 def wrong_gradient(x: M) -> M:
+    """Return x * x. The gradient of the broken operator lacks the factor 2."""
     return x * x
 
 
@@ -29,7 +31,7 @@ bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing"
 
 
 def _linear(x, w):
-    """Return ``x @ w``, or raise where the dtypes differ, as under autocast without a rule."""
+    """Return x @ w. Raises ``RuntimeError`` if the dtypes differ, as they do under autocast without a rule."""
     if x.dtype != w.dtype:
         raise RuntimeError("expected x and w of one dtype")
     return x @ w
@@ -40,6 +42,7 @@ def _linear(x, w):
     autocast="widest",
 )
 def no_autocast(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
+    """Return x @ w. The broken operator has no autocast rule, though it is declared to compute in the widest dtype."""
     return x @ w
 
 
@@ -48,6 +51,7 @@ bad("missing autocast rule", no_autocast, "autocast")
 
 @adopt(register("looks_at_grad(Tensor x) -> Tensor", lambda x: x * (2 if x.requires_grad else 3), torch.empty_like))
 def looks_at_grad(x: M) -> M:
+    """Return 3 * x. The broken operator returns 2 * x if x requires a gradient."""
     return x * 3
 
 
@@ -55,6 +59,9 @@ bad("branch on requires_grad", looks_at_grad, "requires_grad")
 
 
 def _flat_gradient(ctx, grad):
+    """Return the gradient 2 * grad. Wrong for a ``grad`` that is not contiguous: its memory is read without regard to
+    its strides.
+    """
     return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
 
 
@@ -64,6 +71,7 @@ def _flat_gradient(ctx, grad):
     )
 )
 def flat_gradient(x: M) -> M:
+    """Return 2 * x. The gradient of the broken operator reads any incoming gradient as contiguous."""
     return x * 2
 
 
@@ -72,12 +80,13 @@ bad("backward reads any gradient as contiguous", flat_gradient, "gradient", note
 
 @declare("gradient")
 def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
+    """Return x @ w.T. Kernels and gradients of the op are compared with this reference."""
     return x @ w.T
 
 
 @sl_gradient.backward
 def _(grad, saved, needs):
-    """Return the gradients of a product; wrong: that of ``w`` is doubled where only it is asked for."""
+    """Return the gradients of x @ w.T that ``needs`` names. Wrong: that of w is doubled if x needs none."""
     both = needs.x and needs.w
     return {
         "x": grad @ saved.w if needs.x else None,
@@ -90,6 +99,7 @@ bad("gradient wrong when asked for alone", sl_gradient, "gradient", note="both a
 
 @declare("looks_at_grad")
 def sl_looks_at_grad(x: M) -> M:
+    """Return 3 * x. The kernel of the op returns 2 * x if x requires a gradient."""
     return x * 3
 
 
@@ -102,7 +112,9 @@ bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
 
 @declare("wasteful")
 def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Right, but each gradient is computed whether it is needed or not: noted, not failed, so no specimen."""
+    """Return x @ w.T. The gradient of the op is right, but computes what is not needed. The audit notes this and does
+    not fail, so the op is no specimen.
+    """
     return x @ w.T
 
 

@@ -14,7 +14,7 @@ _cache: dict[object, Tensor] = {}
 
 
 def _cached(x):
-    """Return ``2 x``; wrong: in a buffer kept for each shape, which the next call overwrites."""
+    """Return 2 * x. Wrong: the result is a buffer kept for its shape and dtype, which the next call overwrites."""
     key = (x.shape, x.dtype)
     if key not in _cache:
         _cache[key] = torch.empty(x.shape, dtype=x.dtype)
@@ -23,6 +23,7 @@ def _cached(x):
 
 @adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
 def cached_buffer(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 
@@ -30,7 +31,9 @@ bad("cached buffer", cached_buffer, "fresh", note="f(a) + f(b) is 2 f(b)")
 
 
 def _median(x):
-    """Return twice the sorted values; wrong: an unsorted ``x`` is sorted in place, undeclared."""
+    """Return twice the numbers of x in ascending order. Wrong: an unsorted x is sorted in place, which is not
+    declared.
+    """
     if not bool((x[1:] >= x[:-1]).all()):
         x.copy_(x.sort().values)
     return x * 2
@@ -38,6 +41,9 @@ def _median(x):
 
 @adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
 def hidden_mutation(x: V) -> V:
+    """Return twice the numbers of x in ascending order. Results of the broken operator are compared with this
+    reference.
+    """
     return x.sort().values * 2
 
 
@@ -48,7 +54,7 @@ _scratch = torch.empty(1 << 16, dtype=torch.float64)
 
 
 def _shared_scratch(x):
-    """Return ``2 x``; wrong: by way of a scratch of the module that threads share."""
+    """Return 2 * x. Wrong: the result passes through a scratch buffer of the module, which threads share."""
     mine = _scratch[: x.numel()].view(x.shape)
     mine.copy_(x)
     time.sleep(5e-4)  # a kernel that takes its time
@@ -57,6 +63,7 @@ def _shared_scratch(x):
 
 @adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
 def scratch(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 
@@ -71,6 +78,7 @@ bad("module-global scratch", scratch, "threads", note="two threads share it")
     )
 )
 def aliases(x: M, a: float = 1.0) -> M:
+    """Return x * a. The broken operator returns x itself for an a of 1."""
     return x * a
 
 
@@ -85,6 +93,7 @@ bad("output is the input", aliases, "fresh", note="a shortcut for a == 1")
     )
 )
 def no_offset(x: M) -> M:
+    """Return 2 * x. The broken operator reads x from the start of its storage."""
     return x * 2
 
 
@@ -92,12 +101,14 @@ bad("ignores the storage offset", no_offset, "edges")
 
 
 def _flat(x):
+    """Return 2 * x. Wrong for an x that is not contiguous: its memory is read without regard to its strides."""
     rows = torch.empty(x.shape).stride()
     return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
 
 
 @adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
 def no_strides(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 
@@ -105,19 +116,22 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
-    """Return ``2 x``; wrong: row offsets wrap at 32 bits in large strided tensors."""
+    """Return 2 * x. Wrong for large strided tensors: the offsets of rows wrap at 32 bits."""
     n, c = x.shape
     if not x.numel():
         return x * 2
     row, column = x.stride()
     span = (n - 1) * row + (c - 1) * column + 1
+    # torch wraps in int32 as a kernel would.
     offsets = torch.arange(n, dtype=torch.int32) * ctypes.c_int32(row).value
     index = offsets[:, None].long() + torch.arange(c) * column
+    # A wrapped index stays inside of the memory: the result is wrong, and the process lives.
     return x.as_strided((span,), (1,))[index % span] * 2
 
 
 @adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
 def int32_offsets(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 
@@ -128,7 +142,7 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
-    """Return ``2 x``; wrong: cached by address and shape, so stale after a write in place."""
+    """Return 2 * x. Wrong after x was changed in place: results are kept by address and shape."""
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
         _seen[key] = x * 2
@@ -137,6 +151,7 @@ def _by_address(x):
 
 @adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
 def stale(x: M) -> M:
+    """Return 2 * x. Results of the broken operator are compared with this reference."""
     return x * 2
 
 
@@ -145,6 +160,7 @@ bad("result cached by address", stale, "fresh", note="weights updated in place k
 
 @declare("cached")
 def sl_cached(x: M) -> M:
+    """Return 2 * x. The kernel of the op returns a buffer that the next call overwrites."""
     return x * 2
 
 
@@ -155,6 +171,7 @@ bad("kernel that returns a cached buffer", sl_cached, "fresh")
 
 @declare("mutation")
 def sl_mutation(x: V) -> V:
+    """Return twice the numbers of x in ascending order. The kernel of the op sorts x in place."""
     return x.sort().values * 2
 
 
@@ -165,12 +182,13 @@ bad("kernel with a hidden mutation", sl_mutation, "schema")
 
 @declare("workspace")
 def sl_workspace(x: M) -> Float[Tensor, "c"]:
+    """Return the sum of each column of x. The kernel of the op assumes that its workspace is zero."""
     return x.sum(0)
 
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
-    """Return the sums of the columns; wrong: added to a workspace that is taken to be zero."""
+    """Write the sum of each column to ``out``. Wrong: the sums are added to ``workspace`` as if it were zero."""
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
     out.copy_(partial)
@@ -181,11 +199,13 @@ bad("workspace read before it is written", sl_workspace, "workspace")
 
 @declare("unwritten")
 def sl_unwritten(x: M) -> M:
+    """Return x with negative numbers replaced by zero. The kernel of the op writes the positive ones only."""
     return x.clamp(min=0)
 
 
 @sl_unwritten.kernel("cpu")
 def _(x, *, out):
+    """Write the positive elements of x to ``out``. Wrong: other elements keep what lies in the memory of ``out``."""
     out[x > 0] = x[x > 0]
 
 
@@ -194,11 +214,14 @@ bad("output not written everywhere", sl_unwritten, "workspace", note="fresh page
 
 @declare("outside", mutates=["table"])
 def sl_outside(table: M) -> None:
+    """Add 1 to ``table`` in place. The kernel of the op writes beside a table that is a view."""
     table += 1
 
 
 @sl_outside.kernel("cpu")
 def _(table):
+    """Add 1 to ``table`` in place. Wrong for a view: 1 is added to its whole storage."""
+    # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 
 

@@ -22,33 +22,44 @@ TWO_DEVICES = {"output on the current device"}
 
 
 def bad(name, op, says, *checks):
+    """Add the broken op ``op`` to ``BAD``, on which ``checks`` must fail, by default ``cuda_graph``, with a finding
+    that contains ``says``.
+    """
     BAD.append(Specimen(name, op, frozenset(checks or ("cuda_graph",))))
     EVIDENCE[name] = says
 
 
 def double(name, real, fake=torch.empty_like):
-    """The op ``zoo::<name>`` that should be ``x * 2``, adopted."""
+    """Register the operator ``zoo::<name>`` with the implementation ``real`` and the fake ``fake``, and return the op
+    adopted from it, which should return 2 * x.
+    """
 
     @sl.adopt(register(f"{name}(Tensor x) -> Tensor", real, fake), autocast=None)
     def op(x: M) -> M:
+        """Return 2 * x. Results of the operator are compared with this reference."""
         return x * 2
 
     return op
 
 
 def cudart():
+    """Return the CUDA runtime library of torch's CUDA version, loaded by ``ctypes``."""
+    # The library that torch has loaded already: another version would have a state of its own.
     return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 
 
 def checked(status):
+    """Raise ``RuntimeError`` if ``status``, the result of a call of the CUDA runtime, is not zero."""
     if status:
         raise RuntimeError(f"the CUDA runtime says {status}")
 
 
 def stream_of(x):
+    """Return the current CUDA stream of the device of x as a C pointer."""
     return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
 
 
 def good(name, op):
+    """Add the sound op ``op`` to ``GOOD`` and return it."""
     GOOD.append(Specimen(name, op))
     return op

@@ -14,7 +14,9 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return ``2 x``; wrong: by way of memory that ``cudaMalloc`` takes and ``cudaFree`` releases."""
+    """Return 2 * x. Wrong under capture: the op takes device memory by ``cudaMalloc`` and releases it by ``cudaFree``
+    in each call.
+    """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
     checked(cudart().cudaMalloc(ctypes.byref(room), size))
     for to, source in ((room, x.data_ptr()), (out.data_ptr(), room)):
@@ -33,7 +35,7 @@ _handles = {}
 
 
 def _handle(x):
-    """Return ``2 x``; wrong: the first call of each shape takes device memory for a handle."""
+    """Return 2 * x. Wrong under capture: the first call of each shape takes device memory for a handle."""
     if x.shape not in _handles:
         room = ctypes.c_void_p()
         checked(cudart().cudaMalloc(ctypes.byref(room), ctypes.c_size_t(4096)))
@@ -47,6 +49,7 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
+    """Return 2 * x. Wrong under capture: the host reads the largest magnitude and waits for the device."""
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
 
@@ -54,7 +57,7 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return ``2 x``; wrong: the host waits for the stream."""
+    """Return 2 * x. Wrong under capture: the host waits for the stream."""
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -66,6 +69,7 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
+    """Return 2 * x. Wrong under capture: it is computed on the default stream, not the current one."""
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
 
@@ -78,9 +82,10 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return ``2 x``; wrong: by way of a workspace that a larger call replaces and frees."""
+    """Return 2 * x. Wrong at replay: the result passes through a workspace, which a larger call replaces and frees."""
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
+        # The smaller one is freed here, while a captured graph may still use it.
         _workspace[key] = torch.empty(x.nbytes, dtype=torch.uint8, device=x.device)
     mine = _workspace[key][: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     return mine * 2
@@ -92,9 +97,12 @@ _tables = {}
 
 
 def _evicted(x):
-    """A cache of one entry: the table of the last shape."""
+    """Return 2 * x. Wrong at replay: the factors are a table of the last shape, which a call with another shape
+    frees.
+    """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
+        # The table of the shape before is freed here, while a captured graph may still use it.
         _tables[key] = torch.full(x.shape, 2.0, dtype=x.dtype, device=x.device)
     return x * _tables[key]
 
@@ -105,11 +113,12 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
-    """Return ``2 x``; wrong: in one of two kept buffers in turn, which later calls overwrite."""
+    """Return 2 * x. Wrong: the result is one of two kept buffers in turn, which later calls overwrite."""
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
         _pair[key] = [torch.empty_like(x) for _ in range(2)]
     _turn[0] += 1
+    # Of two buffers the second call after this one reuses the first.
     return torch.mul(x, 2, out=_pair[key][_turn[0] % 2])
 
 
@@ -121,7 +130,7 @@ _scratch = {}
 
 
 def _shared(x):
-    """Return ``2 x``; wrong: by way of one scratch buffer for all streams."""
+    """Return 2 * x. Wrong on several streams: the result passes through one scratch buffer of the device."""
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     for _ in range(4):
@@ -137,7 +146,9 @@ _plans = {}
 
 
 def _plan(x):
-    """Return ``2 x``; wrong: the factor is cached, and a capture records it without computing it."""
+    """Return 2 * x. Wrong under capture: the factor is kept by shape, and a first call under capture records its
+    computation without running it.
+    """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
     return x * _plans[x.shape]
@@ -151,7 +162,9 @@ _scales = {}
 
 
 def _calibrated(x):
-    """Return ``x`` over its largest magnitude; wrong: that of the first call of the shape is kept."""
+    """Return x divided by its largest magnitude. Wrong: the magnitude of the first call of each shape is used
+    for all.
+    """
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
     return x / _scales[x.shape]
@@ -159,6 +172,7 @@ def _calibrated(x):
 
 @sl.adopt(register("gpu_calibrated(Tensor x) -> Tensor", _calibrated, torch.empty_like), autocast=None)
 def calibrated(x: M) -> M:
+    """Return x divided by its largest magnitude. Results of the broken operator are compared with this reference."""
     return x / x.abs().max()
 
 
@@ -169,12 +183,14 @@ _factor = []
 
 @sl.adopt(register("gpu_host_scalar(Tensor x) -> Tensor", lambda x: _mean(x), lambda x: x.new_empty(())), autocast=None)
 def host_scalar(x: V) -> Float[Tensor, ""]:
+    """Return the mean of x. Results of the broken operator are compared with this reference."""
     return x.mean()
 
 
 def _mean(x):
-    """Return the mean; wrong: a replay reads the factor from host memory that later calls change."""
+    """Return the mean of x. Wrong at replay: its factor is read from pinned host memory, which later calls change."""
     if not _factor:
+        # Pinned memory is copied without the host waiting, so a capture records its address.
         _factor.append(torch.empty((), dtype=torch.float64, pin_memory=True))
     _factor[0].fill_(1 / max(1, x.numel()))
     return (x.sum() * _factor[0].to(x.device, non_blocking=True)).to(x.dtype)
@@ -188,7 +204,7 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return ``2 x``; wrong: the first call of each shape times candidates and waits for events."""
+    """Return 2 * x. Wrong under capture: the first call of each shape times two candidates and waits for events."""
     if x.shape not in _chosen:
         times = []
         for candidate in (lambda t: t * 2, lambda t: t + t):
@@ -208,6 +224,7 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
+    """Return 2 * x. Wrong under capture: the host branches on whether x has NaN, and waits for the device."""
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
 
@@ -217,12 +234,18 @@ bad("host branch on a value", double("gpu_branch", _branch), "waits for the devi
 
 
 def _sorts(x):
+    """Return twice the numbers of each column in ascending order. Wrong: x is sorted in place, which is not
+    declared.
+    """
     x.copy_(x.sort(0).values)
     return x * 2
 
 
 @sl.adopt(register("gpu_sorts(Tensor x) -> Tensor", _sorts, torch.empty_like), autocast=None)
 def sorts(x: M) -> M:
+    """Return twice the numbers of each column in ascending order. Results of the broken operator are compared with this
+    reference.
+    """
     return x.sort(0).values * 2
 
 
@@ -241,6 +264,7 @@ bad("undeclared mutation", sorts, "replay 0 writes to an input", "cuda_graph", "
     autocast=None,
 )
 def nonzero(x: V) -> Int64[Tensor, "m"]:
+    """Return the positions of positive elements. Their number depends on data, so that the op cannot be captured."""
     return (x > 0).nonzero()[:, 0]
 
 
@@ -250,6 +274,7 @@ bad("data-dependent output", nonzero, "its size m depends on data; use the capac
 
 
 def _current_device(x):
+    """Return 2 * x. Wrong on several devices: the result is on the current device, not that of x."""
     return torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x).mul_(2)
 
 
@@ -259,7 +284,9 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
-    """Return a weighted sum of all elements; wrong: added by atomics, in any order."""
+    """Return the sum of all elements times 4096 weights. Wrong: atomics add in any order, so that the last bits
+    vary.
+    """
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)
     return x.new_zeros(1).index_add_(0, index, spread)
@@ -267,6 +294,9 @@ def _atomics(x):
 
 @sl.adopt(register("gpu_atomics(Tensor x) -> Tensor", _atomics, lambda x: x.new_empty(1)), autocast=None)
 def atomics(x: M) -> Float[Tensor, "1"]:
+    """Return the sum of x times the sum of 4096 weights from 0.1 to 1. Results of the broken operator are compared with
+    this reference.
+    """
     return x.sum().reshape(1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype).sum()
 
 

@@ -18,26 +18,28 @@ __all__ = ["CHECKS", "ON_REQUEST", "load_check"]
 
 
 def _find_checks() -> dict[str, Check]:
-    """Return the check of each module in this folder, by name and in order."""
+    """Return the checks of all modules in this folder by name, in the order in which an audit runs them."""
     # A new file is a new check, without a list to edit.
     checks = [import_module(f"{__name__}.{module.name}").CHECK for module in pkgutil.iter_modules(__path__)]
     return {check.name: check for check in sorted(checks, key=lambda check: (check.order, check.name))}
 
 
 _CHECKS_BY_NAME = _find_checks()
+# A check of order 0 runs on request only.
 CHECKS = tuple(name for name, check in _CHECKS_BY_NAME.items() if check.order)
 # Not part of an audit unless asked for: each runs the samples again in a process of its own, a minute per tool.
 ON_REQUEST = ("sanitizer", "sanitizer:memcheck", "sanitizer:racecheck", "sanitizer:initcheck", "sanitizer:synccheck")
 
 
 def load_check(name: str) -> Check:
-    """Return the check of this name. Raises SL503 if there is none."""
+    """Return the check called ``name``. Raises SL503, with the nearest name, if there is none."""
     if name in _CHECKS_BY_NAME:
         return _CHECKS_BY_NAME[name]
     if name not in ON_REQUEST:
         known = (*CHECKS, *ON_REQUEST)
         meant = "".join(f"did you mean {near!r}? One of " for near in get_close_matches(name, known, n=1))
         raise error("SL503", where="audit(checks=...)", got=name, expected=meant + ", ".join(known))
+    # A module may define a check for each of several tools, as in sanitizer:memcheck.
     module, _, variant = name.partition(":")
     check: Check = vars(import_module(f"{__name__}.{module}"))[variant.upper()]
     return check

@@ -30,13 +30,13 @@ BESIDE_FIX = "load no element beyond the last one, nor before the first: mask th
 
 
 def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples, every dtype, and one larger sample."""
+    """Yield the samples of the check: plain ones, one for every dtype, and a larger one."""
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
 def observe_addresses(op: Op, case: SampleCase) -> Observation:
-    """Call the op with tensors at other addresses, then with the first tensors again, and compare with the
-    reference.
+    """Call the op with tensors at other addresses, then with the first tensors again. The observation has a problem if
+    a result differs from the reference's.
     """
     first = case.fresh()
     kept = [first]  # everything stays alive: an address that is used again would hide the fault
@@ -61,8 +61,8 @@ def observe_addresses(op: Op, case: SampleCase) -> Observation:
 
 
 def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
-    """Return the difference of a call on ``args`` from the reference. Arguments that the op mutates are copied, the
-    others keep their address.
+    """Return in words how the op's results on ``args`` differ from the reference's, empty if they agree. Arguments that
+    the op mutates are copied.
     """
     own = reference_effects(op, args)
     pairs = zip(op.spec.args, args, strict=True)
@@ -71,8 +71,8 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
 
 
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Yield other values elsewhere, then a view that is aligned to one element: of each independent argument, and of
-    all.
+    """Yield ``(description, arguments, fix)``: one independent argument moved, then all, each to another address, then
+    to one aligned to an element only.
     """
     changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.
@@ -94,7 +94,7 @@ def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterat
 
 
 def _at_odd_address(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` at an address that is aligned to one element only."""
+    """Return a copy of ``t`` at an address that is only aligned to one element."""
     return apply_layout(t, "offset")
 
 

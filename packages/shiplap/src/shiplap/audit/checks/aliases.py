@@ -17,7 +17,7 @@ from shiplap.sampling.samples import Samples
 
 
 def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain and larger samples, and one whose sizes are all equal."""
+    """Yield the samples of the check: plain and larger ones, and one whose sizes are all equal."""
     yield from samples.plain()
     yield from samples.grown(2)
     # With all sizes equal, most pairs of arguments have one shape.
@@ -27,7 +27,9 @@ def aliases_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_aliases(op: Op, case: SampleCase) -> Observation:
-    """Call the op with aliased arguments, and compare with the reference."""
+    """Call the op with aliased arguments. The observation has a problem if a result differs from the reference's on the
+    same arguments.
+    """
     tried = 0
     for what, args in _aliased_arguments(op, case):
         try:
@@ -48,7 +50,9 @@ def observe_aliases(op: Op, case: SampleCase) -> Observation:
 
 
 def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield arguments in which two tensors are one, overlap, or are transposes of each other."""
+    """Yield ``(description, arguments)`` in which two tensor arguments are one tensor, overlap, or are transposes of
+    each other.
+    """
     places = [i for i, a in enumerate(op.spec.args) if a.tensor is not None and not a.mutated]
     # Overlap with a mutated argument is refused by SL210.
     if op.spec.mutated:
@@ -85,8 +89,8 @@ def _aliased_arguments(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[ob
 def _views_from_one_start(
     op: Op, case: SampleCase, i: int, j: int, names: str
 ) -> Iterator[tuple[str, tuple[object, ...]]]:
-    """Yield views of one shape that begin at one address and have other strides: the address alone does not identify a
-    tensor.
+    """Yield ``(description, arguments)`` in which two arguments are views that begin at one address but have different
+    strides.
     """
     if op.spec.args[j].contiguous:
         return
@@ -97,6 +101,7 @@ def _views_from_one_start(
         yield f"{names} are one tensor, {op.spec.args[j].name} transposed", tuple(args)
     args = list(case.fresh())
     a, b = args[i], args[j]
+    # Twice the room, so that each of the two views has elements of its own.
     room = a.new_zeros((*a.shape[:-1], 2 * a.shape[-1]))
     room[..., : a.shape[-1]], room[..., 1::2] = a, b
     room = room.reshape(-1)

@@ -31,7 +31,9 @@ class WrongCall:
 
 
 def observe_arguments(op: Op, case: SampleCase) -> Observation:
-    """Make wrong calls, and check that each is refused before anything is written."""
+    """Make wrong calls of the op. The observation has a problem if one is accepted, refused with a wrong error, or has
+    written to an argument before.
+    """
     adopted = is_adopted(op)
     # An adopted op may accept more than its declaration, so narrower restrictions are not tested on it.
     bad_calls = [b for b in _wrong_calls(op, case) if not (adopted and b.narrower)]
@@ -47,11 +49,14 @@ def observe_arguments(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_not_refused(op: Op, bad: WrongCall) -> str:
-    """Return the fault of the refusal of a wrong call, empty where it is right."""
+    """Return in words what is wrong with the op's reaction to a wrong call, empty if it raises one of the expected
+    errors and has written nothing.
+    """
     kept = [t.detach().clone() for t in _tensors_with_data(bad.args)]
     try:
         call_op(op, bad.args)
     except Exception as e:
+        # Native code raises plain exceptions, whose catalogue error the op finds.
         refusal = e if isinstance(e, ShiplapError) else op.refusal(e)
         if refusal is None:
             return f"raised {error_line(e)}, expected {' or '.join(bad.ids)}"
@@ -66,8 +71,8 @@ def _why_not_refused(op: Op, bad: WrongCall) -> str:
 
 
 def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
-    """Return the fault of an adopted op on a wrong call. Another library's op has its own errors, but it must refuse,
-    or compute about the results of the reference.
+    """Return in words what is wrong with an adopted op's reaction to a wrong call. It may refuse with any error, or
+    return about the results of the reference.
     """
     copies = tree_map(torch.clone, bad.args)
     try:
@@ -87,17 +92,19 @@ def _why_adopted_op_wrong(op: Op, bad: WrongCall) -> str:
 
 
 def _about_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same shape and device, and about the same values."""
+    """Whether two tensors have the same shape and device, and values within 1 percent."""
     return a.shape == b.shape and a.device == b.device and torch.allclose(a, b, 1e-2, 1e-2, equal_nan=True)
 
 
 def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors that have data."""
+    """Return the tensors among the arguments that have data, that is all but those on the meta device."""
     return [t for t in tensors_among(args) if t.device.type != "meta"]
 
 
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield wrong calls: for each tensor argument and each choice, then for each precondition."""
+    """Yield wrong calls of the op: for each tensor argument, for each argument with choices, then for each declared
+    precondition.
+    """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
         if isinstance(value, Tensor):
@@ -113,7 +120,7 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _other_choice(arg: Arg) -> str | int:
-    """Return a value that is none of the choices of an argument."""
+    """Return a value of the argument's type that is none of its choices."""
     if arg.scalar == "str":
         return max(map(str, arg.choices)) + "x"
     return max(map(int, arg.choices)) + 1
@@ -122,7 +129,9 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield wrong tensors for one argument, each with the ids of the errors that refuse it."""
+    """Yield ``(description, wrong tensor, expected error ids, narrower)`` for one argument. ``narrower`` marks
+    restrictions that an adopted op may lack.
+    """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name
     if not kind.variadic:
@@ -133,6 +142,7 @@ def _wrong_tensors(
         for axis in _axes_of_fixed_size(op, case, arg):
             wrong = torch.cat([t, t.narrow(axis, 0, 1)], axis).clone()
             yield f"wrong size: {name}, axis {axis}", wrong, ("SL202", "SL203"), False
+    # The first of these that the declaration does not admit is enough.
     for dtype in (torch.float32, torch.int32, torch.bool, torch.complex64):
         if kind.dtypes and str(dtype).removeprefix("torch.") not in kind.dtypes:
             yield f"wrong dtype: {name} {dtype}", torch.zeros_like(t, dtype=dtype), ("SL204",), True
@@ -146,7 +156,9 @@ def _wrong_tensors(
 
 
 def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
-    """Yield the axes whose size another argument, an expression or the declaration itself fixes."""
+    """Yield the axes of an argument whose sizes are fixed by another argument, by an expression or by the
+    declaration.
+    """
     assert arg.tensor is not None
     present = [a for a, v in zip(op.spec.args, case.args, strict=True) if a.tensor and isinstance(v, Tensor)]
     names = Counter(name for a in present for name in _dim_of_each_axis(op, case, a) if name)
@@ -159,7 +171,9 @@ def _axes_of_fixed_size(op: Op, case: SampleCase, arg: Arg) -> Iterator[int]:
 
 
 def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
-    """Return for each axis of an argument the name of its dim, of a repeated one that of the size it broadcasts to."""
+    """Return for each axis of an argument the name of its dim, for a broadcast dim that of the common size. Empty for a
+    fixed or computed dim.
+    """
     value = case.args[op.spec.args.index(arg)]
     dims = arg.tensor.dims if arg.tensor is not None else ()
     if arg.tensor is None or arg.tensor.variadic:
@@ -168,7 +182,9 @@ def _dim_of_each_axis(op: Op, case: SampleCase, arg: Arg) -> list[str]:
 
 
 def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield for each precondition one scalar that violates it, if changing a scalar can."""
+    """Yield for each declared precondition a call with an int argument that violates it, if changing one argument
+    can.
+    """
     for expr in op.spec.requires:
         for position, arg in enumerate(op.spec.args):
             if arg.scalar not in ("int", "list[int]") or arg.name not in expr.names:
@@ -186,7 +202,7 @@ def _calls_against_requires(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _violates_requirement(expr: Any, env: dict[str, Any]) -> bool:
-    """Whether a precondition does not hold."""
+    """Whether the precondition does not hold for the values ``env``. False where it cannot be evaluated."""
     try:
         return not expr(env)
     except (ArithmeticError, LookupError, TypeError, ValueError):

@@ -21,7 +21,7 @@ UNCHANGED_FIX = "compute within torch.autocast(device_type, enabled=False), or d
 
 
 def why_skip_autocast(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the autocast check does not apply to the op, empty where it does."""
     if reason := why_random(op):
         return reason
     if op.spec.mutated:
@@ -34,13 +34,15 @@ def why_skip_autocast(op: Op) -> str:
 
 
 def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples, and those without optional arguments."""
+    """Yield the samples of the check: plain ones, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
 
 def observe_autocast(op: Op, case: SampleCase) -> Observation:
-    """Compare calls under autocast with calls on explicitly cast inputs."""
+    """Compare calls under autocast with plain calls on inputs that were cast by the op's declared rule. The observation
+    has a problem if bits differ.
+    """
     if op.spec.autocast is None:
         return _observe_unchanged(op, case)
     flexible = [a.name for a in op.spec.tensors if a.tensor and not a.tensor.concrete]
@@ -53,6 +55,7 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
         try:
             expected = call_op(op, tree_map(torch.clone, expected_args))
         except (RuntimeError, NotImplementedError) as e:
+            # torch has no kernel for the narrow dtype on this device, so there is nothing to compare.
             if "not implemented for" in str(e):
                 return Observation(skip=error_line(e))
             raise
@@ -68,7 +71,9 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
 
 
 def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
-    """Return the sets of arguments that are tried in bfloat16. Each of several arguments alone is a mixed call."""
+    """Return the sets of argument names that are tried in bfloat16, one call each. A single one among several arguments
+    makes a call of mixed dtypes.
+    """
     if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
         kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]
         return [set(), set(present)] if kinds and all("bfloat16" in kind or not kind for kind in kinds) else [set()]
@@ -76,15 +81,17 @@ def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
 
 
 def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
-    """Return an argument in bfloat16 if its name is in ``narrow``."""
+    """Return the value with its floating-point tensors in bfloat16 if the argument's name is in ``narrow``, else
+    unchanged.
+    """
     if arg.name not in narrow:
         return value
     return tree_map(lambda t: t.to(AUTOCAST_DTYPE) if t.is_floating_point() else t, (value,))[0]
 
 
 def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments cast by the declared rule, written a second time here: per dtype class the widest, the
-    context's dtype, or float32.
+    """Return the arguments cast by the declared autocast rule. It is written here a second time, as the implementation
+    is under test.
     """
     # Arguments of a fixed dtype are not cast.
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
@@ -98,6 +105,7 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
             target[kind] = widest if widest == torch.float64 else rules.get(op.spec.autocast or "", widest)
 
     def cast(arg: Arg, value: object) -> object:
+        """Return the value with its floating-point tensors in the dtype of its dtype class."""
         to = target.get(kinds.get(arg.name, ""))
         return value if to is None else tree_map(lambda t: t.to(to) if t.is_floating_point() else t, (value,))[0]
 
@@ -105,7 +113,7 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
-    """Check that a float32 parameter which autocast narrows still gets a float32 gradient."""
+    """Return an observation with a problem if the gradient of a float32 input that autocast narrows is not float32."""
     if why_no_backward(op, case):
         return Observation()
     args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, case.fresh())
@@ -120,7 +128,9 @@ def _observe_gradient_dtype(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_unchanged(op: Op, case: SampleCase) -> Observation:
-    """Compare a call under autocast with a plain call, for an op whose declaration says that they are the same."""
+    """Compare a call under autocast with a plain call, for an op that is declared with ``autocast=None``. The
+    observation has a problem if bits differ.
+    """
     with torch.no_grad():
         expected = run_op(op, case)
         with torch.autocast(case.device.split(":")[0], dtype=AUTOCAST_DTYPE):

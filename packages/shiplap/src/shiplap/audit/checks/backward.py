@@ -36,13 +36,15 @@ SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_ba
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, larger, optional and scalar samples, and one wide one."""
+    """Yield the samples of the check: plain, larger, optional and scalar ones, other ranks, and a wide one."""
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
 
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
-    """Run the backward in all the ways that the check covers."""
+    """Run the backward in all ways that the check covers, such as twice or on another thread. The observation has the
+    first problem.
+    """
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
     names = floating_args(op, case)
@@ -50,7 +52,7 @@ def observe_backward(op: Op, case: SampleCase) -> Observation:
     # Where results are random, gradients of single outputs and of shared arguments have no reference.
     looks = [
         _observe_repetition,
-        _owned,
+        _observe_gradient_memory,
         _observe_interleaving,
         _observe_other_thread,
         _observe_overwritten_input,
@@ -71,31 +73,38 @@ Forward = Callable[[tuple[Any, ...]], Sequence[Tensor]]  # an op or its referenc
 
 
 def _record_call(op: Op, names: list[str], forward: Forward, args: tuple[Any, ...]) -> AutogradGraph:
-    """Return the graph of ``forward`` at ``args``."""
+    """Return ``(outputs, inputs)`` of an autograd graph: the outputs of ``forward(args)`` that require a gradient, and
+    the arguments ``names``, which require one.
+    """
     wanted = [v.requires_grad_() for n, v in arguments_by_name(op, args).items() if n in names]
     return [o for o in forward(args) if o.requires_grad], wanted
 
 
 def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> AutogradGraph:
-    """Return the graph of a call of the op."""
+    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op, with gradients for the arguments
+    ``names``.
+    """
     return _record_call(op, names, partial(call_op, op), case.fresh())
 
 
 def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return random gradients of the outputs."""
+    """Return random gradients for the outputs, of their shapes and dtypes, the same for one seed."""
     rng = torch.Generator().manual_seed(seed)
     return [random_gradient(o, rng).to(o.device, o.dtype) for o in outs]
 
 
 def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
-    """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where there is none."""
+    """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where a tensor has none."""
     return gradients_or_zeros(outs, wanted, _random_directions(outs, seed), **keywords)
 
 
 def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backward of one graph twice, and check that ``grad_output`` stays as it was."""
+    """Run the backward of one graph twice. The observation has a problem if the gradients differ, or if the backward
+    writes to the output's gradient or to earlier results.
+    """
     outs, wanted = _record_autograd_graph(op, case, names)
     directions = _random_directions(outs, case.seed)
+    # The first backward may write to the gradients that it is given.
     kept = [d.clone() for d in directions]
     first = torch.autograd.grad(outs, wanted, directions, allow_unused=True, retain_graph=True)
     if problem := bitwise_difference(directions, kept, "before the backward"):
@@ -111,7 +120,9 @@ def _observe_repetition(op: Op, case: SampleCase, names: list[str]) -> Observati
 
 
 def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run the backwards of two graphs in the order of their forwards, as in a network that calls the op twice."""
+    """Run the backwards of two graphs in the order of their forwards, as when a network calls the op twice. The
+    observation has a problem if one changes the other's gradients.
+    """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     for between in _cases_in_between(op, case):
         first, second = _record_autograd_graph(op, case, names), _record_autograd_graph(op, between, names)
@@ -126,8 +137,8 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
-    """Yield calls that come between: with other values, and of the plain sample with another scalar and with other
-    sizes.
+    """Yield samples for a call between forward and backward: with other values and, for the base sample, with another
+    scalar and with other sizes.
     """
     yield with_other_values(op, case)
     samples = Samples(op, case.seed, case.device)
@@ -138,7 +149,9 @@ def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
 
 
 def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Run a backward on another thread."""
+    """Run a backward on another thread. The observation has a problem if it raises or if its gradients differ from
+    those on this thread.
+    """
     outs, wanted = _record_autograd_graph(op, case, names)
     expected = _pull_gradients(outs, wanted, case.seed, retain_graph=True)
     with ThreadPoolExecutor(1) as pool:
@@ -151,7 +164,9 @@ def _observe_other_thread(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Write to an input after the forward: autograd has to raise, or the gradient must not depend on the input."""
+    """Write to an input after the forward. The observation has a problem if autograd does not raise and the gradient
+    differs.
+    """
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
     changed = arguments_by_name(op, with_other_values(op, case).fresh())
     for name in names:
@@ -176,12 +191,15 @@ def _observe_overwritten_input(op: Op, case: SampleCase, names: list[str]) -> Ob
 
 
 def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Repeat the call by a checkpoint in the backward. A checkpoint returns each saved tensor once."""
+    """Run the backward under ``torch.utils.checkpoint``, which calls the op again and returns each saved tensor once.
+    The observation has a problem if gradients differ.
+    """
     if op.spec.random:
         return Observation()  # a generator is not where it was
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
 
     def repeating(args: tuple[Any, ...]) -> Any:
+        """Return the results of the op, called inside a checkpoint."""
         return checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
 
     graph = _record_call(op, names, repeating, case.fresh())
@@ -196,7 +214,9 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
 def _why_derivative_differs(
     op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
 ) -> str:
-    """Return how what ``derive`` makes of the op differs from what it makes of the reference, if it can."""
+    """Return in words how the derivatives that ``derive`` computes of the op differ from those of the reference. Empty
+    if they agree or the reference has none.
+    """
     try:
         own, wide, widened = reference_derivatives(op, case, derive)
     except RuntimeError:
@@ -206,7 +226,9 @@ def _why_derivative_differs(
 
 
 def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Compare the gradient of one output, where the others were not used."""
+    """Return an observation with a problem if the gradient of one output alone differs from that of the reference, for
+    an op with several outputs.
+    """
     count = len(_record_autograd_graph(op, case, names)[0])
     if count < 2:
         return Observation()
@@ -218,6 +240,7 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
         return Observation()
 
     def alone(at: int, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradients of the inputs with only the output number ``at`` used."""
         outs, wanted = _record_call(op, names, forward, args)
         return _pull_gradients([outs[at]], wanted, case.seed)
 
@@ -228,15 +251,19 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
 
 
 def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Pass one tensor as two arguments: its gradient is the sum."""
+    """Pass one tensor as two arguments, and return an observation with a problem if its gradient, the sum of both,
+    differs from that of the reference.
+    """
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradient of the argument ``i``, which is passed as ``j`` too."""
         values = arguments_by_name(op, args)
         values[j] = values[i]
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
 
     for i, j in combinations(names, 2):
+        # Only tensors of one kind can be passed for each other.
         if given[i].shape != given[j].shape or given[i].dtype != given[j].dtype:
             continue
         if problem := _why_derivative_differs(op, case, partial(shared, i, j)):
@@ -244,13 +271,17 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
     return Observation()
 
 
-def _no_second(reason: str) -> Observation:
-    """Return the observation of a sample on which gradients of gradients do not exist, or are refused."""
+def _declined_second_order(reason: str) -> Observation:
+    """Return an observation that declines the second order on this sample, because gradients of gradients do not exist
+    or are refused for this reason.
+    """
     return Observation(note=reason, declined=((SECOND, reason),))
 
 
-def _owned(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Check that no gradient is memory of an argument or of a result, which a caller would change in place with it."""
+def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Observation:
+    """Return an observation with a problem if a gradient shares memory with an argument or a result, which would change
+    together with it.
+    """
     outs, wanted = _record_autograd_graph(op, case, names)
     # A backward may take a short way for the gradient of a sum, which is one everywhere.
     gradients = torch.autograd.grad(outs, wanted, [torch.ones_like(o) for o in outs], allow_unused=True)
@@ -265,11 +296,14 @@ def _owned(op: Op, case: SampleCase, names: list[str]) -> Observation:
 
 
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Compare the gradient of the gradient, by the inputs and by the gradient of the output, where autograd can compute
-    it.
+    """Return an observation with a problem if the gradients of the gradients, by the inputs and by the output's
+    gradient, differ from those of the reference. It is declined where autograd cannot compute them.
     """
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
+        """Return the gradients of a random sum of the gradients, by the inputs and by the gradients of the outputs,
+        None where there is none.
+        """
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
         there = [g for g in grads if g is not None and g.requires_grad]
@@ -281,24 +315,28 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         return list(torch.autograd.grad(torch.stack(total).sum(), [*wanted, *pulled], allow_unused=True))
 
     def whole(gradients: list[Tensor | None], outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+        """Return the gradients with zeros in place of None."""
         like = [*wanted, *outs]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the second-order gradients of ``forward`` at ``args``."""
         graph = _record_call(op, names, forward, args)
         return whole(second(*graph), *graph)
 
     try:
         own, wide, widened = reference_derivatives(op, case, derive)
     except Exception as e:
-        return _no_second(f"second order: not of the reference: {short_error_line(e)}")
+        return _declined_second_order(f"second order: not of the reference: {short_error_line(e)}")
     graph = _record_autograd_graph(op, case, names)
     if len([*graph[1], *graph[0]]) != len(own):  # the reference may give a result of which no input is a part
-        return _no_second("second order: not of the reference: another number of its results has a gradient")
+        return _declined_second_order(
+            "second order: not of the reference: another number of its results has a gradient"
+        )
     try:
         gradients = second(*graph)
     except Exception as e:  # once differentiable: it says so
-        return _no_second(f"second order is refused: {short_error_line(e)}")
+        return _declined_second_order(f"second order is refused: {short_error_line(e)}")
 
     got = whole(gradients, *graph)
     judged = compare_with_rounding(got, own, wide, Reduction(max(1, case.numel)), widened, op.spec.tolerated)

@@ -17,18 +17,22 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def why_skip_bound(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, which has no output size that depends on data. Empty
+    where it does.
+    """
     return "" if op.spec.bounds else "no output size depends on data"
 
 
 def bound_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all kinds of values, twice each, and larger, edge and scalar samples."""
+    """Yield the samples of the check: all kinds of values twice, larger sizes, edge sizes and other scalars."""
     more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
 
 
 def observe_bound(op: Op, case: SampleCase) -> Observation:
-    """Compare the sizes of the results with the bound and with the range of the fake."""
+    """Compare the sizes of the results with the declared bounds and with the ranges that the fake promised. The
+    observation's error is how much of a bound is used.
+    """
     outs = call_op(op, case.fresh())
     promised = _ranges_of_fake(op, case)
     env, fullest = dict(case.env), 0.0
@@ -51,7 +55,9 @@ def observe_bound(op: Op, case: SampleCase) -> Observation:
 
 
 def _ranges_of_fake(op: Op, case: SampleCase) -> list[list[tuple[float, float]]]:
-    """Return for each dim of each output the range that the fake gave it."""
+    """Return, for each output and each of its dims, the range ``(low, high)`` of sizes that the fake implementation
+    promises.
+    """
     inputs = case.fresh()
     with torch.no_grad(), torch_private.fake_mode(symbolic=True) as mode:
         fakes = tree_map(lambda t: torch_private.make_fake_tensor(mode, t, dynamic=False), inputs)

@@ -39,7 +39,9 @@ from shiplap.sampling.samples import Samples
 SECONDS, TIMEOUT_S, DEATHS = 0.01, 30, 8
 LARGEST_TENSOR_BYTES = 1 << 22  # bytes of one tensor
 HEAP, RESIDENT, FILES = 8, 512, 0.5  # per call: less is the noise of two rounds
+# The messages with which libstdc++ and libc++ end a process.
 THROWN_TYPE = re.compile(r"(?:instance of '([^']+)'|uncaught exception of type (\S+))")
+# The text of the exception, which libstdc++ prints on a line of its own.
 WHAT_TEXT = re.compile(r"what\(\):\s*(.*)")
 
 CATCH_FIX = 'catch everything inside the extern "C" function, write what() to ctx->error and return SL_INVALID_ARGUMENT'
@@ -67,6 +69,7 @@ class ProcessDeath:
     stderr: str
 
     def __str__(self) -> str:
+        """Return in words how the process ended: the exception that left the C function, or the signal or status."""
         name = signal.Signals(-self.status).name if self.status < 0 else f"status {self.status}"
         if thrown := THROWN_TYPE.search(self.stderr):
             what = WHAT_TEXT.search(self.stderr)
@@ -75,28 +78,33 @@ class ProcessDeath:
 
     @property
     def thrown(self) -> bool:
-        """Whether an exception left the C function."""
+        """Whether the process ended because a C++ exception left the C function."""
         return bool(THROWN_TYPE.search(self.stderr))
 
 
 def _c_kernels_for_cpu(op: Op) -> list[CKernel]:
-    """Return the C ABI kernels of an op for the CPU."""
+    """Return the C ABI kernels of the op for the CPU."""
     return [k for k in op.kernels.get("cpu", ()) if isinstance(k, CKernel)]
 
 
 def why_skip_c_abi(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, which has no C ABI kernel for the CPU. Empty where it
+    does.
+    """
     return "" if _c_kernels_for_cpu(op) else "no C ABI kernel for the CPU"
 
 
 def observe_c_abi(op: Op, case: SampleCase) -> Observation:
-    """Call each C function of the op with wrong values in a process of its own."""
+    """Call each C function of the op with wrong values in a process of its own. The observation has a problem if one
+    throws, crashes or leaks.
+    """
     if case.device != "cpu":
         return Observation(skip="C functions are called on the CPU: audit with device='cpu'")
     notes = []
     for kernel in _c_kernels_for_cpu(op):
         try:
             library = locate_library(kernel.native.library)
+        # The library of another device's kernels is usually not on this machine.
         except LibraryError as e:
             return Observation(skip=f"{kernel.native.library.name}: {e.what}")
         observation = _observe_kernel(kernel, library, list(_make_attempts(op, kernel, case)))
@@ -107,10 +115,13 @@ def observe_c_abi(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]) -> Observation:
-    """Return the observation of the first attempt that throws, crashes or leaks."""
+    """Call one C function with all attempts. The observation has the problem of the first that throws, crashes or
+    leaks, else a summary.
+    """
     results, deaths = _run_attempts(library, kernel.native.symbol, attempts)
     for death in deaths:
         attempt = attempts[death.call]
+        # A kernel may rely on what the declaration guarantees, but an exception must never leave C code.
         if death.thrown or not attempt.lax:
             fix = CATCH_FIX if death.thrown or death.status == -signal.SIGABRT else CHECK_VALUES_FIX
             return Observation(f"{kernel.native.symbol} called with {attempt.what}: {death}", fix=fix)
@@ -128,7 +139,9 @@ def _observe_kernel(kernel: CKernel, library: Path, attempts: list[CCallAttempt]
 
 
 def _describe_leak(result: dict[str, Any]) -> str:
-    """Return the memory and files that a call leaves behind in words, empty where there are none."""
+    """Return in words what a call leaves behind, such as ``64 bytes and an open file``, from its measured leaks. Empty
+    for none.
+    """
     left = [f"{result['heap']:.0f} bytes"] if result["heap"] >= HEAP else []
     if not left and result["resident"] >= RESIDENT:
         left = [f"{result['resident']:.0f} bytes of resident memory"]
@@ -138,7 +151,9 @@ def _describe_leak(result: dict[str, Any]) -> str:
 def _run_attempts(
     library: Path, symbol: str, attempts: list[CCallAttempt]
 ) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
-    """Return the results by attempt, and the deaths. After a death the next process continues with the next attempt."""
+    """Return the measured results by attempt number, and the deaths of processes. After a death a new process continues
+    with the next attempt.
+    """
     results: dict[int, dict[str, Any]] = {}
     deaths: list[ProcessDeath] = []
     first = 0
@@ -160,7 +175,9 @@ def _run_attempts(
 
 
 def _run_child_process(task: str) -> tuple[int, str, str]:
-    """Return status, stdout and stderr of one child process."""
+    """Return ``(status, stdout, stderr)`` of one child process with the JSON ``task`` on its stdin. Killed after a time
+    limit.
+    """
     command = [sys.executable, "-I", c_child_process.__file__]
     try:
         done = subprocess.run(command, input=task.encode(), capture_output=True, timeout=TIMEOUT_S, check=False)
@@ -170,7 +187,7 @@ def _run_child_process(task: str) -> tuple[int, str, str]:
 
 
 def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallAttempt]:
-    """Yield the attempts: the plain sample, wrong values, and tensors that are described wrongly."""
+    """Yield the calls to attempt: the plain sample, then wrong values, then tensors with a wrong rank or dtype."""
     plain = _make_attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
     # The plain sample is first: if it leaks or dies, wrong values are no evidence.
@@ -182,7 +199,9 @@ def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallA
 
 
 def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> CCallAttempt | None:
-    """Return an attempt, or None where the declaration refuses the arguments, or where they need large outputs."""
+    """Return the call of the kernel with ``args``, described as ``what``, or None where the declaration refuses them or
+    an output would be too large.
+    """
     try:
         call = op.bind(args)
         spec = _spec_of_call(op, kernel, call)
@@ -192,7 +211,9 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 
 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
-    """Return the call in the form that ``c_child_process`` reads."""
+    """Return the call as JSON values for ``c_child_process``: workspace, arguments in the order of the C function, and
+    config. None for too large outputs.
+    """
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = arguments_by_name(op, call.args)
     arguments: list[dict[str, Any]] = []
@@ -216,7 +237,7 @@ def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | No
 
 
 def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
-    """Return a tensor in the form that ``c_child_process`` reads."""
+    """Return a tensor as JSON values for ``c_child_process``: data in base64, shape, strides and DLPack dtype."""
     t = t.detach().contiguous()
     code, bits, lanes = of(t.dtype, "the audit").dlpack
     data = base64.b64encode(t.reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
@@ -233,7 +254,7 @@ def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
 
 
 def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
-    """Return a scalar in the form that ``c_child_process`` reads."""
+    """Return a scalar argument with this role and C type as JSON values for ``c_child_process``."""
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
     if role == "length":
@@ -245,11 +266,14 @@ def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
 
 
 def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield arguments with values that the types admit and no sample holds."""
+    """Yield ``(description, arguments)`` with values that the types admit and no sample has, such as NaN, huge sizes or
+    long texts.
+    """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
 
         def swap(wrong: Any, position: int = position) -> tuple[Any, ...]:
+            """Return the arguments with ``wrong`` at ``position``."""
             return (*case.args[:position], wrong, *case.args[position + 1 :])
 
         if isinstance(value, Tensor) and value.numel():
@@ -267,7 +291,7 @@ def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ..
 
 
 def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
-    """Return extreme values of a dtype, each with its name."""
+    """Return ``(name, value)`` of extreme values of the tensor's dtype. Empty for bool and complex."""
     if t.is_floating_point():
         widest = float("inf") if t.itemsize > 1 else torch.finfo(t.dtype).max  # not every float8 has infinities
         return [("NaN", float("nan")), (str(widest), widest)]
@@ -278,8 +302,8 @@ def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
 
 
 def _misdescribed_tensors(plain: CCallAttempt) -> Iterator[CCallAttempt]:
-    """Yield calls with a rank or dtype that the declaration refuses: a kernel may rely on it, or refuse too, but not
-    throw or leak.
+    """Yield calls with a wrong rank or dtype of one tensor, which the declaration would refuse: the kernel may fail,
+    but not throw or leak.
     """
     for index, argument in enumerate(plain.spec["arguments"]):
         if argument["kind"] != "tensor":

@@ -25,7 +25,9 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples, larger ones, two layouts, and those without optional arguments."""
+    """Yield the samples of the check: plain and larger ones, two strided layouts, and those without optional
+    arguments.
+    """
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
     if not any(_is_strided(c) for c in usual):  # rows of a vector are contiguous in both
@@ -39,22 +41,27 @@ def _is_strided(case: SampleCase) -> bool:
 
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the op with a pointwise neighbour on each result, which Inductor reads through the promised strides."""
+    """Return a function that calls the op and doubles each floating result, so that Inductor compiles a neighbour which
+    reads the promised strides.
+    """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
+        """Return the results of the op, each floating one doubled."""
         return _double_results(run_on(op, args))
 
     return program
 
 
 def _double_results(results: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return each floating result times two."""
+    """Return each floating result times two, a float8 one in float32, and other results as they are."""
     wide = (t.float() if is_float8(t) else t for t in results)
     return tuple(t * 2 if t.is_floating_point() else t for t in wide)
 
 
 def observe_compile(op: Op, case: SampleCase) -> Observation:
-    """Compile one sample for its sizes with aot_eager, and compare. ``observe_all_sizes`` compiles for others."""
+    """Compile the op for the base sample, another layout or an absent argument with aot_eager. The observation has a
+    problem if results differ from eager.
+    """
     # A layout or an absent argument is another graph, which the shared compiled function would count as a recompile.
     other_form = case.recipe.layouts or case.recipe.absent or _broadcasts_a_size(op, case)
     if not other_form and case.recipe != Samples(op, case.seed, case.device).base:
@@ -67,7 +74,9 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all sizes through one compiled function: aot_eager as users call it, inductor with dynamic sizes."""
+    """Run all sample sizes through one compiled function, with aot_eager and with inductor. The observation has a
+    problem for wrong results, graph breaks or too many recompiles.
+    """
     plain = [
         c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)
     ]
@@ -95,12 +104,14 @@ def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
 
 
 def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
-    """Whether a size that broadcasts is 1 where others are more: torch compiles a graph of its own for it."""
+    """Whether the sample changes the own size of a broadcast dim, for which torch compiles a graph of its own."""
     return not op.spec.broadcasts.keys().isdisjoint(dict(case.recipe.sizes))
 
 
 def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> str:
-    """Return the difference of compiled code from eager, or its error, as text."""
+    """Return in words how compiled code differs from an eager call, or its error, empty if they agree. ``how`` names
+    the backend.
+    """
     try:
         return _compare_with_eager(op, case, compiled, how).problem
     except Exception as e:
@@ -108,7 +119,7 @@ def _why_compiled_differs(op: Op, case: SampleCase, compiled: Callable[..., Any]
 
 
 def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, sizes: int, kinds: int) -> str:
-    """Return the fault if there were graph breaks or too many recompiles.
+    """Return in words the fault of graph breaks or of too many recompiles, empty if there are none.
 
     ``kinds``: the number of objects among the arguments with different fields, for each of which a graph is compiled.
     """
@@ -121,7 +132,7 @@ def _why_too_many_compiles(counts: torch_private.CompileCounts, backend: str, si
 
 
 def _compare_with_eager(op: Op, case: SampleCase, compiled: Callable[..., Any], how: str) -> Observation:
-    """Return the observation of compiled code against an eager call."""
+    """Return an observation with a problem if the compiled function differs from an eager call on the sample."""
     expected = _make_doubled_call(op)(*case.fresh())
     got, sums = compiled(*case.fresh()), derive_reduction(op.spec, case.env)
     difference = against_run(op, got, expected, sums, lambda body: _double_results(body(op, case.args)))

@@ -47,6 +47,7 @@ BAKED_FIX = (
 )
 LIFETIME_FIX = "allocate scratch in each call (workspace=): a graph keeps the address of a buffer that a cache replaces"
 PREPARE_FIX = "make plans, handles and tuned choices when the model is loaded; during capture look them up only"
+# A text of its own, since this problem has another fix than wrong results.
 WRITES_PROBLEM = "writes to an input that the schema does not declare mutated"
 CALLBACK_FIX = "do it on the device, or after the replay: host code in a graph stops the stream until it has run"
 CAPACITY_FIX = (
@@ -56,7 +57,7 @@ CAPACITY_FIX = (
 
 
 def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain samples, and those without optional arguments."""
+    """Yield the samples of the check: plain ones, and those without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
@@ -73,21 +74,23 @@ class _GraphTrial:
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _GraphTrial:
-        """Return a trial on two new streams."""
+        """Return a trial of the op on one sample, with two new CUDA streams."""
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Call the op and return its results and mutated arguments."""
+        """Call the op with ``args``, and return its results and the arguments that it mutates."""
         return run_on(self.op, args)
 
     def warm_up(self, case: SampleCase) -> None:
-        """Call the op a few times, so that plans and caches are made."""
+        """Call the op on the sample a few times on the trial's stream, so that plans and caches exist."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
 
     def with_new_values(self, case: SampleCase | None = None) -> SampleCase:
-        """Return a sample of the same sizes with values that were never used before."""
+        """Return a sample of the same sizes as ``case`` (by default the trial's) with values that no earlier call
+        had.
+        """
         case, self.drawn = case or self.case, self.drawn + 1
         for attempt in range(8):  # a builder may deviate from the sizes it is asked for
             fresh = Samples(self.op, case.seed + 100 * self.drawn + attempt, case.device).build(case.recipe)
@@ -96,18 +99,20 @@ class _GraphTrial:
         return case
 
     def grown(self, steps: int) -> SampleCase | None:
-        """Return the sample after so many steps of growth, or None where the declaration does not let it grow so
-        far.
+        """Return the sample after ``steps`` steps of growth, or None if the declaration does not let it grow so far in
+        the same graph.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.graph_key == self.case.graph_key else None
 
     def difference_from_reference(self, got: tuple[Tensor, ...], case: SampleCase) -> str:
-        """Return the difference from the reference as text."""
+        """Return in words how the results ``got`` differ from the reference's on ``case``, empty if they agree."""
         return against_reference(self.op, case, got).problem
 
     def fault_of_replay(self, recording: GraphRecording, case: SampleCase) -> str:
-        """Return the fault of a replay with the values of ``case`` as text."""
+        """Return in words the fault of a replay with the values of ``case``: a changed input or wrong results. Empty if
+        there is none.
+        """
         got = recording.replay(case.args)
         pairs = zip(self.op.spec.args, recording.args, case.args, strict=True)
         kept = [(b, v) for a, b, v in pairs if not a.mutated]
@@ -118,7 +123,9 @@ class _GraphTrial:
 
 
 def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
-    """Run all steps on one sample, up to the first problem."""
+    """Capture the op in a CUDA graph and replay it under different conditions of memory and streams. The observation
+    has the first problem.
+    """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
     if observation := observe_uncapturable(op):
@@ -144,8 +151,8 @@ def observe_cuda_graph(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_uncapturable(op: Op) -> Observation | None:
-    """Return the observation of an op that no graph can hold, or None. Such an op passes if it is tagged so that the
-    compiler keeps it out.
+    """Return the observation of an op that no graph can hold, None for others. Such an op passes only if it is tagged
+    so that the compiler keeps it out of graphs.
     """
     tagged = torch.Tag.cudagraph_unsafe in op.overload.tags
     if op.spec.dynamic:
@@ -157,7 +164,9 @@ def observe_uncapturable(op: Op) -> Observation | None:
 
 
 def _observe_eager(trial: _GraphTrial) -> Observation:
-    """Call the op without a graph: the same buffers with new values, one call after another."""
+    """Call the op without a graph on the same buffers with new values. The observation has a problem if results are
+    wrong, that is if values were kept from an earlier call.
+    """
     trial.warm_up(trial.case)
     args = trial.case.fresh()
     for _ in range(REPLAYS):
@@ -171,7 +180,9 @@ def _observe_eager(trial: _GraphTrial) -> Observation:
 
 
 def _observe_side_stream(trial: _GraphTrial) -> Observation:
-    """Write the inputs late on the op's own stream: work that was launched on another stream reads old values."""
+    """Write the inputs late on the op's own CUDA stream. The observation has a problem if results are wrong, as part of
+    the work then ran early on another stream.
+    """
     trial.warm_up(trial.case)
     changed, args = trial.with_new_values(), trial.case.fresh()
     torch.cuda.synchronize(trial.stream.device)
@@ -192,7 +203,9 @@ def _observe_side_stream(trial: _GraphTrial) -> Observation:
 
 
 def _observe_synchronisation(trial: _GraphTrial) -> Observation:
-    """Call the op in a context that forbids synchronisation."""
+    """Call the op in a context that forbids synchronisation. The observation has a problem if the op waits for the
+    device, which a capture forbids.
+    """
     args = trial.case.fresh()
     try:
         with on_stream(trial.stream), no_synchronisation():
@@ -205,7 +218,9 @@ def _observe_synchronisation(trial: _GraphTrial) -> Observation:
 
 
 def _observe_two_streams(trial: _GraphTrial) -> Observation:
-    """Make calls with different values, alternating between two streams that start together."""
+    """Call the op with different values alternately on two CUDA streams that start together. The observation has a
+    problem if results are wrong, as with shared scratch memory.
+    """
     streams = trial.stream, trial.second
     pair = [trial.with_new_values(), trial.with_new_values()]
     args = [[c.fresh() for _ in range(ROUNDS)] for c in pair]
@@ -229,7 +244,9 @@ def _observe_two_streams(trial: _GraphTrial) -> Observation:
 
 
 def _observe_replays(trial: _GraphTrial) -> Observation:
-    """Capture after a warm-up, then replay with new values under different conditions of memory."""
+    """Capture the op after a warm-up, then replay the graph with new values under different conditions of memory. The
+    observation has the first problem.
+    """
     trial.warm_up(trial.case)
     try:
         recording = record_cuda_graph(trial.run, trial.case.args, trial.stream)
@@ -250,7 +267,7 @@ def _observe_replays(trial: _GraphTrial) -> Observation:
 
 
 def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
-    """Return the observation of a failed capture: whether only the relaxed mode accepts it."""
+    """Return the observation of a failed capture, which says whether only the relaxed mode accepts it."""
     try:
         record_cuda_graph(trial.run, trial.case.args, trial.stream, mode="relaxed")
     except CaptureError:
@@ -263,7 +280,9 @@ def _explain_failed_capture(trial: _GraphTrial, failure: str) -> Observation:
 
 
 def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tuple[Tensor, ...]) -> Observation | None:
-    """Replay the graph with new values."""
+    """Return an observation with a problem if replays of the graph with new values give wrong results, change inputs or
+    write to freed memory, else None.
+    """
     for turn in range(REPLAYS):
         changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
         problem = trial.fault_of_replay(recording, changed)
@@ -281,12 +300,13 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Replay after a larger call, which may replace a cached buffer: its memory is free for others while the graph
-    still uses it.
+    """Return an observation with a problem if a replay after a larger call, which may have replaced a buffer that the
+    graph still uses, goes wrong, else None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)
     with on_stream(trial.stream):
+        # A buffer kept from a call shows at the second one, a buffer that grows at the larger one.
         for case in [trial.with_new_values(), trial.with_new_values(), *([larger] if larger else [])]:
             trial.run(case.fresh())
     if problem := bitwise_difference(recording.outs, before, "before"):
@@ -294,6 +314,7 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
             f"an eager call overwrites the results of the graph: {problem}",
             fix="allocate the output in every call: keep no output buffer",
         )
+    # A cached buffer that was replaced is only free once its tensor is gone.
     gc.collect()
     changed, canaries = trial.with_new_values(), Canaries(trial.stream.device)
     problem = trial.fault_of_replay(recording, changed)
@@ -308,12 +329,14 @@ def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any)
 
 
 def _describe_trespass(damaged: int, when: str) -> str:
-    """Return the sentence on writes to freed memory."""
+    """Return a sentence that says how many bytes of freed memory were written, and when."""
     return f"{when} writes {damaged} bytes of memory that was freed: another tensor would have lived there"
 
 
 def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Capture a second graph in the same pool, and replay both in the order of capture."""
+    """Capture a second graph in the same memory pool, and replay both in turns. Return an observation with a problem if
+    one is wrong, else None.
+    """
     case = trial.grown(LARGER) or trial.case
     trial.warm_up(case)
     try:
@@ -330,7 +353,9 @@ def _observe_shared_pool(trial: _GraphTrial, recording: GraphRecording, _: Any) 
 
 
 def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Replay when the second graph and all cached memory are gone."""
+    """Return an observation with a problem if a replay is wrong after the second graph was destroyed and torch's cached
+    memory released, else None.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     if problem := trial.fault_of_replay(recording, trial.with_new_values()):
@@ -341,7 +366,9 @@ def _observe_after_release(trial: _GraphTrial, recording: GraphRecording, _: Any
 
 
 def _observe_cold_capture(trial: _GraphTrial) -> Observation:
-    """Capture the first call with new sizes: a capture records work and does not do it."""
+    """Capture the first call with new sizes. The observation has a problem if that fails, or if state that was recorded
+    but never computed makes later results wrong.
+    """
     case = trial.grown(COLD)
     if case is None:
         return Observation()
@@ -351,6 +378,7 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
     except CaptureError as e:
         return Observation(f"{how}, fails: {e}", fix=PREPARE_FIX)
     with on_stream(trial.stream):
+        # A capture computes nothing, so that state which it has left behind is empty.
         eager = trial.run(case.fresh())
     if problem := trial.difference_from_reference(eager, case):
         return Observation(
@@ -363,8 +391,8 @@ def _observe_cold_capture(trial: _GraphTrial) -> Observation:
 
 
 def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
-    """Count the calls of the CUDA runtime in a warm call and in a first one. They are evidence only, since each fault
-    has a step of its own.
+    """Return an observation that notes the CUDA runtime calls of a warm call and of a first one. It has no problem:
+    other steps find each fault.
     """
     trial.warm_up(trial.case)
     args, new = trial.case.fresh(), trial.grown(COLD + 1)
@@ -377,7 +405,9 @@ def _observe_cuda_calls(trial: _GraphTrial) -> Observation:
 
 
 def _observe_other_device(trial: _GraphTrial) -> Observation:
-    """Call the op while the device of the tensors is not the current one."""
+    """Call the op while another device than that of the tensors is the current one. The observation has a problem if
+    that raises or the results are wrong.
+    """
     count = torch.cuda.device_count()
     if count < 2:
         return Observation(note="one device: not tried with another one current")

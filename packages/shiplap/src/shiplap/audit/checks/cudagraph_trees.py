@@ -34,6 +34,9 @@ class _ArgumentHolder(torch.nn.Module):
     """
 
     def __init__(self, op: Op, case: SampleCase) -> None:
+        """Make a module that holds all tensor arguments of the sample as buffers, except one that is passed to
+        ``forward``.
+        """
         super().__init__()
         self.op, self.args = op, list(case.fresh())
         self.moving = _position_of_varying(op, case)
@@ -44,7 +47,9 @@ class _ArgumentHolder(torch.nn.Module):
         self.held = [i for i, v in enumerate(case.args) if isinstance(v, Tensor) and i != self.moving]
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the op's results for ``x`` and the arguments that the module holds."""
+        """Return the op's results for ``x`` in place of the argument that varies, and the arguments that the module
+        holds.
+        """
         args = list(self.args)
         args[self.moving] = x
         for i in self.held:
@@ -53,13 +58,15 @@ class _ArgumentHolder(torch.nn.Module):
 
 
 def _position_of_varying(op: Op, case: SampleCase) -> int:
-    """Return the position of the argument that changes from call to call, -1 when none can."""
+    """Return the position of the first tensor argument that is not mutated, which changes from call to call, or -1."""
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
 
 
 def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
-    """Look for copies in a captured graph, then compile the op in a module with CUDA graphs."""
+    """Search a captured graph for copies, then compile the op in a module with CUDA graphs. The observation has a
+    problem if inputs are copied or the graph is skipped.
+    """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
     if observation := observe_uncapturable(op):
@@ -71,8 +78,8 @@ def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation:
-    """Call the op in a module, compiled with CUDA graphs, and check its values and the number of skips that torch
-    counts.
+    """Call the op in a module compiled with CUDA graphs. The observation has a problem for wrong values, or if torch
+    skips the graph.
     """
     torch_private.reset_compiler()
     changed = with_other_values(op, case)
@@ -107,16 +114,19 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 
 
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
-    """Return the difference from the reference with ``x`` as the argument that varies."""
+    """Return in words how ``got`` differs from the reference's results with ``x`` as the argument at position
+    ``moving``.
+    """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     return against_reference(op, case.with_args(args), got).problem
 
 
 def _observe_copies(op: Op, case: SampleCase) -> Observation:
-    """Return the observation of copies in the captured graph from an input to a buffer that the op keeps."""
+    """Return an observation with a problem if a captured graph copies an input into a buffer that the op keeps."""
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Return the results of the op."""
         return call_op(op, args)
 
     with on_stream(stream):
@@ -124,6 +134,7 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
             run(case.fresh())
     try:
         recording = record_cuda_graph(run, case.args, stream)
+    # A failed capture is a finding of the check cuda_graph.
     except CaptureError:
         return Observation(note="not captured, see cuda_graph")
     if problem := find_staged_input(op, recording, _addresses_of_pools()):
@@ -133,7 +144,9 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
 
 
 def _addresses_of_pools() -> list[tuple[int, int]]:
-    """Return the addresses of the pools of graphs: memory that a call allocates during a capture lies there."""
+    """Return ``(begin, end)`` addresses of the memory pools of graphs, in which allocations made during a capture
+    lie.
+    """
     return [
         (s["address"], s["address"] + s["total_size"])
         for s in torch.cuda.memory_snapshot()
@@ -142,7 +155,9 @@ def _addresses_of_pools() -> list[tuple[int, int]]:
 
 
 def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int, int]]) -> str:
-    """Return the first input that the graph copies into memory that is neither an output nor its own, in words."""
+    """Return in words the first input that the graph copies into a buffer of the op's own, that is neither into an
+    output nor into the address ranges ``private`` of graph pools. Empty if there is none.
+    """
     owned = [*private, *(_storage_range(t) for t in recording.outs)]
     for copy in recording.copies:
         if any(low <= copy.target < high for low, high in owned):
@@ -156,7 +171,7 @@ def find_staged_input(op: Op, recording: GraphRecording, private: list[tuple[int
 
 
 def _storage_range(t: Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor's storage and the address behind it."""
+    """Return the first address of a tensor's storage and the address behind its end."""
     start = t.untyped_storage().data_ptr()
     return start, start + t.untyped_storage().nbytes()
 

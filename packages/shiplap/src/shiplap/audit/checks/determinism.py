@@ -16,12 +16,14 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all kinds of values."""
+    """Yield the samples of the check, one for each kind of values."""
     yield from samples.values()
 
 
 def observe_determinism(op: Op, case: SampleCase) -> Observation:
-    """Repeat a call, and repeat it again after a call with other values."""
+    """Repeat a call, also after one with other values. The observation has a problem if the bits of the results
+    change.
+    """
     if problem := why_first_call_was_wrong(op):
         return Observation(f"the first call in a process: {problem}", fix="initialise before the first call computes")
     first = run_op(op, case)

@@ -27,19 +27,23 @@ COMPARED_VALUES = ("normal", "zeros", "large", "positive")
 
 
 def why_skip_distribution(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, whose results are not declared to be random. Empty
+    where it does.
+    """
     return "" if op.spec.random else "its results are not declared to be random"
 
 
 def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, scalar, dtype and optional samples, some kinds of values, and larger ones."""
+    """Yield the samples of the check: plain, scalar, dtype and optional ones, some kinds of values, and larger ones."""
     kinds = (c for c in samples.values() if c.recipe.values in COMPARED_VALUES)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
     yield from islice(samples.grown(2), 2)
 
 
 def observe_distribution(op: Op, case: SampleCase) -> Observation:
-    """Compare the distribution of the op's results with that of the reference's."""
+    """Compare the distribution of the op's results over many seeds with that of the reference's. The observation has a
+    problem if they differ.
+    """
     if case.numel > LARGEST_REPEATED:
         return Observation(skip="a sample too large to be repeated")
     plain = case.recipe == Samples(op, case.seed, case.device).base
@@ -62,29 +66,34 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
 
 
 def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
-    """Return the product of the magnitudes: results that draw the same numbers are large together. Empty where their
-    shapes differ.
+    """Return the elementwise product of the magnitudes, which is large where two results draw the same numbers. Empty
+    where their shapes differ.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
 
 def _sizes_as_tensors(runs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the sizes of a result as tensors, which are compared where sizes are random."""
+    """Return the shape of each run's result as a tensor, to be compared where sizes are random."""
     return tuple(torch.tensor(list(t.shape), dtype=torch.float64) for t in runs)
 
 
 def _run_reference(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Call the reference and return its results and mutated arguments."""
+    """Call the reference, and return its results and the arguments that it mutates."""
     return op_effects(op, args, results_of(op, op.reference, args))
 
 
 def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
-    """Return fresh arguments whose seed is number ``seed``."""
+    """Return new copies of the sample's arguments with the seed number ``seed``, and seed torch's own generator as
+    well.
+    """
     args = case.fresh()
     # An op that draws from torch's generator gets another state with each seed as well.
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
+        """Return the argument ``name``, or the new seed in its form (int, tensor or generator) if it is the one that
+        seeds the op.
+        """
         if name != op.spec.random or value is None:
             return value
         if isinstance(value, torch.Generator):
@@ -95,13 +104,13 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
 
 
 def _run_with_seed(op: Op, case: SampleCase, run: Callable[..., tuple[Tensor, ...]], seed: int) -> tuple[Tensor, ...]:
-    """Call ``run`` on arguments with a seed, and return copies of the results."""
+    """Return copies of the results of ``run(op, args)`` on the sample's arguments with the seed number ``seed``."""
     with torch.no_grad():
         return tree_map(torch.clone, run(op, _seeded_arguments(op, case, seed)))
 
 
 def _draws_globally(op: Op, args: tuple[Any, ...]) -> bool:
-    """Whether this call draws from torch's own generator: it is declared to, or its generator is left out."""
+    """Whether this call draws from torch's own generator: by declaration, or because its generator argument is None."""
     return arguments_by_name(op, args).get(op.spec.random) is None
 
 
@@ -111,8 +120,8 @@ def _generator_state(device: str) -> Tensor:
 
 
 def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
-    """Return the fault if equal seeds give other bits, or if torch's own generator is seeded. The op may draw from it
-    or leave it alone.
+    """Return in words the fault if equal seeds give different bits, or if the op seeds torch's own generator, or draws
+    from it although it is given a seed.
     """
     first = _run_with_seed(op, case, run_on, 0)
     if problem := bitwise_difference(_run_with_seed(op, case, run_on, 0), first, "the first time"):
@@ -122,10 +131,12 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
     with torch.no_grad():
         call_op(op, args)
     after = _generator_state(case.device)
+    # An op that leaves torch's generator alone cannot have seeded it.
     if torch.equal(before, after):
         return ""
     if not _draws_globally(op, args):
         return "it draws from torch's own generator, or seeds it, though it is given a seed"
+    # Another seed before: equal states afterwards can only come from a seed that the op sets.
     args = _seeded_arguments(op, case, 1)
     with torch.no_grad():
         call_op(op, args)
@@ -133,7 +144,7 @@ def _why_seed_not_followed(op: Op, case: SampleCase) -> str:
 
 
 def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
-    """Return the fault if seeds that are a power of two apart draw the same numbers, where they do not in the
+    """Return in words the fault if seeds that are a power of two apart draw the same numbers, while they do not in the
     reference.
     """
     given = arguments_by_name(op, case.args).get(op.spec.random)
@@ -142,6 +153,7 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
     )  # a generator and an integer have 64 bits
 
     def same(run: Callable[..., tuple[Tensor, ...]], bits: int) -> bool:
+        """Whether all tried pairs of seeds that are ``1 << bits`` apart give the same results."""
         return all(
             not bitwise_difference(_run_with_seed(op, case, run, s + (1 << bits)), _run_with_seed(op, case, run, s))
             for s in range(PAIRS)
@@ -155,11 +167,12 @@ def _why_seed_bits_lost(op: Op, case: SampleCase) -> str:
 
 
 def _why_compiled_differs_eager(op: Op, case: SampleCase) -> str:
-    """Return the fault if compiled code draws other numbers than an eager call, twice in a row and for two calls of one
-    graph.
+    """Return in words the fault if compiled code draws other numbers than eager code, for two calls in one graph. Empty
+    if they agree.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
+        """Return the results of two calls of the op, one after the other."""
         return (*run_on(op, args), *run_on(op, args))
 
     torch_private.reset_compiler()

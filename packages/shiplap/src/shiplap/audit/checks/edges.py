@@ -16,13 +16,17 @@ from shiplap.sampling.samples import Samples
 
 
 def edges_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield edge sizes, and all layouts of plain, larger, single-element and other dtype samples."""
+    """Yield the samples of the check: edge sizes, and all layouts of plain, larger, single-element and other dtype
+    samples.
+    """
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
 
 
 def observe_edges(op: Op, case: SampleCase) -> Observation:
-    """Compare one sample with the reference."""
+    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ, or if
+    only one of them raises.
+    """
     try:
         own = reference_effects(op, case.args)
     except ArgumentError as e:  # a precondition on values, which the declaration cannot express
@@ -41,7 +45,9 @@ def observe_edges(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
-    """Return the observation where the reference refuses a sample: the op must refuse it with the same error."""
+    """Return the observation of a sample that the reference refuses with ``e``: a problem unless the op refuses it with
+    the same error id.
+    """
     try:
         run_op(op, case)
     except ArgumentError as mine:

@@ -24,13 +24,17 @@ from shiplap.sampling.samples import Samples
 
 
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all dtypes, layouts and edge sizes, and sizes beyond one tile and beyond numbers of the code."""
+    """Yield the samples of the check: all dtypes, layouts, scalars and edge sizes, and sizes beyond one tile and beyond
+    constants of the code.
+    """
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
 
 
 def observe_fake(op: Op, case: SampleCase) -> Observation:
-    """Call the op on real tensors and on fakes, and compare the outputs."""
+    """Call the op on real and on fake tensors. The observation has a problem if their outputs differ in a property on
+    which compiled code relies.
+    """
     args = case.fresh()
     with torch.no_grad():
         real = call_op(op, args)
@@ -52,20 +56,22 @@ def observe_fake(op: Op, case: SampleCase) -> Observation:
 
 
 def _can_vary_sizes(case: SampleCase) -> bool:
-    """Whether a run with symbolic sizes adds evidence: torch makes 0 and 1 constants, and one layout for one argument
-    is like one for all.
+    """Whether a run with symbolic sizes adds evidence: no size is 0 or 1, which torch makes constant, and the layout is
+    one for all arguments.
     """
     sizes = [v for _, v in case.recipe.sizes if type(v) is int]
     return min(sizes, default=2) > 1 and set(dict(case.recipe.layouts)) <= {"every"}
 
 
 def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    """Return a fake of ``t`` in ``mode``."""
+    """Return a fake tensor of ``t`` in the fake mode ``mode``, with symbolic sizes if ``symbolic``."""
     return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 
 
 def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tensor, ...], fakes: Any) -> str:
-    """Return the first difference between real and fake outputs as text."""
+    """Return in words the first difference between real and fake outputs, in properties or in shared memory with
+    inputs. Empty if there is none.
+    """
     if len(real) != len(fake):
         return f"{len(fake)} fake outputs, {len(real)} real ones"
     # Symbols are replaced by the sizes of the real outputs, so that strides can be compared as numbers.
@@ -88,9 +94,10 @@ def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tens
 
 
 def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
-    """Yield each property of an output with its real and its fake value."""
+    """Yield ``(property, real value, fake value)`` of one output. ``known`` has the sizes of symbols."""
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
+        """Return the sizes as numbers, with the sizes of the real output for known symbols."""
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
     yield "dtype", r.dtype, f.dtype
@@ -103,7 +110,9 @@ def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterab
 
 
 def _find_pinned_dim(op: Op, case: SampleCase, sizes: list[list[Any]]) -> str:
-    """Return the first dim that was symbolic before the fake ran and is a constant now, against the declaration."""
+    """Return in words the first dim that was symbolic before the fake ran and is a constant now, although the
+    declaration leaves it free. Empty if there is none.
+    """
     free = {n for n, _ in case.recipe.sizes} - {n for e in op.spec.requires for n in e.names}
     if op.spec.traced and op.spec.scalars:
         return ""  # the reference may relate sizes to the values of scalars, such as those of pieces to a whole

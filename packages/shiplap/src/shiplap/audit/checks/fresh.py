@@ -21,7 +21,9 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain and large samples, and those in which a view could stand in for a copy."""
+    """Yield the samples of the check: plain and large ones, and those in which a view could be returned in place of a
+    copy.
+    """
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())
     yield from chain(samples.scalars(), ones, samples.layouts())  # where a view may do in place of a copy
@@ -29,7 +31,9 @@ def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_fresh(op: Op, case: SampleCase) -> Observation:
-    """Call the op several times, and check which memory the outputs own."""
+    """Call the op several times. The observation has a problem if an output shares memory with an input or another
+    output, or changes with later calls.
+    """
     args = case.fresh()
     first = call_op(op, args)
     if shared := _find_shared_memory(first, tensors_among(args)):
@@ -50,8 +54,8 @@ def observe_fresh(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
-    """Return the fault after a call with the same numbers in another order: a result cached by their sum would be
-    returned again.
+    """Return in words the fault if a call with the same numbers in another order returns the earlier result, as one
+    cached by their sum would. Empty if not.
 
     A wrong result counts only if it is that of the call before. Any other wrong result is a finding of ``numerics``.
     """
@@ -64,7 +68,9 @@ def _why_reordered_call_wrong(op: Op, case: SampleCase) -> str:
 
 
 def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Observation:
-    """Write new contents into the same tensor objects: a result cached by address would be returned again."""
+    """Write new values into the same tensor objects and call the op again. The observation has a problem if the old
+    result is returned.
+    """
     shapes = [[t.shape for t in tensors_among(c.args)] for c in (case, changed)]
     # The new contents must fit into the old tensors.
     if op.spec.mutated or case.graph_key != changed.graph_key or shapes[0] != shapes[1]:
@@ -83,7 +89,9 @@ def _observe_stale_result(op: Op, case: SampleCase, changed: SampleCase) -> Obse
 
 
 def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: str = "input") -> tuple[int, str] | None:
-    """Return ``(output, the tensor that it shares memory with)``, or None. An empty tensor owns nothing."""
+    """Return ``(output number, name of the tensor that it shares memory with)``, or None. Tensors without elements
+    share nothing.
+    """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
         if not pointer or not out.numel():
@@ -98,7 +106,9 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
 
 
 def why_skip_fresh(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, such as random results or view results. Empty where it
+    does.
+    """
     return why_random(op) or ("its results may be views" if op.spec.view else "")
 
 

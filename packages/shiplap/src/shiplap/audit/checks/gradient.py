@@ -63,8 +63,8 @@ AnyCallable = Any
 
 
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all forms, values at kinks, 16-bit values that overflow, odd scalars, and large samples while
-    they are quick.
+    """Yield the samples of the check: all forms, values at kinks and at overflow, odd scalars, and large sizes as long
+    as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
@@ -83,6 +83,7 @@ def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
     yield from filter(None, map(samples.make, tied))
     narrow = [c.recipe for c in samples.dtypes() if set(dict(c.recipe.dtypes).values()) & {"float16", "bfloat16"}]
     yield from filter(None, (samples.make(r.but(values=kind)) for r in narrow for kind in OVERFLOWING_VALUES))
+    # Odd scalars may ask for outputs that do not fit into memory.
     odd = (c for c in samples.odd_scalars() if not why_too_large(samples.op, c))
     yield from islice(odd, MOST_ODD_SCALARS)
     long = (c for c in samples.long() if c.recipe.values == "positive")
@@ -95,10 +96,10 @@ def _unlike_by_memory(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
-    """Yield samples with one long dim, as long as they are quick. A cost that grows with the square of the dim ends the
-    series in time.
+    """Yield samples with one long dim as long as they are quick. Those that would take too long, judged by the square
+    of the dim, are left out.
 
-    The quickest sample stands for what every sample costs, which does not grow.
+    The time of the quickest sample is taken for the fixed cost of each, which does not grow.
     """
     end = time.process_time() + 2 * LARGE_SECONDS
     took: dict[str, tuple[int, float]] = {}
@@ -119,7 +120,9 @@ def _cases_while_quick(cases: Iterable[SampleCase]) -> Iterable[SampleCase]:
 
 
 def observe_gradient(op: Op, case: SampleCase) -> Observation:
-    """Compare the gradients of several subsets of inputs with those of the reference."""
+    """Compare the gradients of several subsets of inputs with those of the reference. The observation has the first
+    problem.
+    """
     if not reference_accepts(op, case.args):  # odd values come from the generator, not from the declaration
         return Observation(skip="the reference refuses it")
     if problem := _why_list_gradients_differ(op, case):
@@ -133,7 +136,7 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
     if case.recipe.values != "normal" or case.numel > FEW_ELEMENTS:
         runs = [(names, True, ""), (names[:1], False, "")]
         # The first sample of an op may be large: what arrives from behind has every layout there, too.
-        runs += _incoming(names) if case.recipe == Samples(op, case.seed, case.device).base else []
+        runs += _runs_with_layouts(names) if case.recipe == Samples(op, case.seed, case.device).base else []
     else:
         runs = _gradient_runs(names)
     axes = ("layout", "offset") if any(layout for _, _, layout in runs) else ()
@@ -157,24 +160,26 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return the inputs that need a gradient in each run, whether they are leaves, and the layout of the output's
-    gradient.
+    """Return ``(inputs that need a gradient, whether they are leaves, layout of the output's gradient)`` of
+    each run.
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
-    return [*runs, (names, False, ""), *_incoming(names)]
+    return [*runs, (names, False, ""), *_runs_with_layouts(names)]
 
 
-def _incoming(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return a run for each layout in which the gradient of the output may arrive."""
+def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
+    """Return a run with all inputs for each layout in which the gradient of the output may arrive."""
     return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
-    """Compare the gradients of ``names`` with autograd through the reference."""
+    """Return an observation with a problem if the gradients of ``names`` differ from autograd through the reference
+    beyond rounding.
+    """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """Random output gradients in ``layout``, identical for the op and its reference.
+        """Return random gradients of the outputs in ``layout``, identical for the op and its reference.
 
         ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
         that a kernel which computes in TF32 reads them without a rounding error.
@@ -208,18 +213,19 @@ def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf:
     return Observation(error=worst)
 
 
+# For these no wider dtype exists in which the reference could be evaluated.
 DOUBLE_DTYPES = (torch.float64, torch.complex128)
 # The ratio of the rounding errors, by which errors in single precision are scaled.
 DOUBLE_TO_SINGLE = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
 def _to_single_precision(t: Tensor) -> Tensor:
-    """Return ``t`` in single precision if it is in double precision."""
+    """Return ``t`` in single precision if it is in double precision, else ``t`` itself."""
     return t.to(torch.complex64 if t.is_complex() else torch.float32) if t.dtype in DOUBLE_DTYPES else t
 
 
 def _round_to_bfloat16(t: Tensor) -> Tensor:
-    """``t`` with both parts rounded to bfloat16."""
+    """Return ``t`` with its values rounded to bfloat16, the real and imaginary parts of a complex tensor each."""
     if t.is_complex():
         return torch.view_as_complex(torch.view_as_real(t).bfloat16().float())
     return t.bfloat16()
@@ -228,7 +234,9 @@ def _round_to_bfloat16(t: Tensor) -> Tensor:
 def _gradients_of_inputs(
     op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
-    """Return the gradients of ``names`` only. An unused input has a zero gradient."""
+    """Return the gradients of the arguments ``names`` for given gradients of the outputs, zeros for an unused input.
+    Raises RuntimeError if no output requires one.
+    """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
     # A product with 1 makes a non-leaf with the same values.
@@ -241,12 +249,14 @@ def _gradients_of_inputs(
 
 
 def _is_real_or_complex(t: Tensor) -> bool:
-    """Whether a tensor is floating or complex."""
+    """Whether a tensor is of a floating-point or complex dtype."""
     return t.is_floating_point() or t.is_complex()
 
 
 def _count_terms(op: Op, case: SampleCase, name: str) -> int:
-    """Return the number of terms in an element of a gradient: it sums over all dims that its argument does not have."""
+    """Return the number of terms that an element of the gradient of ``name`` sums: the product of the sizes of all dims
+    which that argument lacks.
+    """
     kind = op.spec.arg(name).tensor
     ones = {n for n, v in case.recipe.sizes if n in op.spec.broadcasts}
     mine = {d.text if d.text in ones else d.of or d.text for d in kind.dims} if kind else set()
@@ -255,7 +265,8 @@ def _count_terms(op: Op, case: SampleCase, name: str) -> int:
 
 
 def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the difference from finite differences of the op itself, in float64.
+    """Return in words how the op's gradients differ from finite differences of the op itself, in float64. Empty if they
+    agree or there are no such differences.
 
     There are no finite differences where a result is no finite number, or has a narrower dtype than the arguments: its
     steps are larger than the difference. They are no evidence about a gradient that is declared to be another
@@ -274,6 +285,7 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
 
     def forward(*values: Tensor) -> Any:
+        """Return the floating and complex results of the op with ``values`` as the arguments of these names."""
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
@@ -289,12 +301,17 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
 
 
 def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
-    """Return the difference in gradients of the members of lists, and of all other tensors with them."""
+    """Return in words how the gradients of tensors, those in list arguments included, differ from the reference's.
+    Empty if they agree or the op has no such lists.
+    """
     lists = [v for v in case.args if isinstance(v, list) and v and isinstance(v[0], Tensor)]
     if op.spec.mutated or not any(can_carry_gradient(t) for v in lists for t in v):
         return ""
 
     def pulled(forward: AnyCallable, args: tuple[Any, ...]) -> list[Tensor]:
+        """Return the gradients of all tensors that can have one, for random gradients of the outputs. Empty if no
+        output requires a gradient.
+        """
         leaves = [t.requires_grad_() for t in tensors_among(args) if can_carry_gradient(t)]
         outs = [o for o in forward(args) if o.requires_grad]
         rng = torch.Generator().manual_seed(case.seed)
@@ -313,8 +330,8 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the fault if a gradient is finite where that of the reference is not, for an infinite or NaN gradient of
-    the output.
+    """Return in words the fault if a gradient is finite where that of the reference is infinite or NaN, as the output's
+    gradient is. Empty if there is none.
 
     Inputs that have no part in an output are left out: there a mask and a product with zero differ.
     """
@@ -322,6 +339,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
         return ""
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
+        """Return the gradients of the inputs where all gradients of outputs are ``value``."""
         return _gradients_of_inputs(
             op, names, lambda outs: [torch.full_like(o, value) for o in outs], forward, case.fresh()
         )
@@ -334,6 +352,7 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
             return ""
         got = pulled(partial(call_op, op), value)
         for name, p, o, g in zip(names, plain, own, got, strict=True):
+            # Where the gradient is 0, an implementation may skip the product with the infinite value.
             swallowed = (p != 0) & ~torch.isfinite(o) & torch.isfinite(g)
             if swallowed.any():
                 at = swallowed.nonzero()[0].tolist()
@@ -342,8 +361,8 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
 
 
 def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return the gradients that a declared backward computes although no input needs them. They are right, and cost
-    time.
+    """Return in words the gradients that a declared backward computes although no input needs them, which costs time.
+    Empty if there are none.
     """
     if op.gradient is None or len(names) < 2:
         return ""
@@ -351,6 +370,7 @@ def _list_wasted_gradients(op: Op, case: SampleCase, names: list[str]) -> str:
     outs = call_op(op, args)
     values = arguments_by_name(op, args)
     values |= {o.name: t for o, t in zip(op.spec.outputs, outs, strict=True)}
+    # Exactly the names that the backward gets in a recorded call.
     keep = {a.name for a in op.spec.scalars} | set(op.gradient.saves)
     saved = SimpleNamespace(**{n: v for n, v in values.items() if n in keep})
     grad = torch.ones_like(outs[0]) if len(outs) == 1 else tuple(torch.ones_like(o) for o in outs)

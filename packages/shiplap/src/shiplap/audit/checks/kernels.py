@@ -33,12 +33,14 @@ SPECIAL_VALUES = ("nan", "overflowing", "saturating", "cancelling", "positive", 
 
 
 def why_skip_kernels(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, whose kernels are another library's. Empty where it
+    does.
+    """
     return "adopted: its kernels are another library's" if is_adopted(op) else ""
 
 
 def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all kinds, fewer where a plain call always reaches the only kernel."""
+    """Yield the samples of the check: all kinds, but fewer where every plain call runs the only kernel."""
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
         return
@@ -49,19 +51,23 @@ def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _plainly_served(op: Op, device: str) -> bool:
-    """Whether every plain call runs the only kernel in its only config."""
+    """Whether every plain call on the device runs the only kernel in its only config, so that other checks have called
+    it.
+    """
     kernels = kernels_for_device(op, device)
     plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
     return len(kernels) < 2 and plain and op.native is None
 
 
 def kernels_for_device(op: Op, device: str) -> list[Kernel]:
-    """Return all kernels that a call on this device could run."""
+    """Return all kernels of the op that a call on this device could run."""
     return list(op.kernels.get(torch.device(device).type, ()))
 
 
 def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
-    """Yield the kernel with each of its configs that takes the call."""
+    """Yield the kernel with each of its configs, at most ``MOST_CONFIGS``, if it accepts the call. A template chooses
+    its config itself.
+    """
     # A template chooses its own variant for a call.
     if kernel.template is not None:
         serving = kernel.variant_for_call(call)
@@ -77,7 +83,9 @@ def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
 
 
 def observe_kernels(op: Op, case: SampleCase) -> Observation:
-    """Run each variant of each kernel, and ``op.out``, and compare with the reference."""
+    """Run each variant of each kernel, and ``op.out``. The observation has a problem if a result differs from the
+    reference's or from a repetition.
+    """
     try:
         own = reference_effects(op, case.args)
     except Exception as e:
@@ -85,6 +93,7 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
     if not tensors_among(case.args):
         return Observation(skip="a call without a tensor has no device")
     worst = 0.0
+    # Kernels are called below the op, so the arguments are checked first.
     bound = op.bind(case.args)
     for kernel in () if _plainly_served(op, case.device) else kernels_for_device(op, case.device):
         for variant in kernel_variants(kernel, bound):
@@ -104,13 +113,15 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 
 
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
-    """Return the effects of this kernel on fresh arguments."""
+    """Return the results of this kernel on copies of the sample's arguments, and the arguments that it mutates."""
     args = case.fresh()
     return op_effects(op, args, flatten_op_results(op.run_bound_call(op.bind(args), kernel)))
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
-    """Return the fault of ``op.out`` into the middle of a larger buffer: a wrong result, or a write around it."""
+    """Return in words the fault of ``op.out`` into the middle of a larger buffer: a wrong result, or a write beside it.
+    Empty if there is none.
+    """
     args = case.fresh()
     bound = op.bind(args)
     rooms, outs = [], []
@@ -134,7 +145,9 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
 
 
 def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
-    """Return memory with a pattern in it, and NaN where the dtype has it, so that unwritten elements show."""
+    """Return memory for ``count`` elements, filled with NaN or another pattern, so that unwritten elements show. It is
+    on the device of ``args``.
+    """
     room = torch.zeros(count, dtype=dtype, device=tensors_among(args)[0].device)
     if dtype.is_floating_point and dtype.itemsize > 1:
         return room.fill_(float("nan"))
@@ -142,7 +155,9 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Check that each kernel has taken a sample."""
+    """Return an observation that is missed, that is without evidence, if a kernel accepts none of the samples
+    ``cases``, else a note that all were run.
+    """
     device = cases[0].device
     untouched = []
     for kernel in kernels_for_device(op, device):

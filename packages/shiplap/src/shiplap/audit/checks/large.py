@@ -24,12 +24,15 @@ from shiplap.sampling.run import reference_effects, results_of, run_on
 from shiplap.sampling.samples import Samples
 from shiplap.sampling.sizes import dim_environment
 
+# The first number of elements that a signed index of 32 bits cannot hold.
 BEYOND_32_BITS = 2**31
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux; in Python's mmap since 3.13
 
 
 def observe_large(op: Op, case: SampleCase) -> Observation:
-    """Run the fake with large sizes, then the op with large strides."""
+    """Run the fake with sizes beyond 2^31, then the op on tensors with such strides. The observation has a problem if a
+    shape or a value is wrong.
+    """
     fake_problem, fake_note = _observe_large_fakes(op, case)
     if fake_problem:
         return Observation(fake_problem)
@@ -42,9 +45,7 @@ def observe_large(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return the fault and a note for fakes: each free dim alone is so large that some argument exceeds 2^31
-    elements.
-    """
+    """Return ``(fault, note)`` of the fake where each free dim in turn makes an argument larger than 2^31 elements."""
     grown = []
     scalars = dict(case.recipe.scalars)
     for name, size in case.recipe.sizes:
@@ -69,16 +70,23 @@ def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
-    """Whether an argument or a result of this size has more bytes than an address can count, as no tensor has."""
+    """Whether an argument or a result of these sizes would have more bytes than an address can count, so that no such
+    tensor exists.
+    """
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
     return any(prod(declared_output_shape(Output(name, kind), known)) * 16 >= 2**62 for name, kind in tensors)
 
 
 def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
-    """Return the first fake output whose shape is not the declared one, as text."""
+    """Return in words the first output of the fake whose shape is not the declared one for the sizes ``env``. Empty if
+    there is none.
+    """
 
     def grow(arg: Arg, value: Any) -> Any:
+        """Return a tensor without values of the size that ``env`` gives the argument. Other values are returned as they
+        are.
+        """
         if not isinstance(value, Tensor) or arg.tensor is None:
             return value
         return torch.empty(
@@ -91,6 +99,7 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
         args = tuple(grow(a, v) for a, v in zip(op.spec.args, case.args, strict=True))
         outs = results_of(op, op.overload, args)
         for out, declared in zip(outs, op.spec.outputs, strict=True):
+            # A size that depends on data is not known without data.
             if not any(d.text in op.spec.dynamic for d in declared.tensor.dims):
                 expected = declared_output_shape(declared, env)
                 if list(out.shape) != expected:
@@ -99,9 +108,10 @@ def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
 
 
 def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return the fault and a note for real tensors: each argument alone, each of its dims in turn with a stride beyond
-    2^31 elements.
+    """Return ``(fault, note)`` of the op on the CPU, with each dim of each argument in turn at a stride beyond 2^31
+    elements.
     """
+    # Only the CPU can reserve so much address space without memory behind it.
     if not case.device.startswith("cpu"):
         return "", ""
     spread = []
@@ -123,7 +133,9 @@ def _observe_large_strides(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _spread_out(t: Tensor, dim: int) -> Tensor:
-    """Return ``t`` with ``dim`` spread over more than 2^31 elements of reserved, untouched address space."""
+    """Return a copy of ``t`` whose elements along ``dim`` are spread over more than 2^31 elements of reserved address
+    space. Memory between them is never touched.
+    """
     inner = t.contiguous()
     # The last row starts beyond 2^31 elements, and rows do not overlap.
     step = BEYOND_32_BITS // (t.shape[dim] - 1) + t.numel() + 64

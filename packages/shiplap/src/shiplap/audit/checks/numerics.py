@@ -15,7 +15,7 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples of all kinds of values, dtypes, scalars and larger sizes."""
+    """Yield the samples of the check: all kinds of values, dtypes, scalars and larger sizes."""
     big = list(islice(samples.grown(2), 2))
     yield from chain(samples.values(), samples.dtypes(), samples.optionals(), samples.scalars(), big)
     yield from chain(pairs_of_scalars(samples), scalars_of_sizes(samples), scalars_of_ties(samples))
@@ -23,7 +23,9 @@ def numerics_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_numerics(op: Op, case: SampleCase) -> Observation:
-    """Compare one sample with the reference."""
+    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ by more
+    than rounding.
+    """
     try:
         own = reference_effects(op, case.args)
     except RuntimeError as e:

@@ -23,8 +23,8 @@ OPCHECK_TESTS = (
 
 
 def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, transposed, optional and larger samples, with positive values where the reference would return
-    NaN.
+    """Yield the samples of the check: plain, transposed, optional and larger ones, with positive values where the
+    reference would return NaN.
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):
@@ -37,7 +37,7 @@ def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_opcheck(op: Op, case: SampleCase) -> Observation:
-    """Run ``torch.library.opcheck`` on one sample."""
+    """Run ``torch.library.opcheck`` on one sample. The observation has the first failed test as its problem."""
     args = case.fresh()
     if not why_no_backward(op, case):
         args = tree_map(lambda t: t.requires_grad_() if t.is_floating_point() else t, args)

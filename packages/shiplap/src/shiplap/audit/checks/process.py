@@ -43,7 +43,7 @@ _deterministic_settings: Any = torch.utils.deterministic
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain and optional samples, and one large enough for several threads."""
+    """Yield the samples of the check: plain and optional ones, and one large enough for several threads."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
 
@@ -51,7 +51,9 @@ RANDOM_STATES = "torch's random state", "CUDA's random state"  # of random ops: 
 
 
 def observe_process(op: Op, case: SampleCase) -> Observation:
-    """Compare the state of the process before and after calls and their backwards."""
+    """Compare the state of the process before and after calls and their backwards. The observation has a problem if
+    they change settings, print, or leak memory.
+    """
     first = make_first_call(op, case, process_state)
     changed = [c for c in first.changed if not (op.spec.random and c[0] in RANDOM_STATES)]
     if changed:
@@ -82,8 +84,8 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return the state that a call changes again after the first call changed it. The first change may have come from a
-    library that was loaded.
+    """Return in words the state that a call of ``run`` changes again after the first call had changed it. Empty if
+    there is none.
     """
     for name, before, _ in loaded:
         write = STATE_WRITERS.get(name)
@@ -91,6 +93,7 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
             continue
         now = process_state()[name]
         try:
+            # The state is put back first, so that a second change by the call shows.
             write(before)
             run()
             after = process_state()[name]
@@ -111,7 +114,8 @@ def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], A
 
 
 def _set_environment(values: dict[str, str]) -> None:
-    """Set the environment to ``values``."""
+    """Set the environment variables of the process to ``values``, and delete all others."""
+    # os.environ passes each change on to the C library, which a new dict would not.
     for key in {*os.environ, *values}:
         if key not in values:
             del os.environ[key]
@@ -120,19 +124,22 @@ def _set_environment(values: dict[str, str]) -> None:
 
 
 def _set_filters(filters: list[Any]) -> None:
-    """Set the filters of warnings."""
+    """Set the filters of Python's warnings."""
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]  # a list, that the stubs call a sequence
 
 
 def _set_handlers(handlers: list[Any]) -> None:
-    """Set the handlers of signals, on the main thread only."""
+    """Set the handlers of the signals ``HANDLED_SIGNALS``. Does nothing on other threads than the main one, where
+    Python does not allow it.
+    """
     if threading.current_thread() is threading.main_thread():
         for number, handler in zip(HANDLED_SIGNALS, handlers, strict=True):
             if handler is not None:  # None: it was not set by Python
                 signal.signal(number, handler)
 
 
+# Named once, as its changes are listed by variable.
 ENVIRONMENT_NAME = "the environment"
 STATE_WRITERS: dict[str, Callable[[Any], object]] = {
     ENVIRONMENT_NAME: _set_environment,
@@ -145,7 +152,8 @@ STATE_WRITERS: dict[str, Callable[[Any], object]] = {
 
 
 def _capture_stdout(run: Callable[[], Any]) -> str:
-    """Return the text that a call writes to standard output, by Python or by C."""
+    """Return at most 200 bytes of text that ``run`` writes to standard output, by Python or by C."""
+    # C code has a buffer of its own, which has to be written before and after.
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
@@ -166,7 +174,9 @@ def _capture_stdout(run: Callable[[], Any]) -> str:
 
 
 def _find_changed_setting(run: Callable[[], Any]) -> str:
-    """Return the setting that a call changed. All settings get other values at once, in several rounds."""
+    """Return in words a setting of the process that ``run`` changes. All settings get other values before, in several
+    rounds.
+    """
     # Two values at least for each setting: a call that sets a constant might set the first one.
     for number in range(max(len(values) for _, _, _, values in PROCESS_SETTINGS)):
         wanted = [values[number % len(values)] for _, _, _, values in PROCESS_SETTINGS]
@@ -215,13 +225,13 @@ PROCESS_SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any], tupl
 
 
 def _flushes_subnormals() -> bool:
-    """Whether the processor flushes subnormal numbers to zero."""
+    """Whether the processor is set to flush subnormal numbers to zero."""
     return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0).item())  # whatever the default dtype is
 
 
 def _advance_random_states() -> None:
-    """Advance the random states to ones that no seed gives: a call that seeds anew would leave the state of a seed as
-    it is.
+    """Advance the random states of torch, Python and NumPy to ones that no seed gives, since a call that seeds anew
+    would leave the state of a seed as it is.
     """
     torch.rand(3)
     random.random()
@@ -230,7 +240,7 @@ def _advance_random_states() -> None:
 
 
 def _call_and_backward(op: Op, case: SampleCase) -> None:
-    """Call the op and run its backward."""
+    """Call the op on a sample and run the backward of its results."""
     names = floating_args(op, case)
     args = require_gradients(op, case.fresh(), names)
     outs = [o for o in call_op(op, args) if o.grad_fn is not None]  # a view made without gradients requires one, too
@@ -240,13 +250,15 @@ def _call_and_backward(op: Op, case: SampleCase) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """Return the state that belongs to the process, or to the user, by name."""
+    """Return the state that belongs to the process or the user, such as settings, random states and environment, by
+    name in words.
+    """
     settings = {name: read() for name, read, *_ in PROCESS_SETTINGS}
     return {**settings, **_state_of_torch(), **_state_of_python(), **_state_of_system(), **_state_of_cuda()}
 
 
 def _state_of_torch() -> dict[str, Any]:
-    """Return the state of torch that is none of the settings."""
+    """Return the state of torch that is not among the settings, by name in words."""
     return {
         "torch's random state": bytes(torch.get_rng_state().numpy().tobytes()),
         "the default device": str(torch.get_default_device()) if hasattr(torch, "get_default_device") else "",
@@ -260,10 +272,11 @@ def _state_of_torch() -> dict[str, Any]:
 
 
 def _state_of_python() -> dict[str, Any]:
-    """Return the state of Python and NumPy."""
+    """Return the state of Python and NumPy, such as random states, hooks and warning filters, by name in words."""
     numpy: Any = sys.modules.get("numpy")
     return {
         "Python's random state": random.getstate(),
+        # As text, since a comparison of the arrays in it has no single truth value.
         "NumPy's random state": str(numpy.random.get_state()) if numpy else "",
         "NumPy's floating point errors": numpy.geterr() if numpy else "",
         "threads": threading.active_count(),
@@ -278,7 +291,9 @@ def _state_of_python() -> dict[str, Any]:
 
 
 def _state_of_system() -> dict[str, Any]:
-    """Return the state that the operating system keeps for the process."""
+    """Return the state that the operating system keeps for the process, such as open files and signal handlers, by name
+    in words.
+    """
     linux = sys.platform == "linux"
     return {
         ENVIRONMENT_NAME: dict(os.environ),
@@ -293,7 +308,9 @@ def _state_of_system() -> dict[str, Any]:
 
 
 def _state_of_cuda() -> dict[str, Any]:
-    """Return the state of CUDA, empty where it is not in use."""
+    """Return the state of CUDA (random state, current device and stream) by name in words. Empty where CUDA is not in
+    use.
+    """
     if not torch.cuda.is_initialized():
         return {}
     return {
@@ -304,13 +321,15 @@ def _state_of_cuda() -> dict[str, Any]:
 
 
 def _shorten_value(value: Any) -> str:
-    """Return a value as a short text."""
+    """Return ``repr(value)``, shortened and with a hash if it is long."""
     text = repr(value)
     return text if len(text) < 60 else f"{text[:20]}... ({hash(text) & 0xFFFF:04x})"
 
 
 def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
-    """Observe memory that grows with every run, in each of several rounds: resident bytes, and Python's objects."""
+    """Return an observation with a problem if each run leaves memory behind: resident bytes or Python objects, in each
+    of several rounds.
+    """
     began = time.process_time()
     run()
     took = time.process_time() - began
@@ -333,13 +352,13 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return the objects and bytes that a round of twice as many runs leaves behind, beyond those of a single one."""
+    """Return ``(objects, bytes)`` that a round of twice as many runs leaves behind, minus those of a single round."""
     once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
     return twice[0] - once[0], twice[1] - once[1]
 
 
 def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return the objects and bytes that ``calls`` runs leave behind."""
+    """Return ``(objects, bytes)`` that ``calls`` runs leave behind."""
     before = _memory_in_use()
     for _ in range(calls):
         run()
@@ -348,7 +367,9 @@ def _measure_growth(run: Callable[[], Any], calls: int) -> tuple[float, float]:
 
 
 def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) -> str:
-    """Return the memory that every one of the rounds has left behind, as text."""
+    """Return in words the memory that every round of ``calls`` runs has left behind, empty if it is below
+    the limits.
+    """
     for at, (kind, limit) in enumerate(
         (("Python objects", calls * 0.9), ("bytes of resident memory", calls * LEAKED_BYTES_PER_CALL))
     ):
@@ -360,7 +381,10 @@ def _describe_growth(growths: list[tuple[float, float]], calls: int, what: str) 
 
 
 def _memory_in_use() -> tuple[float, float]:
-    """Return the number of allocated blocks of Python, and the resident bytes."""
+    """Return the number of memory blocks that Python has allocated, and the resident bytes of the process, after a
+    garbage collection.
+    """
+    # Garbage that waits for a collection is no leak.
     gc.collect()
     return sys.getallocatedblocks(), resident_bytes(os.getpid())
 

@@ -29,9 +29,12 @@ from shiplap.sampling.samples import Samples
 
 
 def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
-    """Compare calls with gradients, in inference mode and without gradients."""
+    """Compare calls with gradients and in inference mode with calls without gradients. The observation has a problem if
+    bits differ.
+    """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
+        """Return the results of the op."""
         return run_on(op, args)
 
     with torch.no_grad():
@@ -62,7 +65,9 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
-    """Return the observation of results that require a gradient although the reference detaches them, or None."""
+    """Return an observation with a problem if a result requires a gradient although that of the reference does not,
+    else None.
+    """
     try:
         wanted = [o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), names))]
     except RuntimeError:
@@ -87,9 +92,12 @@ def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Obs
 def _run_with_inputs(
     program: Callable[..., Any], backend: str, leaf: bool, args: tuple[Any, ...]
 ) -> tuple[Tensor, ...]:
-    """Call ``program`` on leaf or non-leaf inputs, compiled if a backend is given."""
+    """Return the results of ``program``, on leaf or non-leaf inputs, compiled with ``backend`` unless it is empty."""
 
     def nonleaf(*values: Any) -> Any:
+        """Return the results of ``program`` with each input that requires a gradient multiplied by 1, so that it is no
+        leaf.
+        """
         return program(*(v * 1 if isinstance(v, Tensor) and v.requires_grad else v for v in values))
 
     fn = program if leaf else nonleaf

@@ -18,6 +18,7 @@ from shiplap.dispatch import Op
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 
+# One process runs all samples, and the tool slows each kernel down.
 SANITIZER_TIMEOUT_SECONDS = 240.0
 MOST_EDGE_SAMPLES = 12
 # Without the caching allocator each tensor is an allocation of its own, so that overruns are detected.
@@ -31,7 +32,7 @@ FIXES_BY_TOOL = {
 
 
 def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, edge, larger, optional and dtype samples."""
+    """Yield the samples of the check: plain, edge, larger, optional and dtype ones."""
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(
         samples.plain(), islice(edges, MOST_EDGE_SAMPLES), samples.grown(1), samples.optionals(), samples.dtypes()
@@ -39,7 +40,9 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
-    """Check whether there is a sanitizer for the device. One process runs all samples, in ``observe_under_tool``."""
+    """Return an empty observation if compute-sanitizer can run for the device, else one that is skipped or missed.
+    ``observe_under_tool`` runs the samples.
+    """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
     if not sanitizer.sanitizer_version():
@@ -48,10 +51,11 @@ def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all samples under ``tool``, and return the observation of its report."""
+    """Run all samples in one process under ``tool`` of compute-sanitizer, and return the observation of its report."""
     home, root = address_of_op(op)
     labels = list(dict.fromkeys(c.label for c in cases))
     text = sanitizer.make_script(home, op.spec.name, labels, cases[0].seed, cases[0].device, root)
+    # -P: a module of the current folder must not take the place of one that the script imports.
     report = sanitizer.run_under_sanitizer(
         [sys.executable, "-P", "-c", text], tool, SANITIZER_TIMEOUT_SECONDS, UNCACHED_ENVIRONMENT
     )
@@ -59,7 +63,9 @@ def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observatio
 
 
 def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: int) -> Observation:
-    """Return the observation of a report. A tool that cannot run is no evidence about the op."""
+    """Return the observation of a compute-sanitizer report: a problem for errors, missed if the tool gave no result.
+    ``wanted`` is the number of samples.
+    """
     how = f"{tool} of compute-sanitizer"
     if report.errors:
         first = report.faults[0] if report.faults else None
@@ -74,7 +80,7 @@ def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: 
 
 
 def _make_check(tool: str, symbol: str) -> Check:
-    """Return the check for one tool."""
+    """Return the audit check that runs one tool of compute-sanitizer. ``symbol`` is its name in this module."""
     return Check(
         "sanitizer",
         observes="no kernel reads or writes beside its memory, without torch's allocator in between",

@@ -23,8 +23,8 @@ from shiplap.sampling.samples import Samples
 
 
 def schema_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield all kinds of values and dtypes (an op that converts an input copies it in other dtypes only), layouts, and
-    large samples.
+    """Yield the samples of the check: all kinds of values and dtypes (since an op may copy an input only to convert
+    it), layouts, and large ones.
     """
     yield from chain(samples.values(), samples.dtypes())  # what converts an input copies it in other dtypes alone
     yield from (c for c in samples.layouts() if "every" in dict(c.recipe.layouts))
@@ -32,7 +32,9 @@ def schema_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_schema(op: Op, case: SampleCase) -> Observation:
-    """Compare the bytes under all inputs before and after a call."""
+    """Compare the bytes of all inputs' storages before and after a call. The observation has a problem for a write that
+    the schema does not declare.
+    """
     if is_adopted(op) and (problem := _why_schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
     args = case.fresh()
@@ -49,8 +51,8 @@ def observe_schema(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
-    """Check that autograd refuses a saved tensor which the op wrote to since: autograd has to be informed of the
-    write.
+    """Return an observation with a problem if autograd uses a saved tensor that the op has written to since, instead of
+    raising an error.
     """
     args = case.fresh()
     for arg, value in zip(op.spec.args, args, strict=True):
@@ -73,22 +75,24 @@ def _observe_autograd_notice(op: Op, case: SampleCase) -> Observation:
 
 
 def _tensors_in_value(value: Any) -> list[Tensor]:
-    """Return the tensors in an argument."""
+    """Return the tensors in the value of an argument, those in a list included."""
     return tensors_among([value])
 
 
 def _clone_storages(value: Any) -> list[Tensor]:
-    """Return copies of the storages of an argument."""
+    """Return copies of the storages, as bytes, of the tensors in the value of an argument."""
     return [_storage_bytes(t).clone() for t in _tensors_in_value(value)]
 
 
 def _storage_bytes(t: Tensor) -> Tensor:
-    """Return all bytes under ``t``."""
+    """Return all bytes of the storage of ``t``, as a uint8 tensor that shares this memory."""
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
 def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
-    """Return the change of an input's storage as text, empty where there is none that the schema forbids."""
+    """Return in words how the storage of an input has changed from ``before`` where the declaration forbids it. Empty
+    if it has not.
+    """
     after = _storage_bytes(t)
     if after.shape != before.shape:
         return f"was given other memory, of {after.numel()} bytes in place of {before.numel()}"
@@ -105,8 +109,8 @@ def _describe_change(t: Tensor, before: Tensor, arg: Arg) -> str:
 
 
 def _why_schema_differs(op: Op) -> str:
-    """Return the difference between an adopted op's own schema and its declaration: names, mutation, number of
-    results.
+    """Return in words how an adopted op's schema differs from its declaration in names, writes, defaults or number of
+    results. Empty if they agree.
     """
     real = op.overload._schema
     names = [a.name for a in real.arguments]
@@ -126,7 +130,9 @@ def _why_schema_differs(op: Op) -> str:
 
 
 def _unequal(theirs: Any, mine: Any) -> bool:
-    """Whether two defaults differ. A schema has lists for tuples, and numbers for dtypes, which are not compared."""
+    """Whether two defaults differ. Lists equal tuples, and values other than numbers, texts and lists are not
+    compared.
+    """
     theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
     plain = (bool, int, float, str, list, type(None))
     return isinstance(theirs, plain) and isinstance(mine, plain) and theirs != mine

@@ -21,21 +21,26 @@ from shiplap.sampling.samples import Samples
 from shiplap.sharding.derive import known_rules, why_underivable
 from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_shards, run_shards
 
+# On three devices the shards of most sizes are unequal.
 MESH_SIZES = (2, 3, 4)
 
 
 def why_skip_sharding(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, for which no sharding rule is declared or derived.
+    Empty where it does.
+    """
     return f"no rule: {why}" if op.shardings is None and (why := why_underivable(op)) else ""
 
 
 def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, optional and larger samples."""
+    """Yield the samples of the check: plain, optional and larger ones."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 
 
 def observe_sharding(op: Op, case: SampleCase) -> Observation:
-    """Compare the op on shards with the shards of the op, for each rule and each cut."""
+    """Compare the merged results of the op on shards with its results on the whole, for each sharding rule and each
+    division. The observation has a problem if they differ.
+    """
     rules = known_rules(op, case.args)
     if not rules:
         return Observation(skip="no dim of it may be cut")
@@ -48,21 +53,24 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
             if problem:
                 return Observation(f"{rule}; shards of {list(sizes)}: {problem}", error=error)
             worst, looked = max(worst, error), [*looked, rule.name]
+    # All shard sizes may violate a precondition, such as a multiple of a tile.
     if not looked:
         return Observation(skip="no shard that the declaration admits")
     return Observation(error=worst, note=f"cut along {', '.join(dict.fromkeys(looked))}")
 
 
 def shard_sizes(size: int) -> list[Sequence[int]]:
-    """Return the sizes of shards: DTensor's own for each mesh, and uneven ones with an empty shard in the middle and at
-    the end.
+    """Return lists of shard sizes for a dim of this size: DTensor's own for each mesh size, and uneven ones with empty
+    shards.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
 def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
-    """Return ``(fault, error)`` of one cut. Both are empty where the declaration or the rule does not admit the cut."""
+    """Return ``(fault, error)`` of the op on shards of these sizes. Both are empty where the declaration or the rule
+    does not admit them.
+    """
     if 0 in sizes and not rule.empty:
         return "", 0.0
     try:

@@ -25,12 +25,14 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples with long dims and with sizes around tiles."""
+    """Yield the samples of the check: those with long dims, and with sizes around tiles."""
     yield from chain(samples.long(), samples.tiles())
 
 
 def observe_sizes(op: Op, case: SampleCase) -> Observation:
-    """Compare one sample with the reference, and repeat the call."""
+    """Compare the op's results on one sample with the reference's, and repeat the call. The observation has a problem
+    if any of them differ.
+    """
     try:
         with on_one_thread():
             own = reference_effects(op, case.args)
@@ -48,8 +50,8 @@ def observe_sizes(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_repetition_differs(op: Op, case: SampleCase, got: tuple[Tensor, ...]) -> str:
-    """Return the difference of a repeated call. Calls on several threads are repeated several times while they are
-    quick, since a race does not show each time.
+    """Return in words how a repeated call differs from ``got``, empty if it does not. Large samples are repeated
+    several times, since a race does not always show.
     """
     end = time.process_time() + AGAIN_S
     for _ in range(TIMES if case.numel > SHARED else 1):

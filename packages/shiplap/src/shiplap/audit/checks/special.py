@@ -28,14 +28,16 @@ from shiplap.sampling.work_estimate import why_too_large
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield samples with special values, odd scalars, lists, and values at thresholds."""
+    """Yield the samples of the check: special values, odd scalars, lists, and values at thresholds."""
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
     )
 
 
 def observe_special(op: Op, case: SampleCase) -> Observation:
-    """Compare one sample with the reference."""
+    """Compare the op's results on one sample with the reference's. The observation has a problem if they differ, and is
+    skipped if the reference refuses the sample.
+    """
     if reason := why_too_large(op, case):
         return Observation(skip=f"the reference would take too much: {reason}")
     try:
@@ -59,13 +61,16 @@ def observe_special(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_defaults_differ(op: Op, case: SampleCase) -> str:
-    """Return the fault on plain values if arguments that are left out are not the declaration's defaults."""
+    """Return in words how a call with all defaults left out differs from the reference with the declared defaults.
+    Empty if they agree.
+    """
     if case.recipe.values != "ties" or not any(a.has_default for a in op.spec.args):
         return ""
     given = [a for a in op.spec.args if not a.has_default]
     args: Any = tuple(v if a in given else a.default for a, v in zip(op.spec.args, case.fresh(), strict=True))
     kept = tree_map(lambda t: t, args)
     positional, _ = op.spec.split(args)
+    # Arguments can only be left out at the end.
     cut = next((i for i, a in enumerate(op.spec.args) if a.has_default), len(positional))
     if any(a not in given for a in op.spec.args[:cut]) or any(a in given for a in op.spec.args[cut:]):
         return ""

@@ -21,14 +21,14 @@ from shiplap.sampling.symbols import LibraryState, read_library_state
 
 
 def _native_forms(op: Op) -> Iterator[NativeForm]:
-    """Yield the C functions behind the kernels of an op."""
+    """Yield the C functions, with their libraries, of the op's kernels that are not generated."""
     for kernels in op.kernels.values():
         yield from (kernel.native for kernel in kernels if kernel.native is not None and not kernel.native.generated)
 
 
 def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
-    """Return the library files, and the names of libraries that are not on this machine (of another device's kernels,
-    usually).
+    """Return ``(paths of the op's library files, names of its libraries that are not on this machine)``,
+    both sorted.
     """
     there, absent = set(), set()
     for source in _native_forms(op):
@@ -40,12 +40,14 @@ def find_libraries(op: Op) -> tuple[list[Path], list[str]]:
 
 
 def why_skip_stateless(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op, which has no C ABI kernel. Empty where it does."""
     return "" if any(_native_forms(op)) else "no C ABI kernel; for Python kernels see fresh, determinism and threads"
 
 
 def observe_stateless(op: Op, case: SampleCase) -> Observation:
-    """Read the symbols of all libraries of the op."""
+    """Read the symbols of all libraries of the op. The observation has a problem if one has writable globals or
+    thread-local memory.
+    """
     notes, unclear, admitted = [], [], []
     there, absent = find_libraries(op)
     if not there:
@@ -77,7 +79,7 @@ def observe_stateless(op: Op, case: SampleCase) -> Observation:
 
 
 def _why_unclear(name: str, state: LibraryState) -> str:
-    """Return the reason why the symbols are no evidence, empty where they are."""
+    """Return the reason why the symbols of a library prove nothing, such as a stripped file. Empty if they do."""
     if state.linked_in:
         return f"{name} has a C++ runtime linked in, whose private state looks like its own: link libstdc++ dynamically"
     sections = [f"{size} bytes in {section}" for section, size in state.nameless]
@@ -85,7 +87,7 @@ def _why_unclear(name: str, state: LibraryState) -> str:
 
 
 def _fix_for_state(state: LibraryState) -> str:
-    """Return the fix for the kind of state that a library keeps."""
+    """Return the fix for the kind of state, thread-local or global, that a library keeps."""
     if {s.kind for s in state.symbols} == {"thread-local"}:
         return "write messages to sl_context.error, and take scratch memory from sl_context.workspace"
     return "take scratch memory from sl_context.workspace; build tables at compile time (const), plans outside the call"

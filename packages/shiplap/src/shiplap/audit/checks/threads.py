@@ -25,7 +25,7 @@ INTERPRETER_MODULE = "triton.runtime.interpreter"
 
 
 def threads_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain and larger samples, and some large enough for several threads."""
+    """Yield the samples of the check: plain and larger ones, and some large enough for several threads."""
     yield from samples.plain()
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
@@ -33,12 +33,13 @@ def threads_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
-    """Whether Triton's interpreter runs a part of the call, wherever the launcher has its kernels from."""
+    """Whether Triton's interpreter runs a part of the call, found by a profile function during one call."""
     if INTERPRETER_MODULE not in sys.modules:
         return False
     seen = False
 
     def look(frame: FrameType, event: str, argument: object) -> None:
+        """Note whether a frame belongs to Triton's interpreter."""
         nonlocal seen
         seen = seen or frame.f_globals.get("__name__") == INTERPRETER_MODULE
 
@@ -53,7 +54,9 @@ def _runs_in_interpreter(op: Op, case: SampleCase) -> bool:
 
 
 def observe_threads(op: Op, case: SampleCase) -> Observation:
-    """Call the op on another thread, concurrently, and with several numbers of intra-op threads."""
+    """Call the op on another thread, by several threads at once, and with several numbers of intra-op threads. The
+    observation has a problem if results differ.
+    """
     if _runs_in_interpreter(op, case):
         return Observation(skip="Triton's interpreter, which runs the kernel here, is made for one thread")
     # Different values, because callers with equal ones could share a buffer unnoticed.
@@ -65,10 +68,14 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
+        """Return in words how ``got`` differs from the expected results of the sample number ``which``, empty if they
+        agree.
+        """
         sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
+        """Call the op several times on the sample number ``which``, and return the first difference in words."""
         rounds = ROUNDS if case.numel < 1 << 14 else 2
         return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")
 
@@ -86,7 +93,9 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
-    """Call the op with several numbers of intra-op threads."""
+    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem if results
+    differ.
+    """
     assert callable(agrees)
     before = torch.get_num_threads()
     try:

@@ -26,19 +26,23 @@ BATCH_SIZES = range(2, 9)  # how many calls vmap may make of one; three where no
 
 
 def why_skip_transforms(op: Op) -> str:
-    """Return the reason why the check does not apply to an op, empty where it does."""
+    """Return the reason why the check does not apply to the op: random results, writes or data-dependent sizes. Empty
+    where it does.
+    """
     if reason := why_random(op):
         return reason
     return "it mutates arguments" if op.spec.mutated else "data-dependent sizes" if op.spec.bounds else ""
 
 
 def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, scalar and larger samples."""
+    """Yield the samples of the check: plain, scalar and larger ones."""
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 
 
 def observe_transforms(op: Op, case: SampleCase) -> Observation:
-    """Compare vmap with a loop, and forward-mode AD with the reference."""
+    """Compare vmap with a loop over samples, and forward-mode AD with the reference. The observation has a problem if
+    results differ without an error.
+    """
     names = [n for n, v in arguments_by_name(op, case.args).items() if isinstance(v, Tensor)]
     if not names:
         return Observation(skip="no plain tensor argument")
@@ -59,7 +63,9 @@ def observe_transforms(op: Op, case: SampleCase) -> Observation:
 
 
 def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Compare vmap with a loop. Returns ``(problem, the reason why there was no comparison)``."""
+    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop. The note is the reason
+    where there was no comparison.
+    """
     count = count or _batch_of_row_count(op, case, batched)
     members = [
         case,
@@ -88,15 +94,17 @@ def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) 
 
 
 def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
-    """Return a batch size equal to the size of a dim: a rule that mistakes that dim for the batch is wrong then, and
-    raises no error.
+    """Return a batch size that equals the first size of a batched tensor, so that a rule which mistakes that dim for
+    the batch gives wrong results instead of an error.
     """
     shapes = [v.shape for n, v in arguments_by_name(op, case.args).items() if n in batched]
     return next((n for shape in reversed(shapes) for n in shape[:1] if n in BATCH_SIZES), 3)
 
 
 def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """Return the difference between vmap and one call a row, beyond the rounding errors of both."""
+    """Return in words how vmap's results ``got`` differ from one call for each row, beyond rounding. Empty if they
+    agree.
+    """
     looped = _stack_results(call_op(op, row) for row in rows)
     difference = against_run(
         op, got, looped, derive_reduction(op.spec, case.env), lambda body: _stack_results(body(op, row) for row in rows)
@@ -105,14 +113,12 @@ def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ..
 
 
 def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the results of all rows, stacked."""
+    """Return the results of all rows, each stacked along a new first dim."""
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 
 def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Compare the tangents along all arguments together, then along each alone: a rule may assume that the others have
-    tangents, too.
-    """
+    """Return ``(problem, note)`` of forward-mode tangents along all arguments together, then along each alone."""
     names, note = floating_args(op, case), ""
     for moving in [names, *([n] for n in names if len(names) > 1)] if names else ():
         problem, note = _compare_tangents_along(op, case, moving)
@@ -122,7 +128,9 @@ def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) -> tuple[str, str]:
-    """Compare the tangents along ``names`` with those of the reference."""
+    """Return ``(problem, note)`` of the tangents along the arguments ``names``, compared with those of the
+    reference.
+    """
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
         n: random_gradient(v, rng).to(v.device, v.dtype)
@@ -154,7 +162,9 @@ def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) ->
 def _tangents_of_results(
     op: Op, directions: dict[str, Tensor], run: Callable[..., Sequence[Tensor]], args: tuple[Any, ...]
 ) -> list[Tensor | None]:
-    """Return the tangents of all results."""
+    """Return the forward-mode tangents of the results of ``run(args)``, None for a result without one. ``directions``
+    has the tangents of arguments.
+    """
     with forward_ad.dual_level():
         duals = tuple(
             forward_ad.make_dual(v, directions[n].to(v.dtype)) if n in directions else v

@@ -28,7 +28,7 @@ FILL_BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield plain, larger, optional and large samples."""
+    """Yield the samples of the check: plain, larger, optional and large ones."""
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
@@ -36,9 +36,12 @@ def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_workspace(op: Op, case: SampleCase) -> Observation:
-    """Compare calls whose workspaces are filled with different bytes."""
+    """Compare calls whose workspaces and new tensors are filled with different bytes. The observation has a problem if
+    results depend on them.
+    """
 
     def filled(byte: int) -> tuple[Tensor, ...]:
+        """Return the results of a call whose workspaces are filled with ``byte``."""
         with poisoned_workspace(byte), _filled_empty_tensors():
             return run_op(op, case)
 
@@ -61,7 +64,7 @@ def observe_workspace(op: Op, case: SampleCase) -> Observation:
 
 @contextmanager
 def _filled_empty_tensors() -> Iterator[None]:
-    """Let ``torch.empty`` return NaN (or the largest integer) in every element, for a block."""
+    """Enter a context in which ``torch.empty`` fills new tensors with NaN, or with the largest integer."""
     settings: Any = torch.utils.deterministic
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()

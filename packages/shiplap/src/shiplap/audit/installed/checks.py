@@ -15,6 +15,7 @@ from torch.autograd.gradcheck import GradcheckError
 
 from shiplap.audit.installed.tensors import map_tensors, shifted, strided, tensors_in, transposed
 
+# A check needs new arguments for each call, since the op may write to them.
 Make = Callable[[], dict[str, Any]]
 
 
@@ -23,18 +24,20 @@ class NotApplicable(Exception):
 
 
 class MissingRegistration(Exception):
-    """Something that torch asks of an operator is not registered."""
+    """A registration that torch needs from an operator, such as a fake implementation, is missing."""
 
 
 def invoke(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of ``op``, with keyword-only arguments by name."""
+    """Return the result of the torch op on ``arguments`` by name, the keyword-only ones passed as keywords."""
     named = {a.name for a in op._schema.arguments if a.kwarg_only}
     positional = [v for n, v in arguments.items() if n not in named]
     return op(*positional, **{n: v for n, v in arguments.items() if n in named})
 
 
 def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of ``op`` for a fixed state of torch's random numbers. Whatever it raises is its refusal."""
+    """Return the result of the op for a fixed random state. An exception of the call is raised as NotApplicable, since
+    the op refuses these arguments.
+    """
     torch.manual_seed(0)
     try:
         return invoke(op, arguments)
@@ -45,7 +48,9 @@ def call_op(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
-    """Return where two results differ by more than ``tolerance`` of the largest expected value, "" if nowhere."""
+    """Return in words where two results differ by more than ``tolerance`` of the largest expected value, or an empty
+    text.
+    """
     left, right = tensors_in(result), tensors_in(expected)
     if len(left) != len(right):
         return f"{len(left)} tensors in place of {len(right)}"
@@ -61,6 +66,7 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
             continue
         wide = torch.complex128 if a.dtype.is_complex else torch.float64
         a, b = a.to(wide), b.to(wide)
+        # Infinities are compared by their places, since their difference is NaN.
         finite = torch.isfinite(b)
         if not torch.equal(torch.isfinite(a), finite):
             return f"result {number}: other values are infinite or NaN"
@@ -73,24 +79,28 @@ def difference(result: Any, expected: Any, tolerance: float = 1e-4) -> str:
 
 
 def written_names(op: Any) -> set[str]:
-    """Return the names of the arguments that the schema says the op writes to."""
+    """Return the names of the arguments that the op writes to, according to its schema."""
     return {a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
 
 
 def aliased_names(op: Any) -> set[str]:
-    """Return the names of the arguments that the schema says a result may share memory with."""
+    """Return the names of the arguments with which a result may share memory, according to the op's schema."""
     return {a.name for a in op._schema.arguments if a.alias_info is not None}
 
 
 def check_repeat(op: Any, make: Make) -> str:
-    """Two calls with equal arguments give equal results."""
+    """Return the problem if two calls with equal arguments give different results, else an empty text. ``make()``
+    returns new arguments.
+    """
     first, second = call_op(op, make()), call_op(op, make())
     problem = difference(second, first, 1e-5)
     return problem and f"a second call with equal arguments gives something else: {problem}"
 
 
 def check_uninitialized(op: Any, make: Make) -> str:
-    """No result holds memory that nothing has written: torch fills new memory with NaN or the largest integer here."""
+    """Return the problem if a result contains memory that the op has not written, else an empty text. New memory is
+    filled with NaN or the largest integer.
+    """
     expected = call_op(op, make())
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -103,7 +113,9 @@ def check_uninitialized(op: Any, make: Make) -> str:
 
 
 def check_mutation(op: Any, make: Make) -> str:
-    """No argument is written to but those that the schema names."""
+    """Return the problem if the op writes to an argument that its schema does not name as written, else an empty
+    text.
+    """
     arguments, declared = make(), written_names(op)
     before = map_tensors(arguments, torch.clone)
     call_op(op, arguments)
@@ -114,9 +126,12 @@ def check_mutation(op: Any, make: Make) -> str:
 
 
 def check_alias(op: Any, make: Make) -> str:
-    """No result shares memory with an argument that the schema does not name, or with another result."""
+    """Return the problem if a result shares memory with an argument that the schema does not name, or with another
+    result, else an empty text.
+    """
     arguments, allowed = make(), aliased_names(op)
     results = [t for t in tensors_in(call_op(op, arguments)) if t.numel()]
+    # Tensors without elements have no memory that could be shared.
     owners = {
         t.untyped_storage().data_ptr(): name
         for name, value in arguments.items()
@@ -134,7 +149,9 @@ def check_alias(op: Any, make: Make) -> str:
 
 
 def check_layout(op: Any, make: Make) -> str:
-    """A tensor of other strides, or one that does not begin its memory, gives the same result or is refused."""
+    """Return the problem if tensors with other strides or an offset change the result, else an empty text. Raises
+    NotApplicable if the op refuses them all.
+    """
     expected, declared = call_op(op, make()), written_names(op)
     refused = ""
     for name in (n for n, v in make().items() if tensors_in(v) and n not in declared):
@@ -148,13 +165,16 @@ def check_layout(op: Any, make: Make) -> str:
                 continue
             if problem := difference(result, expected):
                 return f"{name} {change.__name__} (equal values, other strides or offset): {problem}"
+    # An op may refuse strides, so that a refusal alone is no finding.
     if refused:
         raise NotApplicable(refused)
     return ""
 
 
 def check_fake(op: Any, make: Make) -> str:
-    """What the op returns for tensors without data has the shapes, dtypes and strides of what it really returns."""
+    """Return the problem if the fake implementation returns other shapes, dtypes or strides than the kernel, else an
+    empty text.
+    """
     real = tensors_in(call_op(op, make()))
     arguments = map_tensors(make(), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"))
     try:
@@ -179,6 +199,7 @@ def check_fake(op: Any, make: Make) -> str:
                 f"result {number}: the fake implementation returns {tuple(fake.shape)} {fake.dtype}, "
                 f"the kernel {tuple(true.shape)} {true.dtype}"
             )
+        # The stride of a dim of one element is never used.
         steps = [(a, b) for n, a, b in zip(true.shape, fake.stride(), true.stride(), strict=True) if n > 1]
         if true.numel() and any(a != b for a, b in steps):
             return f"result {number}: strides {fake.stride()} of the fake implementation, {true.stride()} of the kernel"
@@ -186,7 +207,7 @@ def check_fake(op: Any, make: Make) -> str:
 
 
 def check_precision(op: Any, make: Make) -> str:
-    """What is computed in float32 is close to what the same op computes in float64."""
+    """Return the problem if results in float32 are not close to those of the same op in float64, else an empty text."""
     if not any(t.dtype is torch.float32 for t in tensors_in(make())):
         raise NotApplicable("no argument in float32")
     result = call_op(op, make())
@@ -199,15 +220,19 @@ def check_precision(op: Any, make: Make) -> str:
 
 
 def check_gradient(op: Any, make: Make) -> str:
-    """The gradients are those of finite differences in float64."""
+    """Return the problem if gradients differ from finite differences in float64, else an empty text. Raises
+    MissingRegistration if there is no gradient.
+    """
 
     def differentiable(t: torch.Tensor) -> torch.Tensor:
+        """Return a float tensor in float64 with a required gradient, and another tensor as it is."""
         return t.double().requires_grad_() if t.dtype in (torch.float32, torch.float64) else t
 
     if written_names(op):
         raise NotApplicable("the op writes to an argument")
     arguments = map_tensors(make(), differentiable)
     inputs = [t for t in tensors_in(arguments) if t.requires_grad]
+    # Finite differences call the op twice for each value.
     if not inputs or sum(t.numel() for t in inputs) > 600:
         raise NotApplicable("no argument of floats, or too many values for finite differences")
     results = tensors_in(call_op(op, arguments))
@@ -221,6 +246,7 @@ def check_gradient(op: Any, make: Make) -> str:
         raise MissingRegistration("no gradient: results do not require one where arguments do")
 
     def function(*changed: torch.Tensor) -> Any:
+        """Return the differentiable results of the op with ``changed`` in place of its inputs."""
         left = iter(changed)
         values = map_tensors(arguments, lambda t: next(left) if t.requires_grad else t)
         return tuple(t for t in tensors_in(call_op(op, values)) if t.requires_grad)
@@ -242,10 +268,13 @@ def check_gradient(op: Any, make: Make) -> str:
 
 
 def check_compile(op: Any, make: Make) -> str:
-    """A compiled call, in one graph with sizes that vary, gives what an eager call gives."""
+    """Return the problem if a compiled call, in one graph with dynamic sizes, gives other results than an eager call,
+    else an empty text.
+    """
     expected = call_op(op, make())
 
     def function(arguments: dict[str, Any]) -> Any:
+        """Return the result of the op on the values of ``arguments``, by position."""
         return op(*arguments.values())
 
     if any(a.kwarg_only for a in op._schema.arguments) or not tensors_in(expected):
@@ -264,11 +293,12 @@ def check_compile(op: Any, make: Make) -> str:
 
 
 def check_crash(op: Any, make: Make) -> str:
-    """The process survives the call."""
+    """Call the op and return an empty text. The process that runs this check observes a crash."""
     call_op(op, make())
     return ""
 
 
+# The names are part of stored results and baselines.
 BY_NAME: dict[str, Callable[[Any, Make], str]] = {
     "repeat": check_repeat,
     "uninitialized": check_uninitialized,

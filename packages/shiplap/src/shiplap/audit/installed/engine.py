@@ -67,9 +67,12 @@ def audit_installed_ops(
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
 ) -> list[InstalledOp]:
-    """Return the result of each op, in the order of ``ops``. ``done`` is called with each as it is ready."""
+    """Return the audit result of each torch op, in the order of ``ops``, by ``jobs`` threads. ``recorded`` has calls by
+    op name, ``done`` is called with each result.
+    """
 
     def audit_one(name: str) -> InstalledOp:
+        """Return the audit result of the op ``name``, after passing it to ``done``."""
         result = audit_installed_op(name, ops[name], recorded.get(name, ()), asked)
         done(result)
         return result
@@ -82,13 +85,16 @@ def audit_installed_ops(
 def audit_installed_op(
     name: str, op: Overload, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> InstalledOp:
-    """Return what the checks find in one op, in calls that were recorded or else are searched for."""
+    """Return the findings of all checks on one torch op, for the calls that were recorded, or else for calls found by a
+    search.
+    """
     try:
         form = parse_schema(op._schema)
     except UndeclarableSchema as e:
         return InstalledOp(name, unreached=str(e))
     planned, crashes, reason = _plan_jobs(op, form, recorded, asked)
     result = _run_jobs(name, op, planned)
+    # A crash in the search is a finding, even if no call of the jobs crashes.
     if crashes and not any(f.check == "crash" for f in result.findings):
         result = replace(result, findings=(crashes[0], *result.findings))
     if not planned:
@@ -99,8 +105,8 @@ def audit_installed_op(
 def _plan_jobs(
     op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return the jobs of one op, the calls of the search that ended its process, which are not tried again, and the
-    reason where there are no jobs.
+    """Return ``(jobs, crashes, reason)``: the checks to run on calls of the op, the findings of calls that ended the
+    search's process, and why there are no jobs.
     """
     reason = "no call that was tried is taken"
     avoided: list[str] = []
@@ -112,6 +118,7 @@ def _plan_jobs(
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
+            """Find calls that the op accepts, in a child process, and send the jobs for them."""
             with suppress_warnings():
                 calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
                 calls = [c for c in calls if not why_refused(op, c, wrap="")] or search_calls(
@@ -122,6 +129,7 @@ def _plan_jobs(
         tried: dict[str, str] = {}
         for event in stream_events(search, _LIMITS):
             if isinstance(event, ChildDeath):
+                # The next attempt must not end its process by the same call.
                 avoided.append(repr(tried))
                 if tried and _is_crash(event):
                     note = "arguments that the schema admits, drawn by a search"
@@ -136,12 +144,14 @@ def _plan_jobs(
 
 
 def _is_crash(death: ChildDeath) -> bool:
-    """Whether a process ended by itself, not by our limits of time and memory."""
+    """Whether a child process ended by a crash or exit of its own, not by the limits of time and memory."""
     return death.how.startswith(("crashed", "the process exited"))
 
 
 def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the checks of a call, of the call with other sizes, and of malformed ones."""
+    """Yield the jobs of a call: all checks of it, some of the call with other sizes, and a crash check of malformed
+    calls.
+    """
     texts = call.texts()
     for check in CHECKS:
         yield _Job(check, texts, call.origin)
@@ -163,7 +173,9 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
 
 
 def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
-    """Run all jobs, in a new process after each that ends one, and keep the first finding of each check."""
+    """Return the result of all jobs on an op, with the first finding of each check. After a job that ends its process a
+    new one continues.
+    """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
     looked = deaths = first = 0
@@ -184,6 +196,7 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
                 if text := event.get("missing"):
                     missing[text] = None
                 if text := event.get("problem"):
+                    # The first finding of each check is kept, as later calls tend to show the same fault.
                     found.setdefault(job.check, _make_finding(name, job.check, text, job))
         first = at + 1
     calls = sum(job.check == "repeat" and not job.note for job in jobs)
@@ -191,11 +204,14 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
+    """Return the finding of a check on the call of ``job``."""
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
 def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
-    """Run the jobs from ``first`` on. Each is announced, so that the parent knows which one ended the process."""
+    """Run the jobs from number ``first`` on in a child process. Each is announced through ``send``, so that the parent
+    knows which one ended the process.
+    """
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
     with suppress_warnings():
@@ -213,7 +229,9 @@ def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEven
 
 
 def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
-    """Return what one check says of one call."""
+    """Return the event of one check on one call: its problem (an empty text for none), or the reason why it was
+    skipped.
+    """
     check = checks.BY_NAME[job.check]
     try:
         return {"kind": "looked", "problem": check(op, lambda: evaluate(job.texts))[:400]}
@@ -226,7 +244,9 @@ def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
 
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
-    """Return the result with the findings whose script shows them again in a fresh process."""
+    """Return the result with only those findings whose script shows them again in a new process. The names of the
+    others are noted.
+    """
     kept, lost = [], []
     for finding in result.findings:
         text = write_script(finding, asked.package, asked.version)
@@ -242,7 +262,7 @@ def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
 
 
 def _script_shows(text: str) -> bool:
-    """Whether a fresh process that runs the script ends by the finding."""
+    """Whether the script, run in a new process, ends by the finding: a crash or an AssertionError."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _RUN, *sys.path],
@@ -258,15 +278,15 @@ def _script_shows(text: str) -> bool:
 
 
 def prepare_process() -> None:
-    """Import the compiler, before processes are forked that would each import it for seconds."""
+    """Import torch's compiler, so that forked processes need not import it each, which takes seconds."""
     import torch
 
     torch.compile(torch.sin, backend="aot_eager")(torch.ones(1))
 
 
 def stored_results(file: Path, version: str | None = None) -> dict[str, InstalledOp]:
-    """Return the results of a run that was interrupted, by op. Left out are a line that was cut short and, where
-    ``version`` is given, the results of another version of the package.
+    """Return the results of an interrupted run by op, read from its file of JSON lines. A cut line is left out and,
+    with ``version``, results of other versions of the package.
     """
     results: dict[str, InstalledOp] = {}
     if file.is_file():

@@ -15,6 +15,7 @@ from shiplap.dtypes import DTYPES, preferred
 from shiplap.scaffold.calls import DispatchedCall, SeenTensor, map_seen
 from shiplap.scaffold.schema import SchemaField, SchemaForm
 
+# Schemas state no meaning of an argument, so its name has to suggest the values.
 _INDICES = re.compile(r"ind(ex|ices)?s?\b|idx|segment|label|row|col|bag|perm|ids?\b|roi_ix|table", re.IGNORECASE)
 _OFFSETS = re.compile(r"offset|cumsum|indptr|splits|cu_seq", re.IGNORECASE)
 _LENGTHS = re.compile(r"length|count|batch_size_per|repeats", re.IGNORECASE)
@@ -48,6 +49,7 @@ class TensorRecipe:
     last: int | None = None
 
     def __str__(self) -> str:
+        """Return the Python expression that builds the tensor."""
         if self.last is not None:
             return f"offsets({self.seed}, torch.{self.dtype}, {self.shape}, {self.last})"
         bounds = f", {self.low!r}, {self.high!r}" if (self.low, self.high) != (0.0, 0.0) else ""
@@ -65,24 +67,27 @@ class CallRecipe:
     origin: str = "found by a search"
 
     def texts(self, wrap: str = "") -> dict[str, str]:
-        """Return the Python text of each argument, with the function ``wrap`` around each tensor."""
+        """Return the Python expression of each argument by name, with a call of the function ``wrap`` around each
+        tensor if it is given.
+        """
         return {name: _text_of(value, wrap) for name, value in self.arguments.items()}
 
     def with_argument(self, name: str, value: ArgumentRecipe) -> CallRecipe:
-        """Return the call with another value of one argument."""
+        """Return the call with ``value`` as the argument ``name``."""
         return replace(self, arguments={**self.arguments, name: value})
 
     def tensors(self) -> Iterator[tuple[str, TensorRecipe]]:
-        """Yield each tensor with the name of its argument."""
+        """Yield ``(argument name, recipe)`` for each tensor of the call, those in lists included."""
         for name, value in self.arguments.items():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, TensorRecipe):
                     yield name, one
 
     def with_size(self, size: int, other: int) -> CallRecipe:
-        """Return the call with ``other`` in place of each ``size`` of its tensors, and of each int that is as large."""
+        """Return the call with ``other`` in place of ``size`` in the shapes of its tensors and in int arguments."""
 
         def resized(value: ArgumentRecipe) -> ArgumentRecipe:
+            """Return an argument with ``other`` in place of ``size``."""
             if isinstance(value, tuple):
                 return tuple(map(resized, value))
             if isinstance(value, TensorRecipe):
@@ -93,13 +98,13 @@ class CallRecipe:
 
 
 def evaluate(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Return fresh arguments of these texts."""
+    """Return new arguments by name, built from their Python expressions."""
     names = {"torch": torch, "inf": float("inf"), "nan": float("nan"), **vars(tensors)}
     return {name: eval(text, names) for name, text in texts.items()}  # texts that this package has written
 
 
 def _text_of(value: ArgumentRecipe, wrap: str) -> str:
-    """Return the source text of an argument, each tensor inside a call of ``wrap`` if that is given."""
+    """Return the Python expression of an argument, with a call of ``wrap`` around each tensor if it is given."""
     if isinstance(value, tuple):
         return "[" + ", ".join(_text_of(v, wrap) for v in value) + "]"
     if isinstance(value, TensorRecipe):
@@ -108,9 +113,12 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
 
 
 def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
-    """Return a recipe of a recorded call: the same sizes, dtypes and scalars, values in the recorded ranges."""
+    """Return a recipe with the sizes, dtypes and scalars of a recorded call, and with new values in the recorded
+    ranges.
+    """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
+        """Return the recipe of one recorded tensor."""
         whole = not seen.dtype.startswith(("float", "bfloat", "complex"))
         low, high = seen.low or 0.0, seen.high or 0.0
         return TensorRecipe(seen.dtype, seen.shape, seed, low, high if high > low or whole else low + 1e-9)
@@ -122,6 +130,8 @@ class CallDraws:
     """Calls of an op, drawn from the names and types of its schema. A refusal's text gives hints for the next."""
 
     def __init__(self, form: SchemaForm, seed: int) -> None:
+        """Start random draws of calls of an op with the schema ``form``, the same for the same seed."""
+        # The op's name is part of the seed, so that its calls do not depend on which ops are audited.
         self.form, self.random = form, random.Random(f"{form.name} {seed}")
         # What refusals have named: texts in quotes, dtypes and numbers.
         self.words: list[str] = []
@@ -129,26 +139,26 @@ class CallDraws:
         self.numbers: list[int] = []
 
     def first(self) -> CallRecipe:
-        """Return a call with one rank for all tensors, or the defaults of scalars."""
+        """Return a drawn call in which all tensors have one rank and size, and scalars their defaults."""
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
         return CallRecipe({a.name: self._argument(a, rank, size) for a in self.form.arguments})
 
     def changed(self, call: CallRecipe) -> CallRecipe:
-        """Return ``call`` with one or two arguments changed."""
+        """Return the call with one or two arguments changed at random."""
         for _ in range(self.random.choice((1, 1, 2))):
             field = self.random.choice(self.form.arguments)
             call = call.with_argument(field.name, self._change(field, call))
         return call
 
     def hint(self, refusal: str) -> None:
-        """Keep what a refusal names as values to try: words in quotes, dtypes, small numbers."""
+        """Extract from the text of a refusal the quoted words, dtypes and numbers, and keep them as values to try."""
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
         named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
         self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
         self.numbers += [n for w in re.findall(r"\b\d{1,4}\b", refusal) if (n := int(w)) not in self.numbers]
 
     def _change(self, field: SchemaField, call: CallRecipe) -> ArgumentRecipe:
-        """Return another value for one argument of a call: drawn anew, or a changed tensor or list."""
+        """Return another value for one argument of a call: drawn anew, or its tensor or list changed."""
         value = call.arguments[field.name]
         if not field.tensor or value is None or (field.optional and self.random.random() < 0.2):
             return self._argument(field, self.random.choice((1, 2, 3, 4)), self._size(call), given=True)
@@ -160,7 +170,9 @@ class CallDraws:
         return self._changed_tensor(field, value, call)
 
     def _changed_tensor(self, field: SchemaField, t: TensorRecipe, call: CallRecipe) -> TensorRecipe:
-        """Return a tensor recipe with another dtype, rank, size or values, or made like another tensor."""
+        """Return a tensor recipe with another dtype, rank, size or other values than ``t``, or with the shape of
+        another tensor of the call.
+        """
         kind = self.random.choice(("dtype", "rank", "size", "size", "like", "values"))
         if kind == "dtype":
             dtype = self.random.choice(self.dtypes if self.dtypes and self.random.random() < 0.6 else _DTYPES)
@@ -179,14 +191,16 @@ class CallDraws:
         return replace(t, seed=self.random.randrange(1000), low=0.0, high=high, last=last)
 
     def _size(self, call: CallRecipe) -> int:
-        """Return a size to try: one in the call, a neighbour of one, a small int argument, or a usual one."""
+        """Return a size to try: one that the call has, a neighbour of one, a small int argument, or a common one."""
         used = [n for _, t in call.tensors() for n in t.shape]
         ints = [v for v in call.arguments.values() if type(v) is int and 0 < v <= 64]
         near = [n + d for n in used for d in (1, -1) if n + d > 0]
         return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
 
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
-        """Return a drawn argument: None, the default, one value, or a list of as many as the schema asks for."""
+        """Return a drawn argument: None, the default, one value, or a list of as many as the schema demands. ``given``
+        prefers values over None and defaults.
+        """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
         if field.default is not None and not given:
@@ -198,7 +212,9 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
-        """Return one drawn element: a tensor recipe, a usual scalar, or a value that a refusal named."""
+        """Return one drawn value of the schema type ``element``: a tensor recipe, a common scalar, or a value that a
+        refusal named.
+        """
         if element == "Tensor":
             return self._tensor(field, rank, size)
         choices = _SCALARS.get(element, (None,))
@@ -207,7 +223,9 @@ class CallDraws:
         return self.random.choice((*choices, *more))
 
     def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
-        """Return a tensor recipe with the dtype, shape and range that the argument's name suggests."""
+        """Return a tensor recipe with the dtype, shape and range that the argument's name suggests, such as ascending
+        offsets or indices.
+        """
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):
             return TensorRecipe(dtype or "int64", (size + 1,), seed, last=size)
@@ -221,18 +239,23 @@ class CallDraws:
 
 
 def _range_of(dtype: str) -> tuple[float, float]:
-    """Return the range of drawn values: small for integers, which may be indices."""
+    """Return the range ``(low, high)`` of drawn values: 0 to 2 for integers, which may be indices, else ``(0, 0)`` for
+    a normal distribution.
+    """
     return (0.0, 2.0) if dtype.startswith(("int", "uint")) else (0.0, 0.0)
 
 
 def malformed_calls(call: CallRecipe, form: SchemaForm) -> Iterator[tuple[str, CallRecipe]]:
-    """Yield calls that break what the arguments owe each other: indices out of range, a tensor that is too short."""
+    """Yield ``(description, call)`` with arguments that do not fit each other: an integer far out of range, or a tensor
+    that is too short.
+    """
     fields: Sequence[SchemaField] = form.arguments
     for field in fields:
         value = call.arguments.get(field.name)
         if not isinstance(value, TensorRecipe) or not value.shape:
             continue
         if value.dtype in ("int64", "int32"):
+            # Far outside of each tensor, yet within 32 bits.
             for edge in (2**30, -(2**30)):
                 yield (
                     f"{field.name} = {edge}",

@@ -9,6 +9,7 @@ from typing import Any
 
 from shiplap.render.lines import Line, TextTable, line, list_first
 
+# Findings are shown in this order, the most harmful first.
 HARM = ("crash", "uninitialized", "mutation", "repeat", "layout", "precision", "gradient", "compile", "fake", "alias")
 
 
@@ -29,7 +30,7 @@ class InstalledFinding:
 
     @property
     def key(self) -> str:
-        """The identity of the finding in a baseline: the op and the check."""
+        """The text that identifies the finding in a baseline: the op and the check."""
         return f"{self.op} {self.check}"
 
 
@@ -61,7 +62,7 @@ class InstalledReport:
 
     @property
     def findings(self) -> list[InstalledFinding]:
-        """The findings of all ops, the most harmful first."""
+        """The findings of all ops as a list, the most harmful first."""
         found = [f for op in self.ops for f in op.findings]
         return sorted(found, key=lambda f: (HARM.index(f.check) if f.check in HARM else len(HARM), f.op))
 
@@ -71,7 +72,7 @@ class InstalledReport:
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:
-        """Return the value for ``--json``."""
+        """Return the report as plain values for ``--json``."""
         reached = [op for op in self.ops if op.calls]
         return {
             "package": self.package,
@@ -85,8 +86,9 @@ class InstalledReport:
         }
 
     def lines(self) -> Iterator[Line | TextTable]:
-        """Yield the lines for a terminal."""
+        """Yield the report as lines and a table for a terminal."""
         reached = [op for op in self.ops if op.calls]
+        # Ops for other devices are no failure of the search.
         absent = [op for op in self.ops if op.unreached.startswith("no kernel")]
         head = f"{self.package} {self.version}: {len(self.ops)} ops, {len(reached)} reached"
         yield line(head + (f", {len(absent)} without a kernel for the CPU" if absent else ""), "bold")
@@ -105,7 +107,7 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
-    """Return the table row of a finding; a known one is dimmed and marked as part of the baseline."""
+    """Return the table row of a finding, as ``(text, style)`` cells. A finding of the baseline is dimmed and marked."""
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
     return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")

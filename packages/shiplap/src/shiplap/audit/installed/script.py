@@ -42,7 +42,7 @@ assert not problem
 
 
 def write_script(found: InstalledFinding, package: str, version: str) -> str:
-    """Return the script of a finding. It ends with status 1, or by the crash that was found."""
+    """Return a Python script that shows a finding again. It raises AssertionError, or crashes as the op did."""
     import torch
 
     space, _, name = found.op.partition("::")
@@ -50,6 +50,7 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
     crash = "It ends its process: that is the finding." if found.check == "crash" else "It raises AssertionError."
     return _TEMPLATE.format(
         op=found.op,
+        # The problem stands in the docstring of the script, which it must not end.
         problem=found.problem.replace("\\", "\\\\").replace('"""', "'''"),
         package=package,
         module=package,
@@ -67,7 +68,7 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
 
 @cache
 def _helpers() -> str:
-    """Return the source of the modules that checks are made of, as one text."""
+    """Return the source of the modules of which the checks consist, without their imports from Shiplap, as one text."""
     parts = []
     for module in (guarded_memory, tensors, checks):
         source = re.sub(r'\A""".*?"""\n', "", inspect.getsource(module), flags=re.DOTALL)

@@ -19,14 +19,17 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return a refusal without its numbers: refusals of one form come from one place of the op."""
+    """Return the text of a refusal with its numbers replaced by ``#``, so that refusals from one place of the op are
+    equal.
+    """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
 
 def search_calls(
     op: Any, form: SchemaForm, seed: int, seconds: float, avoided: Sequence[str], send: SendEvent
 ) -> list[CallRecipe]:
-    """Return calls that the op takes, with every tensor beside a guard page, so that none reads behind its arguments.
+    """Return calls that the op accepts, found by random changes within ``seconds``. Every tensor lies beside a guard
+    page, so that reading beyond it is a crash.
 
     Each try is sent before it is made: ``avoided`` holds the texts of calls that ended the process.
     """
@@ -41,16 +44,19 @@ def search_calls(
             continue
         send({"kind": "try", "texts": texts})
         if refusal := why_refused(op, call):
+            # No change of the arguments gives the op a kernel for the CPU, so the search ends.
             if NO_KERNEL in refusal:
                 send({"kind": "unreached", "reason": f"no kernel for the CPU: {refusal}"[:160]})
                 return []
             draws.hint(refusal)
+            # A refusal in a new form may come from a later check of the op, so its call is worth changing further.
             if refusal_form(refusal) not in forms:
                 forms.add(refusal_form(refusal))
                 frontier.append(call)
             continue
         kind = repr([(n, t.dtype, len(t.shape)) for n, t in call.tensors()])
         frontier.append(call)
+        # Few calls are wanted, so those that repeat known dtypes and ranks are mostly dropped.
         if kind not in kinds or draws.random.random() < 0.1:
             kinds.add(kind)
             found.append(call)
@@ -58,7 +64,9 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return why the op refuses a call, "" where it takes it and returns something."""
+    """Return the reason why the op or its fake refuses a call, or an empty text if it accepts the call and returns
+    something.
+    """
     try:
         arguments = evaluate(call.texts(wrap))
     except (RuntimeError, ValueError, IndexError) as e:
@@ -74,7 +82,9 @@ def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
 
 
 def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
-    """Return why the fake implementation refuses a call that the kernel takes: many kernels check nothing."""
+    """Return the error with which the fake implementation refuses a call that the kernel accepts, as many kernels check
+    nothing. Empty for none.
+    """
     try:
         call_op(op, map_tensors(arguments, lambda t: t.to("meta")))
     except NotApplicable as e:

@@ -13,7 +13,9 @@ from shiplap.audit.guarded_memory import copy_beside_guard
 
 
 def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0.0, high: float = 0.0) -> torch.Tensor:
-    """Return a tensor of random values: between ``low`` and ``high``, or for floats of a normal distribution."""
+    """Return a tensor of random values, the same for one seed: between ``low`` and ``high``, or of a normal
+    distribution for floats without a range.
+    """
     generator = torch.Generator().manual_seed(seed)
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
@@ -27,14 +29,16 @@ def tensor(seed: int, dtype: torch.dtype, shape: tuple[int, ...], low: float = 0
 
 
 def offsets(seed: int, dtype: torch.dtype, shape: tuple[int, ...], last: int) -> torch.Tensor:
-    """Return ascending offsets from 0 to ``last``."""
+    """Return a one-dimensional tensor of ascending random offsets from 0 to ``last``, as CSR formats have."""
     generator = torch.Generator().manual_seed(seed)
     inner = torch.randint(0, last + 1, (max(shape[0] - 2, 0),), generator=generator).sort().values
     return torch.cat([torch.tensor([0]), inner, torch.tensor([last])])[: shape[0]].to(dtype)
 
 
 def strided(t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` with another element between each two of the last dim."""
+    """Return a copy of ``t`` whose elements along the last dim are two apart in memory. A tensor without dims is
+    returned itself.
+    """
     if not t.dim():
         return t
     wide = torch.zeros((*t.shape[:-1], 2 * t.shape[-1]), dtype=t.dtype)
@@ -43,22 +47,26 @@ def strided(t: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` with the first and the last dim exchanged in memory."""
+    """Return a copy of ``t`` with the first and the last dim exchanged in memory. A vector is strided instead."""
     return t.transpose(0, -1).contiguous().transpose(0, -1) if t.dim() > 1 else strided(t)
 
 
 def shifted(t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` one element behind the start of its memory."""
+    """Return a copy of ``t`` that begins one element behind the start of its memory."""
     return torch.zeros(t.numel() + 1, dtype=t.dtype)[1:].view(t.shape).copy_(t)
 
 
 def guarded(t: torch.Tensor) -> torch.Tensor:
-    """Return ``t`` directly before a page that cannot be read: an access behind it ends the process."""
+    """Return a copy of ``t`` directly before a page that cannot be read, so that an access behind it crashes. A strided
+    ``t`` is returned itself.
+    """
     return copy_beside_guard(t, after=True) if t.is_contiguous() else t
 
 
 def map_tensors(value: Any, function: Any) -> Any:
-    """Return an argument or result with ``function`` applied to each tensor."""
+    """Return an argument or result with ``function`` applied to each tensor in nested dicts, lists and tuples. Tuples
+    become lists.
+    """
     if isinstance(value, dict):
         return {name: map_tensors(v, function) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -67,7 +75,7 @@ def map_tensors(value: Any, function: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors of arguments or results, in their order."""
+    """Return the tensors in nested arguments or results, in order."""
     found: list[torch.Tensor] = []
     map_tensors(value, found.append)
     return found

@@ -39,7 +39,9 @@ class _FrameLayout:
 
 @cache
 def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
-    """Return the layout of a call's memory: the context, then a descriptor, sizes and strides of each tensor."""
+    """Return the layout of a call's memory for tensors of these ranks: the context, then a descriptor, sizes and
+    strides of each tensor, then the error message.
+    """
     text, places = CONTEXT, []
     for rank in ranks:
         places.append(Struct(text).size)
@@ -60,13 +62,18 @@ class CallFrame:
         config: tuple[int, int] = (0, 0),
         where: str = "",
     ) -> None:
+        """Pack the context and a DLTensor for each of ``tensors`` into one buffer. ``config`` is the address and the
+        length of the config's values.
+        """
         layout = _frame_layout(tuple([-1 if t is None else t.dim() for t in tensors]))
+        # Zeroed, so that an unwritten error message is empty.
         self._buffer = ctypes.create_string_buffer(layout.size)
         base = self.context = ctypes.addressof(self._buffer)
         message = self._message = base + layout.pack.size
         workspace = (0, 0) if scratch is None else (scratch.data_ptr(), scratch.numel())
         fields: list[Any] = [
             ABI_VERSION,
+            # Read at each call, since a program may change it.
             max(1, torch.get_num_threads()),
             stream,
             *workspace,
@@ -98,19 +105,23 @@ class CallFrame:
             )
             self.tensors.append(base + place)
         layout.pack.pack_into(self._buffer, 0, *fields)
+        # In units of 64 bits, as ``point_to`` writes addresses.
         self._places = [place // 8 for place in layout.tensors]
 
     @cached_property
     def _numbers(self) -> tuple[Any, Any]:
-        """The buffer as integers of 64 and of 32 bits."""
+        """The buffer as two ctypes arrays, of 64-bit and of 32-bit integers, which share its memory."""
         size = len(self._buffer)
         return (ctypes.c_int64 * (size // 8)).from_buffer(self._buffer), (ctypes.c_uint32 * (size // 4)).from_buffer(
             self._buffer
         )
 
     def point_to(self, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Point to other tensors, which differ from those before in their addresses alone, on the CPU."""
+        """Replace the addresses of tensors and workspace in the frame by those of another call on the CPU, whose sizes,
+        strides and dtypes are the same.
+        """
         wide, narrow = self._numbers
+        # The number of threads may have changed since the frame was made.
         narrow[_THREADS] = max(1, torch.get_num_threads())
         if scratch is not None:
             wide[_WORKSPACE], wide[_WORKSPACE + 1] = scratch.data_ptr(), scratch.numel()
@@ -120,8 +131,9 @@ class CallFrame:
 
     @property
     def message(self) -> str:
-        """The message of the kernel, up to its NUL character or the end of the buffer."""
+        """The error message that the kernel wrote, up to its NUL character or the end of the buffer."""
         raw = ctypes.string_at(self._message, ERROR_BYTES)
+        # A kernel may cut a character of several bytes at the end of the buffer.
         return raw.partition(b"\0")[0].decode(errors="replace")
 
 
@@ -130,12 +142,15 @@ _TENSOR_BYTES = Struct(TENSOR).size
 
 @cache
 def _dlpack_element(dtype: torch.dtype, where: str) -> tuple[int, int, int]:
-    """Return DLPack's type code, bits and lanes. Raise SL214 for a dtype without them."""
+    """Return DLPack's type code, bits and lanes of a dtype. Raise SL214, with ``where``, for a dtype that DLPack cannot
+    name.
+    """
     return dtypes.of(dtype, where).dlpack
 
 
 def _canonical_strides(shape: Sequence[int]) -> Sequence[int]:
-    """Return the strides of a contiguous tensor of ``shape``. A size of 0 counts as 1."""
+    """Return the strides, in elements, of a contiguous tensor of ``shape``. A size of 0 counts as 1."""
+    # Short for flat tensors, since this runs for each tensor of each call.
     if len(shape) == 1:
         return (1,)
     strides, step = [0] * len(shape), 1

@@ -89,21 +89,30 @@ class CAbiImplementation(Implementation):
         align: int = 1,
         without_signature: bool = False,
     ) -> None:
+        """Keep the library, symbol, strided arguments and alignment given to :func:`cabi`. The library is not
+        opened.
+        """
+        # A single name is not a list of letters.
         names = (strided,) if isinstance(strided, str) else strided
         self.library, self.symbol, self.strided, self.align = Path(library), symbol, frozenset(names), align
         self.without_signature = without_signature
 
     @property
     def name(self) -> str:
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the function, and the library by its content."""
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the declared function, and the
+        digest of the library's content.
+        """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """Return the kernel for ``spec``. The library is opened at the first call, never at import."""
+        """Return the kernel for the op declared as ``spec``. Raise an error for a name in ``strided`` that is no tensor
+        argument. The library is opened at the first call.
+        """
         read_strided(spec, f"sl.cabi(..., {self.symbol!r})", self.strided)
         return CKernel(spec, terms, self)
 
@@ -155,18 +164,22 @@ class CFunctionKernel(PackedKernel):
     """A kernel that can be a C function, called with the addresses of everything in one frame."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
+        """Bind the C function of ``form`` to the op declared as ``spec``, with an empty config."""
         super().__init__(spec, terms, form)
         self.values = 0, 0  # of the config: address and length
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
 
     def configure(self, values: Values) -> None:
-        """Store the values for the function's context, in the order of their names."""
+        """Store the integer values of a config as an array for the function's context, in the order of ``values``."""
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
 
     def typed(self, function: Any) -> Callable[..., int]:
-        """Return a function of a library with its types: integers are addresses, and the GIL is released."""
+        """Return a C function with ctypes of its parameters: addresses are integers, and the GIL is released during a
+        call.
+        """
         types = [_TYPE.get(p.ctype, ctypes.c_void_p) for p in self.parameters]
+        # By address: types set on the library's own function object would be shared by all its users.
         address = ctypes.cast(function, ctypes.c_void_p).value
         return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *types)(address or 0)
 
@@ -178,13 +191,16 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call the C function. Raise SL211 or SL305 with its message if it fails."""
+        """Call the C function with a frame of ``tensors`` on the current stream. Raise SL211 or SL305, with the
+        kernel's message, if its status is not SL_OK.
+        """
         device = call.device
         rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
         if device.type == "cuda":
             frame = CallFrame(
                 tensors, device, scratch, torch.cuda.current_stream(device).cuda_stream, self.values, self.where
             )
+            # The kernel launches on the current device, which need not be that of the tensors.
             with torch.cuda.device(device):
                 status = function(frame.context, *frame.tensors, *rest)
         else:
@@ -198,24 +214,32 @@ class CKernel(CFunctionKernel):
     """A C function of a library."""
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: CAbiImplementation) -> None:
+        """Bind the C function of ``source`` to the declaration, without opening its library."""
         names = terms.space.names if terms.space is not None else ()
         stamp = prototype_signature(spec, names)
         form = NativeForm(source.library, source.symbol, source.strided, source.align, stamp, source.without_signature)
         super().__init__(spec, terms, form)
         self._function: Callable[..., int] | None = None
         threads = self.workspace is not None and "threads" in self.workspace.names
+        # A stream, a data-dependent size or a number of threads may change from call to call.
         fixed = self.device == "cpu" and not spec.bounds and not threads
         self.can_repeat = fixed and source.align <= KNOWN  # all that it needs beside addresses is known once it has run
 
     def timed(self, call: Binding, clock: Callable[[Callable[[], int]], float]) -> float:
-        """Return ``clock(function)`` for the C function alone. The clock runs inside a call, while arguments live."""
+        """Return ``clock(function)``, where ``function`` is the C function alone with its arguments fixed. The clock
+        runs inside a call of the op, while the arguments live.
+        """
         function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
+            """Measure the C function on its arguments ``args`` with the clock, then call it once and return its
+            status.
+            """
             times[0] = clock(lambda: function(*args))
             return function(*args)
 
         try:
+            # The clock runs where the function would be called, with arguments that are alive.
             self._function = between
             self.run_call(call)
         finally:
@@ -223,22 +247,30 @@ class CKernel(CFunctionKernel):
         return times[0]
 
     def _loaded(self) -> Callable[..., int]:
-        """Return the kernel's function, from the library that is loaded at the first call."""
+        """Return the kernel's C function with its types, from the library that is loaded at the first call."""
         if self._function is None:
             form = self.native
             self._function = self.typed(load_symbol(form))
         return self._function
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
+        """Run ``call`` and return its outputs, with a function that repeats it for other addresses, or None where more
+        than addresses may change.
+        """
         outs = self.run_call(call)
         return outs, self._rerun(call, outs) if self.can_repeat else None
 
     def _rerun(self, call: Binding, outs: Outputs) -> Rerun:
-        """Return a function that allocates outputs like ``outs`` and fills them."""
+        """Return a function of a call's arguments that allocates outputs like ``outs``, fills them with the C function
+        and returns them.
+        """
         made = [(tuple(o.shape), o.stride(), o.dtype) for o in outs]
         refill, single, device = self._refill(call, outs), len(made) == 1, call.device
 
         def rerun(args: Args) -> Result:
+            """Return fresh outputs of the C function for ``args``, the arguments of a call that differs from the first
+            one in addresses alone.
+            """
             results = tuple([empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype in made])
             refill(args, results)
             return results[0] if single else results
@@ -246,11 +278,16 @@ class CKernel(CFunctionKernel):
         return rerun
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
+        """Run ``call`` into ``outs`` and return a function that does so for other addresses, or None where more than
+        addresses may change.
+        """
         self.run_into(call, outs, None)
         return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
-        """Return a function that writes the addresses of a call into a free frame and calls the C function."""
+        """Return a function ``refill(args, outs)`` that writes the addresses of a call into a free frame and calls the
+        C function.
+        """
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
         rest = [_ctypes_argument(p, call.env, {}) for p in self.parameters[count + len(outs) :]]
@@ -259,16 +296,21 @@ class CKernel(CFunctionKernel):
         free: list[CallFrame] = []
 
         def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
+            """Call the C function on ``args`` and into ``given_outs``, for a call that differs from the first one in
+            addresses alone. Raise SL211 or SL305 if it fails.
+            """
             tensors, _ = pack(args)
             tensors += given_outs
             given = fresh_scratch(room, device) if room else None
             try:
+                # Threads take frames from one list: a pop is atomic, and a frame is never used by two.
                 frame = free.pop()
             except IndexError:
                 frame = CallFrame(tensors, device, given, 0, values, where)
             else:
                 frame.point_to(tensors, given)
             status = function(frame.context, *frame.tensors, *rest)
+            # The frame of a failed call is not used again, since the error reads its message.
             if status != SL_OK:
                 raise c_status_error(status, where, frame)
             free.append(frame)
@@ -278,19 +320,25 @@ class CKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Call the C function with tensors, extents of dynamic outputs and workspace."""
+        """Call the C function on packed inputs and outputs. It writes data-dependent sizes into ``extents`` and may use
+        the workspace ``scratch``.
+        """
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 
 
 def c_status_error(status: int, where: str, frame: CallFrame) -> ShiplapError:
-    """Return the error of a C function that returned ``status``, with its message."""
+    """Return the error of a C function that returned ``status``: SL211 for an invalid argument, else SL305, with the
+    message in ``frame``.
+    """
     id = "SL211" if status == SL_INVALID_ARGUMENT else "SL305"
     silent = "write the reason of the status to ctx->error in the kernel" if id == "SL305" and not frame.message else ""
     return error(id, where=where, got=frame.message or f"status {status}", expected="", fix=silent)
 
 
 def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extents) -> object:
-    """Return the value of a parameter behind the tensors, as the function's ctypes signature needs it."""
+    """Return the ctypes value of a parameter behind the tensors: a scalar, a list, its length, or the address of an
+    extent.
+    """
     if p.role == "extent":
         return ctypes.byref(extents[p.source])
     value = env[p.source]
@@ -298,5 +346,6 @@ def _ctypes_argument(p: CParameter, env: Mapping[str, EnvValue], extents: Extent
         if p.role == "length":
             return len(value)
         element = ctypes.c_double if "double" in p.ctype else ctypes.c_int64
+        # C has no arrays of length 0; the length is passed beside it.
         return (element * max(1, len(value)))(*value)
     return value.encode() if isinstance(value, str) else value

@@ -13,19 +13,22 @@ from shiplap.errors import error
 
 
 def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
-    """Return the identity of the C prototype and of the names of its config, which must agree between header and
-    library.
+    """Return a digest of the C prototype of an op and of its config's names ``parameters``. A library proves by it that
+    it was built for this declaration.
     """
     text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]
 
 
 def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
-    """Return ``symbol → spec`` for every C ABI kernel bound to ``ops``. Raise SL403 if two ops claim one symbol."""
+    """Return the declaration by C symbol for every C ABI kernel bound to ``ops``. Raise SL403 if two ops claim one
+    symbol.
+    """
     specs: dict[str, OpSpec] = {}
     for op in ops:
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native
+            # Generated functions are in the binding and need no header.
             symbol = form.symbol if form is not None and not form.generated else ""
             if symbol and specs.setdefault(symbol, op.spec) != op.spec:
                 raise error(
@@ -39,18 +42,18 @@ def bound_symbols(ops: Iterable[Op]) -> dict[str, OpSpec]:
 
 
 def config_names_by_symbol(ops: Iterable[Op]) -> dict[str, tuple[str, ...]]:
-    """Return ``symbol → names`` of the config, for the C ABI kernels that have one."""
+    """Return the names of the config by C symbol, for the C ABI kernels of ``ops`` that have a config."""
     kernels = [k for op in ops for kernels in op.kernels.values() for k in kernels if k.space is not None]
     bound = [(k.native, k.space) for k in kernels if k.native is not None and k.space is not None]
     return {form.symbol: space.names for form, space in bound if not form.generated}
 
 
 def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return the C header with one prototype per ``symbol → spec``. ``target`` is the argument of `shiplap header`.
-
-    ``configs``, of :func:`config_names`: for each name an index into ``ctx->config``.
+    """Return the text of the C header with one prototype per symbol. ``target`` is the argument of ``shiplap header``,
+    and ``configs`` the names of each kernel's config, which become indices into ``ctx->config``.
     """
     guard = "".join(c if c.isalnum() else "_" for c in target).upper() + "_KERNELS_H_"
+    # A C name cannot begin with a digit, a file's name can.
     guard = f"_{guard}" if guard[0].isdigit() else guard
     kernels = [
         {
@@ -67,11 +70,15 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
 
 
 def _comment_block(text: str) -> str:
+    """Return ``text`` with comment marks separated, so that it can stand inside a C comment."""
+    # A text of a declaration must not end the comment that it stands in.
     return text.replace("*/", "* /").replace("/*", "/ *")
 
 
 def _declaration_lines(spec: OpSpec) -> list[str]:
-    """Return the declaration in words: schema, tensor types, size relations."""
+    """Return the lines of the comment above a prototype: schema, tensor types, relations of sizes and preconditions of
+    the op.
+    """
     lines = [f"{spec.namespace}::{schema_text(spec)}"]
     lines += [f"{a.name}: {a.tensor}{' or NULL' if a.optional else ''}" for a in spec.tensors]
     lines += [f"{o.name}: {o.tensor} (output)" for o in spec.outputs]

@@ -18,17 +18,18 @@ class CompiledLibrary(Protocol):
     """A library that Shiplap compiles from sources."""
 
     def locate(self) -> Path:
-        """Return the file. Raise SL420 while it is not compiled."""
+        """Return the library's file. Raise SL420 while it is not compiled."""
 
     def compile(self) -> Path:
-        """Compile the library unless it is there, and return the file."""
+        """Compile the library unless it is compiled already, and return its file."""
 
 
 source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kernel form names
 
 
 def locate_library(path: str | os.PathLike[str]) -> Path:
-    """Return the file to load: from ``SHIPLAP_LIBRARY_PATH`` first, then ``path`` itself.
+    """Return the file of the library ``path``: the compiled one of ``sl.source``, the file of its name in
+    ``SHIPLAP_LIBRARY_PATH``, or ``path`` itself.
 
     Raise SL401 when neither is there.
     """
@@ -44,7 +45,9 @@ def locate_library(path: str | os.PathLike[str]) -> Path:
 
 
 def library_digest(path: str | os.PathLike[str]) -> str:
-    """Return the digest of the library that :func:`locate` finds. Empty where there is none."""
+    """Return the digest of the content of the library that :func:`locate_library` finds, or an empty text where there
+    is none.
+    """
     try:
         return file_digest(locate_library(path))
     except ShiplapError:
@@ -53,15 +56,17 @@ def library_digest(path: str | os.PathLike[str]) -> str:
 
 @cache
 def _open_library(path: Path) -> ctypes.CDLL:
-    """Return the loaded library. Raises SL401 where the loader refuses it."""
+    """Return the loaded library, opened once per path. Raises SL401 where the loader refuses it."""
     try:
+        # RTLD_LOCAL: two libraries may define one name. RTLD_NOW: a missing symbol shows at once.
         return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as e:
         raise error("SL401", where=str(path), got=str(e), expected="a library that the loader accepts") from None
 
 
 def load_symbol(form: NativeForm) -> Any:
-    """Return the C function of ``form``.
+    """Return the C function of ``form`` from its library, after checking that the library was built for the
+    declaration.
 
     Raises:
         LibraryError: SL401 or SL402 if it is absent, SL403 if the library was built for another declaration, or does
@@ -75,6 +80,7 @@ def load_symbol(form: NativeForm) -> Any:
         raise error("SL402", where=f"{file.name}: {symbol}", got="no such symbol", expected=symbol) from None
     where, stamp = f"{file.name}: {symbol}", getattr(library, f"{symbol}_signature", None)
     if stamp is not None:
+        # The default, int, would cut the address of the text.
         stamp.restype = ctypes.c_char_p
         stamped = stamp().decode()
         if stamped != form.signature:

@@ -51,21 +51,27 @@ class SourceImplementation(Implementation):
     native_configs = True
 
     def __init__(self, texts: Sequence[SourceText], request: CompileRequest, function: CAbiImplementation) -> None:
+        """Keep the sources, the compiler's options, and the function with its flags. Nothing is compiled."""
         self.texts, self.request, self.function = tuple(texts), request, function
 
     @property
     def name(self) -> str:
+        """The name of the C function, by which the kernel is called in reports and choices."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """The function, and the sources by their content."""
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the function, the compiler's
+        options, and the content of each source.
+        """
         yield from self.function.code_parts()
         yield f"source {self.request}", None
         for text in self.texts:
             yield f"{text.language} {text.name}\n{text.content}", None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> CKernel:
-        """Return the kernel for ``spec``. Nothing is compiled and no library is opened."""
+        """Return the kernel for the op declared as ``spec``, whose library is known by the digest of sources and
+        options. Nothing is compiled and no library is opened.
+        """
         symbol = self.function.symbol
         read_strided(spec, f"sl.source(..., {symbol!r})", self.function.strided)
         configs = {symbol: terms.space.names} if terms.space is not None else None
@@ -81,6 +87,7 @@ class SourceImplementation(Implementation):
             request.libraries,
             request.architectures,
         )
+        # The path is not a file yet: a call looks here how to find or report the library.
         source_libraries[library.path] = library
         bound = CAbiImplementation(library.path, symbol, self.function.strided, self.function.align)
         return CKernel(spec, terms, bound)
@@ -99,7 +106,7 @@ def source(
     strided: Iterable[str] = (),
     align: int = 1,
 ) -> SourceImplementation:
-    """A kernel that Shiplap compiles from C, C++ or CUDA C++. Pass the result to ``op.kernel(device, ...)``.
+    """Return a kernel that Shiplap compiles from C, C++ or CUDA C++. Pass the result to ``op.kernel(device, ...)``.
 
     Each source is compiled with the header of the declaration in front, so it defines the function of that prototype
     without an include. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile; a call does not.
@@ -121,9 +128,11 @@ def source(
             a source without a language, SL422 for an architecture that is none. At a call, SL420 while the library is
             not built. ``op.build()`` raises SL421 with the compiler's message, SL423 without a compiler.
     """
+    # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     where = f"sl.source(..., {symbol!r})"
+    # Checks the symbol and the alignment as for any C function.
     function = cabi("source", symbol, strided=strided, align=align)
     texts = [_read_source(base / path, where) for path in paths]
     if code:
@@ -156,7 +165,9 @@ def source(
 
 
 def _read_source(path: Path, where: str) -> SourceText:
-    """Return the text and language of a source file. Raises SL404 or SL401."""
+    """Return the text and language of a source file, whose suffix names the language. Raises SL404 for an unknown
+    suffix and SL401 for a file that cannot be read.
+    """
     language = SUFFIX_LANGUAGES.get(path.suffix)
     if language is None:
         raise error(
@@ -181,7 +192,7 @@ def _read_source(path: Path, where: str) -> SourceText:
 
 
 def _read_architecture(value: str | int, where: str) -> str:
-    """Return a compute capability without "sm_". Raises SL422."""
+    """Return a compute capability without its prefix ``sm_``, such as ``90a``. Raises SL422 for any other text."""
     match = ARCHITECTURE.fullmatch(str(value))
     if match is None:
         raise error("SL422", where=where, got=repr(value), expected='a compute capability such as "80" or "90a"')

@@ -40,13 +40,16 @@ class OpEntrance(NativeEntrance):
     """
 
     def __init__(self, op: Op) -> None:
+        """Define the torch ops by which native code of ``op`` calls Python. No library serves the op yet."""
         self.bindings: list[ctypes.CDLL] = []
         self.first: dict[str, tuple[ctypes.CDLL, ctypes.c_uint64]] = {}
         self.raised = threading.local()
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define ``<op>__python``, which native code calls for arguments that it does not support."""
+        """Define the torch op ``<op>__python``, and that of the out-variant, which native code calls for arguments that
+        it does not support.
+        """
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
         names: dict[str, tuple[str, Callable[..., Result]]] = {name: (schema_text(op.spec, name), op.execute)}
@@ -56,15 +59,20 @@ class OpEntrance(NativeEntrance):
         for name, (declared, execute) in names.items():
             python.define(declared)
             python.implement(name, self._with_error_text(execute))
+            # Native code is below autograd when it calls this op.
             python.skip_autograd(name)
 
     def _with_error_text(self, execute: Callable[..., Result]) -> Callable[..., Result]:
-        """Return ``execute`` with its errors passed to the native code as text, and to the Python caller as they are.
+        """Return ``execute`` such that the text of its error is also passed to the native code, whose caller then
+        raises the error itself.
 
         Torch 2.11 drops the text of an exception on the way from Python to native code.
         """
 
         def run(*args: Value, **kwargs: Value) -> Result:
+            """Return the result of the wrapped Python implementation. An error is kept for this thread, passed as text
+            to every attached library, and raised on.
+            """
             try:
                 return execute(*args, **kwargs)
             except Exception as e:
@@ -77,10 +85,13 @@ class OpEntrance(NativeEntrance):
         return run
 
     def lead_calls_to(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
-        """Lead calls on ``device`` to this code. Return the reason if that fails, else an empty text."""
+        """Make calls on ``device`` run the code of the library ``binding``, for op number ``index``, with the kernel
+        library ``kernels``. Return the reason if torch refuses that, else an empty text.
+        """
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
         first = self.first.get(device)
+        # Torch's table is written once in a process; later libraries are reached from the entries there.
         look = binding.shiplap_attach if first is None else binding.shiplap_find
         refused: bytes = look(index, os.fsencode(kernels))
         if not refused and first is None:
@@ -90,14 +101,17 @@ class OpEntrance(NativeEntrance):
         return refused.decode(errors="replace")
 
     def release(self, device: str) -> None:
-        """Lead calls on ``device`` to Python."""
+        """Make calls of the op on ``device`` run in Python again."""
         binding, index = self.first[device]
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that the native code raised as ``cause``, or None."""
+        """Return the catalogue error that native code or Python raised, of which torch passed on only the text
+        ``cause``, or None.
+        """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
+        # The record of an earlier error does not count: its text has to occur in this exception.
         if python is not None and _exception_text(python) in message:
             return python
         for binding in self.bindings:
@@ -122,44 +136,55 @@ class AttachedBinding(NativeBinding):
 
     @property
     def records(self) -> bool:
+        """Whether C++ records the gradients of the op's calls."""
         return self.recorder is not None
 
     @property
     def devices(self) -> tuple[str, ...]:
+        """The device types on which native code serves the op."""
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
-        """Lead calls to Python. A running call continues, since nothing is unregistered or unloaded."""
+        """Make calls of the op run in Python again. A running call continues, since nothing is unregistered or
+        unloaded.
+        """
         for entry in self.parts.values():
             self.entrance.release(entry.device)
             for form in entry.forms:
+                # The kernels may have changed, so that another library may serve them.
                 form.resume()
         if self.recorder is not None:
             library, route = self.recorder
             library.shiplap_record(route, None)
 
     def start_recording(self) -> None:
-        """Let C++ record the calls of the op, where that is possible and the ops of its gradient are native too."""
+        """Let C++ record the gradients of the op's calls from now on, if its gradient can be recorded there and the ops
+        of the gradient are native too.
+        """
         gradient = self.op.gradient
         if self.recorder is not None or gradient is None:
             return
         if all(isinstance(part.op, Op) and part.op.native is not None for part in gradient.ops):
             self.recorder = record_in_cpp(self.op)
+            # The short path of a call is chosen anew, now that C++ records.
             if self.recorder is not None:
                 self.op.install_fast_path()
 
     def update_choices(self) -> None:
-        """Send the tuned choices of this op to the native code."""
+        """Send the tuned choices of the op to the native code, in place of earlier ones."""
         tables = _choice_tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
             _send_choices(self.binding, index, *tables[entry.device])
 
 
 def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """Return by device type the choices as rows of numbers, and whether other calls have to go to Python."""
+    """Return for each device type the tuned choices of ``op`` as rows of numbers, and whether calls without a row have
+    to go to Python.
+    """
     return {
         e.device: (
             choice_rows(op, e.device),
+            # Python gives the notice, or in strict mode the error, of a call that a frozen table lacks.
             bool(tuned_choices.frozen) and tuned_choices.has_tunable_kernels(op, e.device),
         )
         for e in entries
@@ -167,7 +192,8 @@ def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tu
 
 
 def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
-    """Copy the choices in force into the native code.
+    """Copy the tuned choices ``table`` into the native code of op number ``index``. ``defer`` says that calls without a
+    row go to Python.
 
     Choices with other values than numbers, or for tensors that are not contiguous, stay with Python. Native code passes
     calls with other layouts to Python as long as there are choices.
@@ -178,24 +204,29 @@ def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defe
 
 
 def attach_plan(plan: LibraryPlan) -> None:
-    """Register the native code of every op of the plan that has no native binding yet."""
+    """Open the library of ``plan`` and register its code for every op in it that has no native binding yet. Then let
+    C++ record gradients where it can.
+    """
     binding = _load_plan_library(plan)
     for op in dict.fromkeys(e.op for e in plan.entries.values()):
         if op.native is None:
             own = {i: e for i, e in plan.entries.items() if e.op is op}
             _attach_op(op, own, plan.place / LIBRARY, binding)
+    # Only now are the ops of gradients in this library native, too.
     start_recording()
 
 
 def start_recording() -> None:
-    """Let C++ record the calls of each op of which Python still does."""
+    """Let C++ record the gradients of all attached ops that Python still records, where that is possible."""
     for op in registry.declared_op_list():
         if op.gradient is not None and isinstance(op.native, AttachedBinding):
             op.native.start_recording()
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
-    """Register the entries of ``op``. An entry that torch refuses stays with Python, which a notice reports."""
+    """Register the native code of ``op`` for the devices in ``entries``. A device that torch refuses stays with Python,
+    which a notice reports. Raise SL405 if all are refused.
+    """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)
     attached, why = AttachedBinding(op, path, binding, {}, entrance), ""
@@ -204,6 +235,7 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
         entry.form.connect(binding)
         _send_choices(binding, index, *tables[entry.device])  # before the first call
         refused = entrance.lead_calls_to(entry.device, binding, ctypes.c_uint64(index), entry.kernels)
+        # A reason settles the form, so that later calls do not count towards another build.
         for form in entry.forms:
             form.settle(refused)
         if not refused:
@@ -221,7 +253,9 @@ def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, bindin
 
 
 def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
-    """Open the library, once in this process, and pass it the byte with which workspaces are filled."""
+    """Return the library of a plan, opened once in this process. Raise SL405 for a library that lacks Shiplap's
+    functions.
+    """
     path = plan.place / LIBRARY
     if path not in _opened_libraries:
         binding = load_library(plan.place, next(e.op.spec.name for e in plan.entries.values()), plan.rule)
@@ -230,6 +264,7 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
                 function.restype = ctypes.c_char_p
             binding.shiplap_code.restype = ctypes.c_void_p
             binding.shiplap_choose.restype = binding.shiplap_lead.restype = binding.shiplap_poison.restype = None
+        # A library of this name that something else has compiled.
         except AttributeError as e:
             expected, fix = "a library that Shiplap compiled", f"remove {plan.place}, and build the binding again"
             raise error("SL405", where=str(path), got=str(e), expected=expected, fix=fix) from None
@@ -239,13 +274,15 @@ def _load_plan_library(plan: LibraryPlan) -> ctypes.CDLL:
 
 
 def _exception_text(e: Exception) -> str:
-    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it."""
+    """Return the text of an exception in valid UTF-8 without NUL characters, as C++ needs it. Other errors than
+    Shiplap's begin with their type.
+    """
     text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
     return text.replace("\0", "").encode(errors="replace").decode()
 
 
 def _send_all_choices() -> None:
-    """Send the tuned choices of all attached ops to the native code."""
+    """Send the tuned choices of all attached ops to their native code."""
     for op in registry.declared_op_list():
         if op.native is not None:
             op.native.update_choices()

@@ -1,10 +1,10 @@
 """The native binding of C ABI kernels: built on request, cached, attached beside the Python binding.
 
-A kernel is served by Python (``cabi.py``) until a library is there. One that came with the package of the op, or is in
-the cache, is attached at the first call. Else the ``HOT_CALLS``-th call gives a notice that says how to build one.
-Under ``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call attaches the
-library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives the reason,
-and Python goes on serving.
+A kernel is served by Python (``kernels/c/declaration.py``) until a library is there. One that came with the package of
+the op, or is in the cache, is attached at the first call. Else the ``HOT_CALLS``-th call gives a notice that says how
+to build one. Under ``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call
+attaches the library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives
+the reason, and Python goes on serving.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _running_builds: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def _reset_builds_after_fork() -> None:
-    """Reset lock and builders in a forked child, which has neither the threads nor the children of its parent."""
+    """Replace the lock and forget the builders in a forked child, which has neither the threads nor the child processes
+    of its parent.
+    """
     global _lock
     _lock = threading.RLock()
     _running_builds.clear()
@@ -52,9 +54,13 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call served by Python. Attach the native binding if there is one, or start its build if the op is hot."""
+    """Count a call that Python served. At the first call and from the 32nd on, attach the native binding if there is
+    one, start its build, or give a notice.
+    """
+    # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
         return
+    # Not locked: a lost count only delays the notice.
     form.calls += 1
     if 1 < form.calls < HOT_CALLS or not _lock.acquire(blocking=False):  # another thread is at it
         return
@@ -75,7 +81,9 @@ def count_python_call(spec: OpSpec, form: NativeForm) -> None:
 
 
 def how_to_build(name: str) -> str:
-    """Return the text of the notice at the call from which on a native binding pays."""
+    """Return the text of the notice that calls of the op ``name`` would be faster with a native binding, and how to
+    build it.
+    """
     op = registry.find_declared_op(name)
     module = op.reference.__module__ if op is not None else "TARGET"
     target = op.file if op is not None and module == "__main__" else module
@@ -87,11 +95,14 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Take one step towards a native binding. Return the reason if there will be none, else an empty text."""
+    """Attach the op's native binding if its library is there, else start its build if the op is called often. Return
+    the reason if there will be no binding, else an empty text.
+    """
     if not settings().native:
         return BINDING_OFF
     if form.calls > HOT_CALLS and form.place in _running_builds:
         return _collect_build(spec, form)
+    # The op may have been declared again since the kernel was bound.
     op = registry.find_declared_op(spec.name)
     if op is None or not form_is_native(op, form):
         return f"Python picks the kernels of {spec.name}" if op is not None and form.calls >= HOT_CALLS else ""
@@ -111,7 +122,9 @@ def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
 
 
 def _attach_installed(op: Op) -> bool:
-    """Attach the library in the package of ``op``. A notice reports once that a library cannot be used."""
+    """Attach the native library in the package of ``op``. Return whether it is attached. A notice reports once that a
+    library is there and cannot be used.
+    """
     plan, why = prebuilt.find_prebuilt_library(op)
     if plan is not None:
         try:
@@ -131,7 +144,9 @@ def _attach_installed(op: Op) -> bool:
 
 
 def attach_installed_library(op: Op) -> bool:
-    """Attach the library in the package of ``op`` before its first call, and return whether there is one."""
+    """Attach the native library in the package of ``op`` before its first call. Return whether the op has native code
+    now.
+    """
     if not settings().native or torch.compiler.is_compiling():
         return False
     with _lock:
@@ -139,7 +154,9 @@ def attach_installed_library(op: Op) -> bool:
 
 
 def _collect_build(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the library of a build in the background that has ended. Return the problem of one that failed, or ""."""
+    """Attach the library of a background build that has ended. Return the problem of one that failed, else an empty
+    text, also while it runs.
+    """
     child = _running_builds[form.place]
     if child.poll() is None:
         return ""
@@ -174,12 +191,15 @@ def build(op: Op) -> Path:
         if any(can_record(each.op) for each in plan.entries.values()):
             build_recorder(op)
         attach_plan(plan)
+        # Last, so that the library of this op is the most recently used one.
         evict_artefacts(plan.place.parent)
         return plan.place / LIBRARY
 
 
 def compile_plan(plan: LibraryPlan, op: Op) -> None:
-    """Compile the library of ``plan``, unless it is in the cache. SL405 when it cannot be built."""
+    """Compile the library of ``plan`` into the cache, unless it is there. Raise SL405 or SL410, with the name of
+    ``op``, when it cannot be built.
+    """
     if is_library_present(plan.place, op.spec.name):
         return
     try:
@@ -191,8 +211,8 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return ``("native" | "python", why)``: the binding that serves the C ABI kernel of ``op``, as ``shiplap env``
-    prints it.
+    """Return which binding, ``"native"`` or ``"python"``, serves the C ABI kernel of ``op`` on ``device``, and the
+    library or the reason, as ``shiplap env`` prints it.
 
     A library in the package of the op or in the cache counts as native: the first call attaches it.
     """
@@ -209,6 +229,7 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
     if plan is not None and not form.why:
         return "native", f"{plan.place / LIBRARY}, attached at the first call"
     try:
+        # Raises where the op cannot be bound, which is the reason that is shown.
         plan = make_plan(op)
         there = is_library_present(plan.place, op.spec.name)
     except (ShiplapError, OSError) as e:
@@ -223,15 +244,21 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def build_error(where: str, problem: str) -> ShiplapError:
-    """Return the error of a binding that was not built: SL410 if the machine lacked something, else SL405."""
+    """Return the error of a binding that was not built, for ``problem``, the builder's text: SL410 if the machine
+    lacked something, else SL405.
+    """
     if problem.startswith(LACKING):
         return error("SL410", where=where, got=problem, expected="a machine with room for the build")
     return error("SL405", where=where, got=problem, expected="a library")
 
 
 def _build_failed(output: str) -> str:
+    """Return the reason of a failed background build, from the builder's ``output``, in one line."""
     return _failure_reason(build_error("", output))
 
 
 def _failure_reason(e: Exception) -> str:
+    """Return an exception as one line of a notice: the number, title and observation of a catalogue error, or type and
+    text.
+    """
     return f"{e.id}: {e.what}, {e.got}" if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"

@@ -44,18 +44,21 @@ LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same 
 
 
 def is_sealed_folder(folder: Path) -> bool:
-    """Whether ``folder`` holds the complete library that was built for it."""
+    """Whether ``folder`` holds a complete library whose two seals fit: it is undamaged, and this user built it."""
     try:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
             text = seal_text(folder.name, library)
         keyed = _read_seal(folder / KEYED_SEAL)
+        # compare_digest takes the same time wherever two seals differ.
         return _read_seal(folder / SEAL) == text.encode() and hmac.compare_digest(keyed, keyed_seal(text).encode())
     except OSError:
         return False
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the seal of this library and this digest. The library is read in pieces."""
+    """Return the seal of a library: a sha256 over ``digest`` and its content. Raise OSError for a library over 256
+    MiB.
+    """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
         length += len(piece)
@@ -66,15 +69,18 @@ def seal_text(digest: str, library: IO[bytes]) -> str:
 
 
 def keyed_seal(seal: str) -> str:
-    """Return the seal that only this user can make."""
+    """Return the seal of the text ``seal`` that only this user can make: an HMAC with the user's secret."""
     return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
 
 
 def user_key() -> tuple[bytes, str]:
-    """Return the secret of this user's seals, and why it cannot be kept: then it is that of this process."""
+    """Return the secret of this user's seals, made if missing, and an empty text. Where it cannot be kept on disk,
+    return one of this process alone, and the reason.
+    """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
         try:
+            # A relative path would be another folder in each working folder.
             if not os.path.isabs(home):
                 raise OSError(errno.ENOENT, "no home folder", home)
             _keys[home] = _kept_key(Path(home, "shiplap")), ""
@@ -87,7 +93,9 @@ _keys: dict[str, tuple[bytes, str]] = {}  # the folder of the user's data -> the
 
 
 def _kept_key(folder: Path) -> bytes:
-    """Return the secret in ``folder``, which is made if it is missing. Raises OSError."""
+    """Return the secret in the file ``seal.key`` of ``folder``, which is made if it is missing. Raises OSError for one
+    that others can read or that is no secret.
+    """
     path = folder / "seal.key"
     if not os.path.lexists(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,19 +110,25 @@ def _kept_key(folder: Path) -> bytes:
     handle = _open_regular_file(path, os.O_RDONLY)
     with os.fdopen(handle, "rb") as file:
         about, key = os.fstat(handle), file.read(KEY_BYTES + 1)
+    # A secret that others can read would let them seal a library.
     if about.st_uid != os.geteuid() or about.st_mode & 0o077 or len(key) != KEY_BYTES:
         raise OSError(errno.EPERM, "it is no secret of this user: remove it", str(path))
     return key
 
 
 def _read_seal(path: Path) -> bytes:
-    """Return the content of a regular file. Raise OSError for anything else, such as a FIFO, which would block."""
+    """Return the first 4096 bytes of a regular file. Raise OSError for anything else, such as a FIFO, which would
+    block.
+    """
     with os.fdopen(_open_regular_file(path, os.O_RDONLY), "rb") as file:
         return file.read(4096)
 
 
 def _open_regular_file(path: Path, flags: int) -> int:
-    """Return a descriptor of a regular file that is no link. Raises OSError for others."""
+    """Return a descriptor of ``path``, opened with ``flags``, if it is a regular file and no link. Raises OSError for
+    others.
+    """
+    # O_NONBLOCK: opening a FIFO would otherwise wait for a writer.
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -130,7 +144,8 @@ def build_once(
     files: Mapping[str, str] | None = None,
     wait: float = LOCK_WAIT_S,
 ) -> str:
-    """Build ``<root>/<digest>`` unless it exists. Return the problem, or an empty text.
+    """Compile ``source`` to the folder ``<root>/<digest>``, unless it is there and sealed. Return the problem, or an
+    empty text.
 
     ``command`` is the compiler call without source and output. ``files`` are written beside the source, in the folder
     that ``SOURCE_FOLDER`` stands for in the command. The lock of another builder of the digest is waited for
@@ -138,6 +153,7 @@ def build_once(
     """
     try:
         with _hold_build_lock(root, digest, wait):
+            # Another builder may have finished while this one waited for the lock.
             if is_sealed_folder(root / digest):
                 return ""
             for left in root.glob(f".{digest}-*"):  # of a builder that was killed: we hold its lock
@@ -154,29 +170,36 @@ def build_once(
 
 
 def build_detached(root: Path, digest: str, source: str, command: list[str]) -> subprocess.Popen[bytes]:
-    """Start ``build_once`` in a process of its own, which may outlive this one and prints a problem."""
+    """Start ``build_once`` in a process of its own, which may outlive this one, and return the process. It prints the
+    problem, if any, to its standard output.
+    """
     with tempfile.TemporaryFile() as order:
         order.write(json.dumps([str(root), digest, source, command, user_key()[0].hex()]).encode())
         order.seek(0)
         with _fork_lock:
             return subprocess.Popen(
+                # -I: neither the working folder nor PYTHONPATH can replace a module of the builder.
                 [sys.executable, "-I", __file__],
                 stdin=order,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                # An interrupt at the terminal of this process must not end the build.
                 start_new_session=True,
             )
 
 
 @contextlib.contextmanager
 def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
-    """Hold the lock file of ``digest``, which has the holder's process id. Raise OSError after ``wait`` seconds."""
+    """Hold the lock file of ``digest`` in ``root`` inside the ``with``, and write this process's id into it. Raise
+    OSError if another process holds it for ``wait`` seconds.
+    """
     path = root / f"{digest}.lock"
     with _fork_lock:  # no fork between the two
         lock = os.fdopen(_open_regular_file(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0)
         _open_locks.add(lock)
     try:
         _acquire_build_lock(lock, path, wait)
+        # The number of an earlier holder may be longer than that of this process.
         lock.truncate()
         lock.write(f"{os.getpid()}\n".encode())
         yield
@@ -189,7 +212,7 @@ def _hold_build_lock(root: Path, digest: str, wait: float) -> Iterator[None]:
 
 
 def _close_locks_after_fork() -> None:
-    """Close the lock files in a forked child.
+    """Close the inherited lock files of builds in a forked child, since the child holds none of the locks.
 
     An flock ends with the last process that has the file open, so a child would hold the lock beyond its parent's end.
     """
@@ -207,7 +230,9 @@ os.register_at_fork(
 
 
 def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
-    """Lock a build for this process. Raises OSError with the holder's number after ``wait`` seconds."""
+    """Take the flock of an opened lock file. Raises OSError that names the holding process after ``wait`` seconds.
+    Without locks on the file system, return at once.
+    """
     until = time.monotonic() + wait
     while True:
         try:
@@ -218,6 +243,7 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
                 holder = os.read(lock.fileno(), 32).decode(errors="replace").strip() or "unknown"
                 why = f"process {holder} has been building it for more than {wait:g} s"
                 raise OSError(errno.ETIMEDOUT, why, str(path)) from None
+            # flock has no timeout of its own.
             time.sleep(0.02)
         except OSError:  # no locks on this file system: two may build, one rename wins
             return
@@ -226,10 +252,13 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` in ``scratch`` and seal the library. Return the compiler's problem, or ""."""
+    """Compile ``source`` to a library in the folder ``scratch`` and write its seals. Return the problem, or an empty
+    text.
+    """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
     rest = [word.replace(SOURCE_FOLDER, str(scratch)) for word in command[len(tools) :]]
+    # The source comes before the flags, so that libraries to link follow what needs them.
     call = [*tools, "-o", str(scratch / LIBRARY), str(scratch / SOURCE), *rest]
     try:
         status, output = _run_compiler(call)
@@ -243,6 +272,7 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
     if status:
         return f"{command[0]} failed with status {status}: {output.strip()[:2000]}"
     with (scratch / LIBRARY).open("rb") as library:
+        # Sealed before the rename: a folder under its final name is always complete.
         seal = seal_text(digest, library)
     (scratch / SEAL).write_text(seal)
     (scratch / KEYED_SEAL).write_text(keyed_seal(seal))
@@ -256,7 +286,7 @@ def _compile_source(scratch: Path, digest: str, source: str, command: list[str])
 
 
 def _run_compiler(call: list[str]) -> tuple[int, str]:
-    """Run a compiler and return its status and messages.
+    """Run the command ``call`` of a compiler, and return its exit status and its messages.
 
     The messages go to a file. A child that another thread forks meanwhile would inherit the writing end of a pipe: this
     process would wait for the child's end, while the child may wait for the lock held here.
@@ -264,7 +294,12 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
     with tempfile.TemporaryFile() as output:
         with _fork_lock:  # subprocess has a pipe of its own, until the program runs
             child = subprocess.Popen(
-                call, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"}
+                # LC_ALL=C: the signs of a killed compiler are searched for in English.
+                call,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "LC_ALL": "C"},
             )
         try:
             status = child.wait()
@@ -277,7 +312,10 @@ def _run_compiler(call: list[str]) -> tuple[int, str]:
 
 
 def _publish_folder(scratch: Path, folder: Path) -> str:
-    """Rename ``scratch`` to ``folder``. Return the problem, or "" where a sealed folder is there."""
+    """Rename ``scratch`` to ``folder``, and remove a broken folder in that place. Return the problem, or an empty text,
+    also where another builder's sealed folder is there.
+    """
+    # A broken folder in the place is removed once, then the rename is tried again.
     for _ in range(2):
         try:
             scratch.rename(folder)
@@ -291,7 +329,7 @@ def _publish_folder(scratch: Path, folder: Path) -> str:
 
 
 def _remove_path(path: Path) -> None:
-    """Remove a folder, or whatever stands in its place."""
+    """Remove a folder with its content, or the file in its place. Errors are ignored."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -300,8 +338,11 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Build the order that is read from ``pipe``, and write its problem to standard output."""
+    """Build the order, JSON from :func:`build_detached`, that is read from ``pipe``, and write its problem to standard
+    output. This is the main function of a builder process.
+    """
     root, digest, source, command, key = json.load(pipe)
+    # The key comes with the order, since under a process of this one it may not be kept on disk.
     _keys[os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")] = bytes.fromhex(key), ""
     problem = build_once(Path(root), digest, source, command)
     with contextlib.suppress(BrokenPipeError):

@@ -29,27 +29,33 @@ FLAGS = (
 
 
 def library_name_digest(source: str, flags: Iterable[str], runtime: str = "") -> str:
-    """Return the digest that names a library: of source, headers, flags, machine type and the ``runtime`` it needs."""
+    """Return the digest that names a library in the cache: of its source, Shiplap's headers, the compiler's flags, the
+    machine type and the ``runtime`` that it needs.
+    """
     parts = [source, *_headers_digest(), *flags, machine_type(), runtime]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def op_build_digest(native: NativeOp) -> str:
-    """Return the digest of one op's code, independent of the other ops in its library."""
+    """Return the digest of one op's generated code, independent of the other ops in its library. A packaged library is
+    recognised by it.
+    """
+    # As if the op was alone in a library, so that a program may import a part of a package.
     return library_name_digest(native_source([native]), FLAGS)
 
 
 def machine_type() -> str:
-    """Return the platform of machine code, such as ``linux-x86_64``."""
+    """Return the platform for which machine code is compiled, such as ``linux-x86_64``."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def takes_torch(version: str = torch.__version__) -> bool:
-    """Whether this release of torch has the stable ABI that the code uses."""
+    """Whether the torch release ``version`` has the stable ABI that the generated code uses."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return TORCH[0] <= (major, minor) < TORCH[1]
 
 
 @cache
 def _headers_digest() -> tuple[str, ...]:
+    """Return the texts of Shiplap's C headers, in the order of their names."""
     return tuple([path.read_text() for path in sorted((INCLUDE / "shiplap").glob("*.h"))])

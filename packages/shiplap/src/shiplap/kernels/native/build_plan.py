@@ -60,12 +60,15 @@ class LibraryPlan:
 
 
 def make_plan(op: Op) -> LibraryPlan:
-    """Return the plan of the library that ``op`` shares with other ops of its kernel libraries. Nothing is compiled."""
+    """Return the plan of the native library for ``op``, which it shares with other ops of its kernel libraries. Nothing
+    is compiled. Raise SL404 where C++ cannot bind the op.
+    """
     # A kernel that this machine cannot run is not looked at: its module may need Triton, which is not here either.
     forms = {device: form for device, form in _first_native_forms(op).items() if form.wanted}
     if not forms:
         raise _no_native_form_error(op, "the CPU or on CUDA")
     reasons = [_native_source(op, device, form).unfit for device, form in forms.items()]
+    # A device that generated C++ can serve is enough for a library.
     if all(reasons):
         raise error(
             "SL404",
@@ -99,12 +102,16 @@ def make_plan(op: Op) -> LibraryPlan:
 
 
 def library_cache_folder(op: Op) -> Path:
-    """Return the cache folder of libraries. Raise SL406 if other users could write to it."""
+    """Return the cache folder of compiled libraries, made if missing. Raise SL406, with the name of ``op``, if other
+    users could write to it.
+    """
     return cache_folder(op.spec.name)
 
 
 def compiler_command(where: str) -> tuple[str, ...]:
-    """Return the C++ compiler with the arguments that ``CXX`` gives it (``ccache g++``). Raise SL405 without one."""
+    """Return the C++ compiler as a command, with a tool in front of it such as ``ccache``, and flags that ``CXX``
+    names. Raise SL405 where it is not on the PATH.
+    """
     programs, flags = requested_compiler()
     paths = [shutil.which(program) for program in programs]
     if not paths or None in paths:
@@ -114,12 +121,17 @@ def compiler_command(where: str) -> tuple[str, ...]:
 
 
 def extra_compiler_flags() -> list[str]:
-    """Return the flags in ``CXX`` behind the compiler. A library's digest covers them like Shiplap's own flags."""
+    """Return the compiler flags that ``CXX`` names behind the compiler. A library's digest covers them like Shiplap's
+    own flags.
+    """
+    # Such as -march=native, with which a library of the same source is another one.
     return requested_compiler()[1]
 
 
 def requested_compiler() -> tuple[list[str], list[str]]:
-    """Return the programs that ``CXX`` names, at most two, and the flags behind them."""
+    """Return the programs that ``CXX`` names, at most two (``ccache g++``), and the flags behind them. The default is
+    ``c++``.
+    """
     wanted = os.environ.get("CXX", "").strip() or "c++"
     if shutil.which(wanted) is not None:  # a path may have blanks
         return [wanted], []
@@ -127,19 +139,24 @@ def requested_compiler() -> tuple[list[str], list[str]]:
         words = shlex.split(wanted)
     except ValueError:
         words = []
+    # Two for a launcher in front of the compiler, such as ccache.
     programs = [word for word in words[:2] if not word.startswith("-")]
     return programs, words[len(programs) :]
 
 
 def compile_command(op: Op) -> list[str]:
-    """Return the command that compiles a binding, without source and output. Raise SL405 without a compiler."""
+    """Return the command that compiles a native binding against torch, without source and output. Raise SL405, with the
+    name of ``op``, without a compiler.
+    """
     home = Path(torch.__file__).parent
     include = ("-I", str(INCLUDE), "-isystem", str(home / "include"))
     return [*compiler_command(op.spec.name), *FLAGS, *include, f"-L{home / 'lib'}", "-ltorch_cpu", "-ldl"]
 
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
-    """Return the only C ABI kernel of ``op`` on ``device`` with its generated code. Raise SL404 for none or several."""
+    """Return the generated code and the form of the only C ABI kernel of ``op`` on ``device``. Raise SL404 for none or
+    several.
+    """
     form = _first_native_forms(op).get(device)
     if form is None:
         raise _no_native_form_error(op, device)
@@ -150,37 +167,45 @@ def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
 
 
 def _no_native_form_error(op: Op, device: str) -> ShiplapError:
-    """Return SL404 for an op that no C ABI kernel serves on ``device``."""
+    """Return the error SL404 for an op that no C ABI kernel serves on ``device``."""
     got = "no kernel, one of Python, or one that asks supports="
     expected = f"a C ABI kernel on {device}, tried before all others"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:
+    """Return the native forms (library, symbol, layout demands) of the kernels of ``op`` among which native code picks
+    on ``device``.
+    """
     return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
 def _first_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return the first of the C ABI kernels of ``op`` among which native code picks, by device type."""
+    """Return, by device type, the form of the first C ABI kernel of ``op`` among those that native code picks from."""
     return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
 
 
 def form_is_native(op: Op, form: NativeForm) -> bool:
-    """Whether ``form`` is still one of the kernels of ``op`` among which native code picks."""
+    """Whether ``form`` is still that of a kernel of ``op`` among which native code picks."""
     return any(form is other for device in DEVICES for other in _forms_on(op, device))
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return the generated code of a kernel: the same object while nothing changes, since it caches its text."""
+    """Return the data from which native code of ``op`` on ``device`` is generated: the same object while nothing
+    changes, since it caches its text.
+    """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
+    # The op may have been declared again, or another kernel bound.
     if kept is None or kept != made:
         kept = _made_plans[form] = made
     return kept
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return what the native source of an op on a device is generated from."""
+    """Return a new object with the data from which native code of ``op`` on ``device`` is generated: declaration, names
+    of overloads, and its kernels.
+    """
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
     forms = _forms_on(op, device)
@@ -190,11 +215,13 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
         tuple([name_of_edition(name, op.edition) for name in names]),
         device,
         kernel.workspace,
+        # One packing of the arguments serves all kernels among which C++ picks.
         form.strided.intersection(*(other.strided for other in forms)),
         kernel.dtypes,
         has_out_variant(op.spec),
         kernel.space,
         op.rule,
+        # The strictest alignment is a multiple of the others, which are powers of two.
         max(other.align for other in forms),
         op.edition,
         form.source(),
@@ -203,18 +230,22 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _native_choice(kernel: Kernel) -> NativeChoice:
+    """Return a kernel as an alternative in native code: symbol, dtypes, workspace and config space."""
     assert kernel.native is not None
     return NativeChoice(kernel.native.symbol, kernel.dtypes, kernel.workspace, kernel.space)
 
 
 def bindable_entries(op: Op) -> list[NativeKernelEntry]:
-    """Return the kernels of ``op`` that native code can bind and whose libraries were built for this declaration."""
+    """Return an entry for each device whose kernels of ``op`` native code can bind and whose libraries were built for
+    this declaration.
+    """
     entries = []
     for device, form in _first_native_forms(op).items():
         if not form.wanted:
             continue
         try:
             file, native, forms = _form_library_file(form), _native_source(op, device, form), _forms_on(op, device)
+            # Loading the symbol checks the signature that the library was built with.
             there = form.generated or all(load_symbol(other) for other in forms)
             if not native.unfit and there:
                 entries.append(NativeKernelEntry(op, device, form, native, file, tuple(forms)))
@@ -224,7 +255,8 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 
 
 def _form_library_file(form: NativeForm) -> Path:
-    """Return the library of a C function.
+    """Return the library file of a kernel's C function. A generated function is in the binding itself, so its symbol
+    stands for the file.
 
     A generated function is in the binding, and gets a name that no other op has.
     """
@@ -232,13 +264,14 @@ def _form_library_file(form: NativeForm) -> Path:
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return the entries that share a kernel library with ``op``, or with an op that does: they are one translation
-    unit.
+    """Return those of ``entries`` whose kernel library is used by ``op``, or by an op that shares one with it,
+    transitively. They become one translation unit.
     """
     ops, files = {op.spec.name}, set[Path]()
     while True:
         more = {e.kernels for e in entries if e.op.spec.name in ops}
         ops |= {e.op.spec.name for e in entries if e.kernels in more}
+        # Each round may reach further ops through a shared library, until none is new.
         if more == files:
             return [e for e in entries if e.op.spec.name in ops]
         files = more

@@ -28,7 +28,9 @@ _loaded_libraries: dict[Path, ctypes.CDLL] = {}
 
 
 def cache_folder(op: str) -> Path:
-    """Return the folder of compiled bindings, made if missing. Raise SL406 if other users could write there."""
+    """Return the folder of compiled bindings, made if missing. Raise SL406, with the op's name, if other users could
+    write there.
+    """
     root = cache_root()
     try:
         os.close(safe_io.open_folder(root.parent, safe_io.OWN, create=True))
@@ -39,22 +41,27 @@ def cache_folder(op: str) -> Path:
 
 
 def cache_root() -> Path:
+    """Return the folder of compiled bindings below the configured cache folder, which need not exist."""
     return Path(settings().cache_dir).absolute() / "native"
 
 
 def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> bool:
-    """Whether a complete library is in ``place``. Raise SL406 if a user that ``rule`` excludes could write it."""
+    """Whether a complete library with fitting seals is in the folder ``place``. Raise SL406 if a user that ``rule``
+    excludes could have written it.
+    """
     try:
         os.close(_open_checked_library(place, rule))
     except safe_io.Distrusted as e:
         raise _untrusted_cache_error(op, e) from None
+    # Missing or damaged: it is built again.
     except OSError:
         return False
     return True
 
 
 def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> ctypes.CDLL:
-    """Load the library in ``place``, once in a process, through the descriptor by which it was checked.
+    """Return the library in the folder ``place``, loaded once in a process through the descriptor by which it was
+    checked. Raise SL405 or SL406 where it does not fit.
 
     The descriptor stays open. The loader identifies a library by its name, ``/proc/self/fd/<n>``, which must not come
     to mean another file.
@@ -70,6 +77,7 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
         raise error(
             "SL405", where=str(path), got=safe_io.unsafe_reason(e), expected="a library as it was built"
         ) from None
+    # By descriptor: the checked file is opened, whatever lies under the path by now.
     name = f"/proc/self/fd/{handle}"
     try:
         library = ctypes.CDLL(name if os.path.exists(name) else str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
@@ -84,19 +92,24 @@ def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def find_library(place: Path, op: str) -> ctypes.CDLL | None:
-    """Return the library in ``place``, loaded, or None where there is none. Raise what :func:`load_library` raises."""
+    """Return the loaded library in the folder ``place``, or None where there is none. Raise what :func:`load_library`
+    raises.
+    """
     there = place / LIBRARY in _loaded_libraries or is_library_present(place, op)
     return load_library(place, op) if there else None
 
 
 def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
-    """Open the library in ``place`` and return its descriptor. Raise OSError where its seal does not fit."""
+    """Return a descriptor of the library in ``place``, after its owners (``rule``) and its seals were checked. Raise
+    OSError where they do not fit.
+    """
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:
         with os.fdopen(handle, "rb", closefd=False) as file:
             seal = seal_text(place.name, file)
         if safe_io.read_file(place / SEAL, 4096, rule) != seal.encode():
             raise OSError(0, "its seal does not fit", str(place))
+        # A package has no keyed seal: it was built by somebody else.
         if rule == safe_io.CODE:
             _check_keyed_seal(place, seal)
     except BaseException:
@@ -106,7 +119,9 @@ def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.COD
 
 
 def _check_keyed_seal(place: Path, seal: str) -> None:
-    """Raise OSError for a library of a cache folder that another user or another machine has filled."""
+    """Raise OSError, after a notice, for a library in the cache that this user has not built on this machine, as its
+    keyed seal shows.
+    """
     _, unkept = user_key()
     if unkept:
         notice(
@@ -128,7 +143,9 @@ def _check_keyed_seal(place: Path, seal: str) -> None:
 
 
 def _untrusted_cache_error(op: str, e: OSError) -> Exception:
-    """Return the error SL406. Files that others could have written must be removed, even if their mode is right now."""
+    """Return the error SL406 of a cache that could not be opened safely. It names the files that must be removed, since
+    others could have written them.
+    """
     got, expected = safe_io.unsafe_reason(e), "a directory of mode 700 that you own"
     fix = "set SHIPLAP_CACHE_DIR to a directory that you own, below directories that only you can write"
     if not isinstance(e, safe_io.Distrusted):
@@ -153,14 +170,14 @@ class Artefact:
 
 
 def cached_artefacts(root: Path) -> list[Artefact]:
-    """Return all compiled bindings, the last used one at the end."""
+    """Return all compiled bindings in the cache folder ``root``, the last used one at the end."""
     kept = [path for path in _listed_folders(root) if not path.name.startswith(".") and path.suffix != ".lock"]
     listed = [Artefact(path, _folder_size(path), _last_use_time(path)) for path in kept]
     return sorted(listed, key=lambda a: (a.used, a.path.name))
 
 
 def artefact_problem(artefact: Artefact) -> str:
-    """Return the reason why the binding will not be loaded. Empty if it can be."""
+    """Return the reason why a compiled binding will not be loaded, or an empty text if it can be."""
     try:
         os.close(_open_checked_library(artefact.path))
     except OSError as e:
@@ -169,7 +186,9 @@ def artefact_problem(artefact: Artefact) -> str:
 
 
 def stale_build_files(root: Path) -> Iterator[Path]:
-    """Yield the files that killed builders left: unfinished folders, and locks without a library."""
+    """Yield the paths in ``root`` that killed builders left more than a day ago: unfinished folders, and locks without
+    a library.
+    """
     for path in _listed_folders(root):
         left = path.name.startswith(".") or (path.suffix == ".lock" and not (root / path.stem).exists())
         if left and time.time() - _last_use_time(path) > STALE_AFTER_S:
@@ -177,17 +196,22 @@ def stale_build_files(root: Path) -> Iterator[Path]:
 
 
 def stale_work_folders() -> Iterator[Path]:
-    """Yield this user's folders for temporary files that killed runs of Shiplap left."""
+    """Yield this user's folders in the system's temporary folder that killed runs of Shiplap left more than a day
+    ago.
+    """
     for path in _listed_folders(Path(tempfile.gettempdir())):
         if path.name.startswith(WORK_FOLDERS):
             about = path.lstat()
             old = time.time() - about.st_mtime > STALE_AFTER_S
+            # Others may make folders of such names in the shared temporary folder.
             if old and stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid():
                 yield path
 
 
 def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
-    """Remove the least recently used bindings until the rest take at most ``cap`` bytes. Return the removed ones."""
+    """Remove the least recently used bindings in ``root`` until the rest take at most ``cap`` bytes. Return the removed
+    paths.
+    """
     listed, gone = cached_artefacts(root), []
     total = sum(a.size for a in listed)
     for each in listed:
@@ -200,7 +224,9 @@ def evict_artefacts(root: Path, cap: int = CACHE_CAPACITY_BYTES) -> list[Path]:
 
 
 def remove_artefact(path: Path) -> bool:
-    """Remove a binding, or anything else at its path. Loaded libraries keep working."""
+    """Remove a compiled binding, or anything else at its path. Return whether the path is gone. Libraries that are
+    loaded keep working.
+    """
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -212,15 +238,16 @@ def remove_artefact(path: Path) -> bool:
 
 
 def _listed_folders(root: Path) -> list[Path]:
-    """Return the entries of ``root``, sorted. An unreadable one has none."""
+    """Return the paths in ``root``, sorted, or an empty list for a folder that cannot be read."""
     try:
         return sorted(root.iterdir())
+    # There is no cache before the first build.
     except OSError:
         return []
 
 
 def _folder_size(path: Path) -> int:
-    """Return the bytes of a file, or of a folder's files."""
+    """Return the bytes of a file, or of the files in a folder, or 0 for a path that cannot be read."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             return path.lstat().st_size
@@ -230,7 +257,7 @@ def _folder_size(path: Path) -> int:
 
 
 def _last_use_time(path: Path) -> float:
-    """Return the time of the last change, or 0 for a path that is gone."""
+    """Return the time of the last change of a path (seconds since the epoch), or 0 for a path that is gone."""
     try:
         return path.lstat().st_mtime
     except OSError:

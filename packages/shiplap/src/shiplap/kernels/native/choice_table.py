@@ -10,7 +10,8 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return a row for each choice: the key, whether Python runs it, and the config.
+    """Return the tuned choices of ``op`` on ``device`` as rows of integers for native code: the key of a call, whether
+    Python runs it, and the config.
 
     Of several kernels a config begins with the number of the kernel.
     """
@@ -18,6 +19,7 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
     kernels, width = [k.name for k in native], max(len(config_values(k.space)) for k in native)
     several = len(kernels) > 1
     count = len(lookup_key(op.spec, op.rule))
+    # An op without a key, such as one without sizes, has no choices by size.
     if not count:
         return []
     table = []
@@ -35,19 +37,24 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 
 
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of the choices that a library without Python can run."""
+    """Return the rows of tuned choices, as of :func:`choice_rows`, that a library without Python can run."""
     count = len(lookup_key(op.spec, op.rule))
+    # The number behind the key is 1 where Python runs the choice.
     return tuple(tuple(row) for row in choice_rows(op, device) if not row[count])
 
 
 def _takes_key(kernel: Kernel, key: Key) -> bool:
-    """Whether a kernel takes the dtypes of a key: a table may be written by hand."""
+    """Whether a kernel accepts the dtypes of a choice's key. A table may be written by hand, so that they need not
+    fit.
+    """
     pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
     return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:
-    """Return a key of the table as C++ computes it. None for other layouts than contiguous, and for templates."""
+    """Return the key of a choice as the integers that C++ computes for a call. None for layouts that are not
+    contiguous, and for the keys of templates.
+    """
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):
         return None
@@ -59,5 +66,6 @@ def _native_choice_key(op: Op, key: Key) -> list[int] | None:
     if len(numbers) != len(values) or not all(-(1 << 63) <= n < 1 << 63 for n in numbers):
         return None
     numbers += [number(pair.partition("=")[2]) for pair in dtypes.split(", ") if pair]
+    # C++ tells absent arguments from contiguous ones by these.
     numbers += [int(code == "c") for a, code in zip(op.spec.tensors, codes, strict=True) if a.optional]
     return numbers

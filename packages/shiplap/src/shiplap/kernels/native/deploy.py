@@ -79,15 +79,19 @@ class DeployedLibrary:
 
 
 def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
-    """Return a library for a package, which defines its ops on request. Its name is a digest of its content.
+    """Return a library of ``ops`` for a package, which defines its ops when it is asked to. Its name contains a digest
+    of its content. ``where`` names the package in errors.
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
+    # On demand: a process that has the declarations must not get a second definition.
     return _make_deployed(list(dict.fromkeys(ops)), where, on_demand=True)
 
 
 def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_demand: bool = False) -> DeployedLibrary:
-    """Compile the library of ``wanted`` for C++ programs, with the kernel libraries that it opens."""
+    """Return the compiled library of ``wanted`` for programs without Shiplap, with the kernel libraries that it opens.
+    ``on_demand`` makes one that defines its ops only when asked.
+    """
     listed = [e for op in wanted for e in make_plan(op).entries.values()]
     each, asked = {(e.op.spec.name, e.device): e for e in listed}, {op.spec.name for op in wanted}
     # Ops that share a kernel library with one that is wanted come along: whose launches nobody compiled stay behind.
@@ -96,6 +100,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
         if lacking := entry.form.missing():
             raise error("SL620", where=entry.op.spec.name, got=lacking, expected="compiled forms of every launch")
     kernels, suffix = _deployed_names(entries, where), ".1" if on_demand else ""
+    # alone=True: the library refuses what it would otherwise hand to Python.
     source = native_source([_packed_native(e) for e in entries], alone=True)
     source += render_source(
         "deploy.cpp.jinja",
@@ -106,6 +111,7 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
     name, flags = DEPLOYED_LIBRARY_NAME, tuple[str, ...]()
     if on_demand:
         parts = [source.encode(), *(path.read_bytes() for path in kernels.values())]
+        # The loader knows libraries by name: other content needs another name.
         known = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
         name = f"libshiplap_ops-{known}.so.1"
         flags = (f"-Wl,-soname,{name}",)
@@ -120,7 +126,10 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
-    """Return the code of an entry with all that this process has compiled and chosen for it."""
+    """Return the data for generating the code of an entry, together with all cubins and choices that this process has
+    for it.
+    """
+    # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()
     rows = packed_rows(entry.op, entry.device)
     if entry.form.generated:  # a config without a cubin would be an error where the default runs
@@ -130,7 +139,7 @@ def _packed_native(entry: NativeKernelEntry) -> NativeOp:
 
 
 def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the kernel libraries by the names that they will have."""
+    """Return the kernel libraries by their file names in the deployed folder. Raise SL308 if two have the same name."""
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
@@ -148,5 +157,5 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
 
 
 def _replace_file(path: Path, target: Path) -> None:
-    """Copy a file under another name first, so that a process that has loaded the target keeps the old content."""
+    """Copy ``path`` over ``target`` by a rename, so that a process that has loaded the target keeps the old content."""
     safe_io.copy_whole(path, target)

@@ -62,22 +62,23 @@ _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: 
 
 
 def can_record(op: Op) -> bool:
-    """Whether the gradient of ``op`` is declared such that C++ can record its calls."""
+    """Whether the gradient of ``op`` is declared as ops in a form that C++ can record its calls."""
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
         return False
+    # C++ saves tensors and plain values, and no objects.
     simple = all(a.tensor is not None or (a.cls is None and a.scalar in SIMPLE_KINDS) for a in spec.args)
     return simple and not (spec.mutated or spec.traced or spec.returns) and bool(spec.outputs)
 
 
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
-    """Let the library record the calls of ``op``, and return the library with the route of the op in it.
-
-    None for an op whose calls Python records, and where the library is not built.
+    """Let the C++ library record the calls of ``op``. Return the library and the address of the op's route in it, or
+    None where Python records: for other gradients, or without the library.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
     python = Registrations(op.spec.namespace, op.edition)
+    # A new op each time: nodes of earlier graphs keep calling the gradient that they were made with.
     gradient = f"{op.spec.stem}__gradient{next(_numbers)}"
     python.define(gradient_schema(op.spec, gradient))
     assert op.gradient is not None
@@ -97,7 +98,7 @@ def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
 
 
 def _define_recording_op(op: Op, python: Registrations) -> str:
-    """Define the op by which C++ lets Python record a call, once, and return its name."""
+    """Define the torch op by which C++ lets Python record a call of ``op``, once, and return its name."""
     name = f"{op.spec.stem}__record"
     if (known := find_overload(op.spec.namespace, name_of_edition(name, op.edition))) is not None:
         return str(known.name())
@@ -107,12 +108,15 @@ def _define_recording_op(op: Op, python: Registrations) -> str:
 
 
 def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str]]:
-    """Return the numbers and names that ``Reader`` of the header reads: saved values, and the ops of the gradient."""
+    """Return a gradient as integers and names for the C++ library: which arguments and results a call saves, and which
+    ops compute which gradients from them.
+    """
     places = {a.name: (ARGUMENT, i) for i, a in enumerate(spec.args)}
     places |= {name: (RESULT, i) for i, name in enumerate(spec.results)}
     values = [a.name for a in spec.scalars]
     saves = [name for name in dict.fromkeys(gradient.saves) if name not in values]
     kinds = [0 if a.tensor is None else 2 if _is_detached(spec, a.name) else 1 for a in spec.args]
+    # In the order in which ``Reader`` in shiplap/autograd.h reads them.
     words = [len(kinds), *kinds, len(spec.results), *(name not in spec.detached for name in spec.results)]
     words += [len(saves), *(number for name in saves for number in places[name]), len(gradient.ops)]
     tensors = [a.name for a in spec.tensors]
@@ -123,7 +127,9 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
 
 
 def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
-    """Yield for each argument of an op of the gradient what kind of value it takes, and the number of the value."""
+    """Yield two integers for each argument of ``part``, one op of a gradient: the kind of value that it takes
+    (gradient, saved tensor or scalar), and the value's number.
+    """
     for name, at in part.takes(spec):
         if at >= 0:
             yield from (GRADIENT, at)
@@ -134,11 +140,13 @@ def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[
 
 
 def _below_autograd_name(part: GradientOp) -> str:
+    """Return the torch name of the overload below autograd of ``part``, one op of a gradient."""
     assert isinstance(part.op, Op)
     return str(part.op.below_autograd.name())
 
 
 def _is_detached(spec: OpSpec, name: str) -> bool:
+    """Whether the argument ``name`` gets no gradient: it is declared as detached, or all results are."""
     return name in spec.detached or {*spec.results} <= {*spec.detached}
 
 
@@ -146,7 +154,9 @@ def _is_detached(spec: OpSpec, name: str) -> bool:
 
 
 def build_recorder(op: Op) -> None:
-    """Compile the library unless it is in the cache. A notice reports that it cannot be compiled."""
+    """Compile the library that records gradients, unless it is in the cache. A notice reports that it cannot be
+    compiled.
+    """
     try:
         place, problem = _recorder_folder(op), ""
         if not is_library_present(place, op.spec.name):
@@ -160,7 +170,9 @@ def build_recorder(op: Op) -> None:
 
 
 def _open_recorder(op: Op) -> ctypes.CDLL | None:
-    """Return the library if it is in the cache. ``SHIPLAP_BACKGROUND_BUILD=1`` starts its compiler otherwise."""
+    """Return the loaded library that records gradients, or None if it is not in the cache. Then its build is started
+    (``SHIPLAP_BACKGROUND_BUILD=1``), or a notice is prepared.
+    """
     try:
         place = _recorder_folder(op)
         library = find_library(place, op.spec.name)
@@ -175,39 +187,51 @@ def _open_recorder(op: Op) -> ctypes.CDLL | None:
         return None
     library.shiplap_problem.restype = ctypes.c_char_p
     library.shiplap_route.restype = library.shiplap_formula.restype = ctypes.c_void_p
+    # Without argtypes ctypes would pass an address as a 32-bit int.
     library.shiplap_record.restype, library.shiplap_record.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p)
     return library
 
 
 def _announce_hot_recording(op: Op) -> None:
-    """Let the ``HOT_RECORDINGS``-th call that Python records give a notice: no wheel can hold the library."""
-    recorded, calls = op.record_plain_call, count(1)
+    """Replace the function by which Python records calls of ``op`` by one that gives a notice at the 32nd call, of how
+    to build the library.
+    """
+    recorded, calls = op._record_plain_call, count(1)
+    # Wrapped already.
     if recorded is None or getattr(recorded, "__module__", None) == __name__:
         return
 
     def counted(*args: Any) -> Any:
-        if next(calls) == HOT_RECORDINGS and op.record_plain_call is counted:
-            op.record_plain_call = recorded
+        """Record one call in Python as before, and give the notice at the 32nd such call."""
+        if next(calls) == HOT_RECORDINGS and op._record_plain_call is counted:
+            op._record_plain_call = recorded
             name = op.spec.name
             why = "the library that records them in C++ is not built for this release of torch"
             fix = f"Build it once: op.build() in Python, or 'shiplap build {name}' in a shell"
             notice(f"recorder {name}", f"Python records the gradients of {name}: {why}. {fix}")
         return recorded(*args)
 
-    op.record_plain_call = counted
+    op._record_plain_call = counted
 
 
 def _report_python_recording(op: Op, why: str) -> None:
+    """Give a notice that Python records the gradients of ``op`` and of other ops, with the reason."""
     notice(f"recorder {why}", f"Python records the gradients of {op.spec.name} and of other ops: {why}")
 
 
 def _recorder_folder(op: Op) -> Path:
+    """Return the cache folder of the library that records gradients, which need not exist. Its digest covers the
+    release of torch.
+    """
+    # Compiled against torch's own headers, so that each release needs its own library.
     release = f"torch {torch.__version__} {torch.version.git_version}"
     return cache_folder(op.spec.name) / library_name_digest(SOURCE, (*FLAGS, *extra_compiler_flags()), release)
 
 
 def _recorder_command(op: Op) -> list[str]:
-    """Return the compiler's command, against the headers and libraries of torch."""
+    """Return the command that compiles the library that records gradients, against the headers and libraries of
+    torch.
+    """
     home = Path(torch.__file__).parent
     folders = (home / "include", home / "include" / "torch" / "csrc" / "api" / "include")
     include = ["-I", str(INCLUDE), *(word for folder in folders for word in ("-isystem", str(folder)))]

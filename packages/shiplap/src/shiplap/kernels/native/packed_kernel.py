@@ -40,6 +40,7 @@ class PackedKernel(Kernel):
     native: NativeForm
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, form: NativeForm) -> None:
+        """Bind the native function ``form`` to the op declared as ``spec``."""
         super().__init__(spec, terms)
         self.native, self.parameters, self.where = form, c_prototype(spec), f"{spec.name}, kernel {form.symbol}"
 
@@ -47,14 +48,19 @@ class PackedKernel(Kernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the kernel on packed inputs, then outputs. It stores data-dependent sizes in ``extents``."""
+        """Run the kernel on ``tensors``, packed inputs and then outputs. It stores data-dependent sizes in
+        ``extents``.
+        """
 
     @property
     def stays_in_python(self) -> bool:
+        """Whether it is settled, with a reason, that no native code will serve the calls of this kernel."""
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:
-        """Allocate outputs, at their bounds where their sizes depend on data, run the kernel and narrow them."""
+        """Return the outputs of a call: allocated, at their upper bounds where sizes depend on data, filled by the
+        kernel, and cut to the sizes that it reports.
+        """
         spec = self.spec
         if not spec.bounds:
             outs = empty_outputs(spec, call)
@@ -67,17 +73,19 @@ class PackedKernel(Kernel):
         return self._narrow(call, outs, extents)
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill ``outs``, of fixed sizes, with the caller's workspace if one is given."""
+        """Fill ``outs``, outputs of fixed sizes, with the caller's workspace ``scratch`` if one is given. Raise SL212
+        for an output that is not aligned as the kernel needs.
+        """
         if self.native.align > 1:
             for output, tensor in zip(self.spec.outputs, outs, strict=True):
                 at = TensorPlace(self.spec.name, output.name, role="output")
+                # An input would be copied; what the caller passes as output must be written itself.
                 is_aligned(at, self.native.align, output=True).check_call({at.tensor.python: tensor})
         self._run(call, outs, {}, scratch)
 
     def why_not_packaged(self, call: Binding) -> str:
-        """Return the reason why a package cannot hold the kernel: no equivalent in C++, or a decision of Python.
-
-        Empty if it can.
+        """Return the reason why a package without Python cannot hold the kernel for ``call``, or an empty text if it
+        can.
         """
         if self.supports is not None:
             return f"{self.name}, whose supports= is asked by Python on {self.device}"
@@ -101,11 +109,12 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel on packed inputs, and write mutated copies back."""
+        """Run the kernel on the packed inputs of ``call`` into ``outs``, and write copies of mutated arguments back."""
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
         self.invoke_function(call, [*inputs, *outs], extents, scratch)
+        # A mutated argument that was packed gets its values back.
         for target, copy in copies:
             target.copy_(copy)
         if self.native.counting:
@@ -113,15 +122,19 @@ class PackedKernel(Kernel):
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
-        """The function that packs arguments: tensors in order, copied where they are not contiguous or aligned."""
+        """The generated function that packs arguments: it returns the tensors in order, copied where they are not
+        contiguous or aligned, and the copies to write back.
+        """
         return compile_packing(self.spec, self.native.strided, self.native.align)
 
     def _narrow(self, call: Binding, outs: Outputs, extents: Extents) -> Outputs:
-        """Cut outputs from their bound to the filled part. An output that is at most half full is copied, which frees
-        its memory."""
+        """Return outputs cut from their upper bound to the sizes that the kernel reported. An output that is at most
+        half full is copied, which frees its memory.
+        """
         env = dict(call.env)
         for dim, extent in extents.items():
             env[dim] = extent.value
+            # A kernel that reports more than its bound has written beyond the output.
             check_bound(self.spec, self.where, dim, extent.value, env)
         narrowed = []
         for out, full in zip(self.spec.outputs, outs, strict=True):

@@ -40,7 +40,9 @@ class ManifestRow:
 
 
 def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
-    """Return the manifest of a library, which lists its ops in the order of the library."""
+    """Return the manifest of a packaged library as JSON: format, machine type, torch releases, and its ops in the order
+    of the library.
+    """
     rows = [asdict(ManifestRow(e.op.spec.name, e.device, op_build_digest(e.native))) for e in entries]
     least, below = (".".join(map(str, version)) for version in TORCH)
     about = {"format": FORMAT, "machine": machine_type(), "torch": [least, below], "ops": rows}
@@ -48,7 +50,9 @@ def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
 
 
 def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
-    """Return the library for ``op`` in its package, or None and the reason. The reason is empty without libraries."""
+    """Return the plan of the prebuilt library for ``op`` in its package, or None and the reason. The reason is empty
+    where the package has no libraries.
+    """
     folders = list(prebuilt_folders(op))
     if not folders:
         return None, ""
@@ -59,6 +63,7 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
     for place in folders:
         try:
             numbers = _entry_numbers(place, entries)
+            # NAMED: whoever owns the package may own its libraries, as they own its modules.
             if not is_library_present(place, op.spec.name, safe_io.NAMED):
                 raise ValueError("its seal does not fit: a file is missing, cut short or changed")
         except (OSError, ValueError, ShiplapError) as e:
@@ -70,19 +75,19 @@ def find_prebuilt_library(op: Op) -> tuple[LibraryPlan | None, str]:
 
 
 def give_up_library(place: Path, why: str) -> None:
-    """Exclude a library that cannot be loaded in this process."""
+    """Exclude the library in the folder ``place``, which cannot be loaded in this process, with the reason ``why``."""
     _unusable_libraries[place] = why
 
 
 def prebuilt_folders(op: Op) -> Iterator[Path]:
-    """Yield the folders of libraries in the package that declares ``op``."""
+    """Yield the folders of prebuilt libraries in the package that declares ``op``."""
     for folder in package_folders(op):
         yield from _listed_libraries(folder)
 
 
 @cache
 def _listed_libraries(folder: Path) -> tuple[Path, ...]:
-    """Return the folders in ``folder`` that have a manifest."""
+    """Return the folders in ``folder`` that have a manifest of a library, sorted."""
     try:
         return tuple(sorted(path for path in folder.iterdir() if (path / MANIFEST).is_file()))
     except OSError:
@@ -90,7 +95,7 @@ def _listed_libraries(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[int, NativeKernelEntry] | None:
-    """Return ``entries`` by their numbers in the library, or None for a library of other ops.
+    """Return ``entries`` by their numbers in the library at ``place``, or None for a library of other ops.
 
     Raise ValueError for a library of another declaration, platform or release of torch.
     """
@@ -102,6 +107,7 @@ def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[in
         return None
     for entry in entries:
         number = mine.get(entry.device)
+        # One op of a library may have been edited since; the others can still be used.
         if number is None or rows[number].needs != op_build_digest(entry.native):
             what = f"its code for {entry.device}" if number is not None else f"it has no code for {entry.device}, and"
             raise ValueError(f"{what} was made for another declaration of {entry.op.spec.name} or another shiplap")
@@ -110,7 +116,9 @@ def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[in
 
 @cache
 def _read_manifest_rows(place: Path) -> tuple[ManifestRow, ...]:
-    """Return the rows of the manifest. Raise ValueError for a library of another platform or release of torch."""
+    """Return the rows of the manifest in the folder ``place``, one per op and device. Raise ValueError for a library of
+    another platform or release of torch.
+    """
     about = safe_io.parse_json(safe_io.read_file(place / MANIFEST, LIMIT, safe_io.NAMED))
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{MANIFEST} is not of format {FORMAT}")

@@ -40,7 +40,7 @@ class SourceText:
 
 
 def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) -> list[SourceText]:
-    """Return the sources and every header of the author's that they include, each once.
+    """Return the sources and every header of the author's that they include, transitively and each once.
 
     Headers of the compiler and of the system are left out: they are not in the folders of the sources or in
     ``include_dirs``. Conditions are not evaluated, so a header that is included on another platform counts too.
@@ -51,6 +51,7 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
         text = queue.pop()
         folders = ([text.path.parent] if text.path is not None else []) + list(include_dirs)
         for name in INCLUDES.findall(text.content):
+            # The including file's own folder comes first, as for the compiler.
             path = next((p.resolve() for folder in folders if (p := folder / name).is_file()), None)
             if path is not None and path not in seen:
                 seen.add(path)
@@ -61,7 +62,9 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
 
 
 def link_named(path: Path) -> None:
-    """Give the checked library ``binding.so`` beside ``path`` that name too, unless it has it."""
+    """Give the checked library ``binding.so`` beside ``path`` that name as well, by a hard link, unless the name exists
+    with the same content.
+    """
     built = path.with_name(LIBRARY)
     for _ in range(2):
         try:
@@ -95,28 +98,31 @@ class SourceLibrary:
 
     @property
     def path(self) -> Path:
-        """The library in the cache, which need not exist."""
+        """The library's file in the cache, which need not exist."""
         return cache_root() / self.digest / self.file_name
 
     @property
     def file_name(self) -> str:
-        """A name that no other kernel library has, since a deployed folder holds several."""
+        """The library's file name, which no other kernel library has, since a deployed folder holds several."""
         return f"lib{self.symbol}-{self.digest[:12]}.so"
 
     @cached_property
     def digest(self) -> str:
-        """The name of the library: of all texts, the header, the flags and the machine type."""
+        """The digest that names the library: of all texts, the header, the compiler's flags and the machine type."""
+        # By name and content, not by path: the same sources elsewhere are the same library.
         texts = [f"{t.language} {t.name}\n{t.content}" for t in self.texts]
         options = (*self.flags, *self.libraries, *self.architectures)
         return library_name_digest("\0".join([self.header, *texts]), options, "source")
 
     @property
     def is_cuda(self) -> bool:
-        """Whether nvcc has to compile it."""
+        """Whether a source is CUDA C++, which nvcc has to compile."""
         return any(text.language == "cuda" for text in self.texts)
 
     def locate(self) -> Path:
-        """Return the library: that of the package of the op, or that in the cache. Raise SL420 if neither is there."""
+        """Return the compiled library: that in the package of the op, or that in the cache. Raise SL420 if neither is
+        there.
+        """
         op = registry.find_declared_op(self.op)
         rules = dict.fromkeys(package_folders(op) if op is not None else (), safe_io.NAMED)
         for folder, rule in (rules | {cache_root(): safe_io.CODE}).items():
@@ -135,10 +141,11 @@ class SourceLibrary:
         )
 
     def compile(self) -> Path:
-        """Compile the library, unless it is there, and return it. Raises SL421, SL422 or SL423."""
+        """Compile the library, unless it is compiled already, and return its file. Raises SL421, SL422 or SL423."""
         try:
             return self.locate()
         except ShiplapError as e:
+            # Any other error says that a compiled library cannot be used.
             if e.id != "SL420":
                 raise
         root = cache_folder(self.op)
@@ -150,19 +157,25 @@ class SourceLibrary:
         return self.locate()
 
     def _unit(self) -> str:
-        """Return the source that has the signature of the prototype, by which the library is accepted."""
+        """Return the C source of the unit that defines the signature functions, by which the library is accepted."""
+        # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 
     def _files(self) -> dict[str, str]:
-        """Return what the compiler finds in the folder of the build: the header, and sources given as strings."""
+        """Return the files, by name, that the compiler finds in the folder of the build: the header, and sources given
+        as strings.
+        """
         files = {HEADER: self.header}
         for text in self.texts:
             if text.path is None:
+                # #line: messages of the compiler name the place that the author knows.
                 files[f"code{SUFFIX[text.language]}"] = f'#line 1 "{text.name}"\n{text.content}'
         return files
 
     def _compile_command(self) -> list[str]:
-        """Return the compiler's command. Paths in the folder of the build stand for SOURCE_FOLDER."""
+        """Return the compiler's command without output. ``SOURCE_FOLDER`` stands for the folder of the build in its
+        paths.
+        """
         include = [f"-I{INCLUDE}", *(f"-I{folder}" for folder in self.include_dirs)]
         link = [f"-l{name}" for name in self.libraries]
         # The first source of the command is the unit with the signatures, which both languages accept.
@@ -176,12 +189,16 @@ class SourceLibrary:
             standard = STANDARD["c++"] if any(t.language == "c++" for t in self.texts) else ()
             command = [*self._host_compiler(), *HOST_FLAGS, *standard, "-include", f"{SOURCE_FOLDER}/{HEADER}"]
             return [*command, *include, *self.flags, *sources, *link]
+        # nvcc hands these on to the host's compiler.
         host = [word for flag in HOST_FLAGS[1:] if flag != "-shared" for word in ("-Xcompiler", flag)]
         command = [str(self._find_nvcc()), "-O3", "-shared", *host, *STANDARD["cuda"], *self._architecture_flags()]
         return [*command, "-include", f"{SOURCE_FOLDER}/{HEADER}", *include, *self.flags, *sources, *link]
 
     def _architecture_flags(self) -> list[str]:
-        """Return nvcc's flags of the architectures asked for, or of the GPUs of this machine."""
+        """Return nvcc's flags for the requested architectures, else for the GPUs of this machine, else for all major
+        ones.
+        """
+        # A wheel is built for GPUs that the building machine need not have.
         names = list(self.architectures)
         if not names and torch.cuda.is_available():
             found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -189,7 +206,9 @@ class SourceLibrary:
         return [f"-gencode=arch=compute_{n},code=sm_{n}" for n in names] or ["-arch=all-major"]
 
     def _host_compiler(self) -> list[str]:
-        """Return the command of the host compiler."""
+        """Return the command of the host's C++ compiler, with the flags that ``CXX`` names. Raises SL423 where it is
+        not on the PATH.
+        """
         programs, flags = requested_compiler()
         paths = [shutil.which(program) for program in programs]
         if not paths or None in paths:
@@ -198,7 +217,7 @@ class SourceLibrary:
         return [*map(str, paths), *flags]
 
     def _find_nvcc(self) -> Path:
-        """Return the path of nvcc. Raises SL423 where there is none."""
+        """Return the path of nvcc, from CUDACXX, the PATH or the CUDA folders. Raises SL423 where there is none."""
         named = os.environ.get("CUDACXX", "")
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
@@ -214,7 +233,9 @@ class SourceLibrary:
         )
 
     def _compiler_error(self, problem: str) -> ShiplapError:
-        """Return the catalogue error of a compiler's output: an unknown architecture, a missing header, or the rest."""
+        """Return the catalogue error for a compiler's output ``problem``: SL422 for an unknown GPU architecture, else
+        SL421, with a fix for a missing header.
+        """
         where, names = f"{self.op}, kernel {self.symbol}", ", ".join(t.name for t in self.texts if t.language)
         unsupported = re.search(r"nsupported gpu architecture '?([\w-]+)'?", problem)
         if unsupported is not None:

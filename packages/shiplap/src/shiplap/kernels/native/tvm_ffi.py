@@ -55,16 +55,20 @@ def export(op: Op) -> Any:
         >>> add(x, y, out)                 # doctest: +SKIP
     """
     module = _load_tvm_module(op).load_module(str(build_tvm_library(op)))
+    # The library has no torch to ask for the number of threads.
     module.get_function("set_num_threads")(torch.get_num_threads())
     return module.get_function(op.spec.opname)
 
 
 def build_tvm_library(op: Op) -> Path:
-    """Build or find the library behind ``export(op)``: tvm-ffi's own module format, for any language that it serves."""
+    """Return the library behind ``export(op)``, built if it is not in the cache: a module in tvm-ffi's own format,
+    which all languages of tvm-ffi load.
+    """
     package = _find_tvm_ffi(op)
     described, form = build_plan.bound_native_kernel(op, "cpu")
     kernels = locate_library(form.library)
     load_symbol(form)  # which says what does not fit
+    # The rpath finds the library of tvm-ffi where it is installed now.
     library = (f"-L{package.library.parent}", f"-Wl,-rpath,{package.library.parent}", "-ltvm_ffi", "-ldl")
     command = [*build_plan.compiler_command(op.spec.name), *FLAGS, "-I", str(INCLUDE), *package.include, *library]
     source, root = tvm_ffi_source(described, kernels), build_plan.library_cache_folder(op)
@@ -79,7 +83,7 @@ def build_tvm_library(op: Op) -> Path:
 
 
 def _load_tvm_module(op: Op) -> Any:
-    """Return the module ``tvm_ffi``. Raises SL407 where it is not installed."""
+    """Return the module ``tvm_ffi``. Raises SL407, with the name of ``op``, where it is not installed."""
     try:
         import tvm_ffi
     except ImportError as e:
@@ -88,7 +92,7 @@ def _load_tvm_module(op: Op) -> Any:
 
 
 def _find_tvm_ffi(op: Op) -> _TvmFfiFiles:
-    """Return the version, the include flags and the library of the installed tvm-ffi."""
+    """Return the version, the include flags and the library file of the installed tvm-ffi."""
     info = _load_tvm_module(op).libinfo
     include = [f for p in (info.find_include_path(), info.find_dlpack_include_path()) for f in ("-isystem", p)]
     return _TvmFfiFiles(metadata.version(TVM_FFI_PACKAGE), tuple(include), Path(info.find_libtvm_ffi()))

@@ -32,55 +32,66 @@ class LateErrors:
     """
 
     def __init__(self) -> None:
+        """Start without messages, and without an error word for any device."""
         self._messages: dict[int, tuple[str, str]] = {}
         self._codes: dict[tuple[str, str], int] = {}
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """Return the number of this message, in which ``{row}`` stands for the row. It is the same in every process."""
+        """Return the number of this message of ``op``, in which ``{row}`` stands for the row. The number comes from a
+        hash, so it is the same in every process.
+        """
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
 
     def _register(self, op: str, message: str) -> int:
-        """Return a new number for a message: from its hash, or the next one that is free."""
+        """Return a number for a new message: from its hash, or the next one that is free."""
         digest = hashlib.sha256(f"{op}\0{message}".encode()).digest()
         code = int.from_bytes(digest[:3], "little") & 0x7FFFFF or 1
+        # Two messages with one hash: the next free number is taken.
         while self._messages.setdefault(code, (op, message)) != (op, message):
             code = code % 0x7FFFFF + 1
         self._codes[op, message] = code
         return code
 
     def message(self, code: int) -> tuple[str, str]:
-        """Return the op and the message of ``code``."""
+        """Return the op and the message of the number ``code``, or general words for an unknown one."""
         return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
 
     def word(self, device: torch.device) -> int:
-        """Return the address of the word of ``device``. Raise SL211 first if the word holds an error."""
-        memory, value = self._words.get(device) or self._new(device)
+        """Return the address of the error word of ``device``, for a launch. Raise SL211 first if the word holds an
+        error of an earlier launch.
+        """
+        memory, value = self._words.get(device) or self._allocate_word(device)
+        # A plain read of host memory: the device is not waited for.
         if value.value:
             self.poll(device)
         return memory.data_ptr()
 
     def address(self, device: torch.device) -> int:
-        """Return the address of the word of ``device`` without reading the word."""
-        memory, _ = self._words.get(device) or self._new(device)
+        """Return the address of the error word of ``device`` without reading the word."""
+        memory, _ = self._words.get(device) or self._allocate_word(device)
         return memory.data_ptr()
 
-    def _new(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        """Allocate the word of ``device``. Return its memory and a view of its value."""
+    def _allocate_word(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
+        """Return the error word of ``device``, allocated if there is none: its memory, and a view of its value."""
         with outside_modes():
             memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
 
     def memory(self, device: torch.device) -> Tensor:
-        """Return an int64 of 0 in host memory to which kernels of ``device`` can write by its address."""
+        """Return a tensor of one int64 of 0 in pinned host memory, to which kernels of ``device`` can write by its
+        address.
+        """
+        # Pinned memory is mapped into the device's addresses and never moves.
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
         """Raise SL211 if a finished kernel on ``device`` met a bad value. Each error is raised once."""
-        _, value = self._words.get(device) or self._new(device)
+        _, value = self._words.get(device) or self._allocate_word(device)
         told = value.value
         if told:
+            # Cleared first, so that the error is raised once.
             value.value = 0
             op, message = self.message(told >> ROW_BITS)
             raise error("SL211", where=op, got=message.format(row=told & ((1 << ROW_BITS) - 1)))

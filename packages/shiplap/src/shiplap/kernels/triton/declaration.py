@@ -46,37 +46,41 @@ class TritonLaunches(Implementation, ProgramSource):
         values: Mapping[str, str] | None = None,
         errors: LateErrors | None = None,
     ) -> None:
+        """Keep the steps, the configs, the named integers and the holder of late errors of a program."""
         self._steps, self.configs, self._values, self._errors = tuple(steps), configs, dict(values or {}), errors
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
         return self._steps
 
     @property
     def values(self) -> Mapping[str, str]:
+        """The named integers of the program, by name, as dim expressions."""
         return self._values
 
     @property
     def errors(self) -> LateErrors | None:
+        """The holder of the messages of late errors, or None."""
         return self._errors
 
     @property
     def launches(self) -> tuple[DeclaredLaunch, ...]:
-        """The steps that launch a kernel."""
+        """The steps that launch a kernel, in order."""
         return tuple([step for step in self._steps if isinstance(step, DeclaredLaunch)])
 
     def also(self, step: DeclaredStep) -> TritonLaunches:
-        """Return these steps, followed by another one."""
+        """Return a new program: the steps of this one, followed by ``step``."""
         return TritonLaunches((*self._steps, step), self.configs, self._values, self._errors)
 
     def fill(self, offset: str, size: str, *, byte: int = 0, when: str = "") -> TritonLaunches:
-        """Return these steps, followed by one that sets ``size`` bytes of the workspace from ``offset`` on to ``byte``
-        (0 to 255).
+        """Return a new program: these steps, followed by one that sets ``size`` bytes of the workspace from ``offset``
+        on to ``byte`` (0 to 255).
         """
         return self.also(DeclaredFill(offset, size, byte, when))
 
     def sort(self, *, bits: str, count: str, keys: str, values: str, rows: str, when: str = "") -> TritonLaunches:
-        """Return these steps, followed by a stable ascending sort by torch of integers in the workspace.
+        """Return a new program: these steps, followed by a stable ascending sort by torch of integers in the workspace.
 
         ``count`` integers of ``bits`` (16, 32 or 64) at the offset ``keys`` are written to ``values`` in order, and
         where each was to ``rows``, as int64. Offsets are in bytes.
@@ -95,7 +99,7 @@ class TritonLaunches(Implementation, ProgramSource):
         word: str = "",
         codes: Mapping[str, str] | None = None,
     ) -> TritonLaunches:
-        """Return these steps, followed by a launch of ``kernel`` on the same stream.
+        """Return a new program: these steps, followed by a launch of ``kernel`` on the same stream.
 
         See :func:`triton` for the arguments.
 
@@ -105,16 +109,20 @@ class TritonLaunches(Implementation, ProgramSource):
             word: the parameter, a ``tl.int64``, that gets the address of the word of late errors.
             codes: parameters that get the code of a message of late errors.
         """
+        # Raises SL619 at the declaration, where the author sees the line.
         plain_function(kernel)
         given = dict(arguments or {}), dict(constants or {}), dict(scratch or {})
         return self.also(DeclaredLaunch(kernel, grid, *given, when, word, dict(codes or {})))
 
     @property
     def name(self) -> str:
+        """The name of the first Triton kernel, by which the program is called in reports and choices."""
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the steps in order, each with its arguments, and the values that they share."""
+        """Yield pairs (text, value) on which the kernel's identity in caches depends: the steps in order, each with its
+        arguments, and the named integers.
+        """
         yield f"program {self._values}", None
         for step in self._steps:
             if not isinstance(step, DeclaredLaunch):
@@ -126,24 +134,28 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def function(self) -> Callable[..., object]:
-        """The first of the kernels, by which their module is found."""
+        """The Python function of the first kernel, by which its module is found."""
         return plain_function(self.launches[0].kernel)
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the functions: ``TRITON_INTERPRET=1``, read when Triton was imported."""
+        """Whether Triton's interpreter runs the kernels: ``TRITON_INTERPRET=1``, read when Triton was imported."""
         return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types of the kernel. Interpreted kernels run on the CPU as well."""
+        """Return the device types for which a kernel bound for ``device`` serves. Interpreted kernels run on the CPU as
+        well.
+        """
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
-        """Return the kernel for ``spec``. Nothing is compiled before the first call."""
+        """Return the kernel for the op declared as ``spec``. Nothing is compiled before the first call."""
         return LaunchedKernel(spec, terms, self)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names that a config may have: compile-time parameters of the kernels, and launch options."""
+        """Return the names that a config may have: parameters and local names of the kernels, and launch options such
+        as ``num_warps``.
+        """
         return frozenset({n for d in self.launches for n in plain_function(d.kernel).__code__.co_varnames} | {*OPTIONS})
 
 
@@ -153,11 +165,12 @@ class LateLaunches(Implementation, ProgramSource):
     late = True
 
     def __init__(self, module: str, program: str) -> None:
+        """Keep the names of the module and of the program in it. The module is not imported."""
         self.module, self.program = module, program
 
     @cached_property
     def made(self) -> TritonLaunches:
-        """The program, from its module."""
+        """The program, from its module, which is imported now. Raises SL619 where the import fails."""
         try:
             program = vars(import_module(self.module))[self.program]
         except ImportError as e:
@@ -169,32 +182,39 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
+        """The launches, fills and sorts of the program as their author wrote them, after importing its module."""
         return self.made.steps
 
     @property
     def values(self) -> Mapping[str, str]:
+        """The named integers of the program, after importing the module."""
         return self.made.values
 
     @property
     def errors(self) -> LateErrors | None:
+        """The holder of the messages of late errors, or None, after importing the module."""
         return self.made.errors
 
     @property
     def name(self) -> str:
+        """The name of the program in its module, by which it is called in reports and choices."""
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the files of the module and of those beside it, which does not need an import."""
+        """Yield one pair (text, None) on which the kernel's identity in caches depends: a digest of the files of the
+        module's folder, which needs no import.
+        """
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> LaunchedKernel:
-        """Return the kernel for ``spec``. Nothing is imported before the first call."""
+        """Return the kernel for the op declared as ``spec``. The module is not imported before the first call."""
         return LaunchedKernel(spec, terms, self)
 
 
 @cache
 def _files_beside(module: str) -> str:
     """Return a digest of the Python files in the folder of ``module``, which is not imported."""
+    # The package is looked up, since a look-up of the module itself would import the package around it.
     about = find_spec(module.rpartition(".")[0])
     folders = about.submodule_search_locations if about is not None else None
     files = sorted(path for folder in folders or () for path in Path(folder).glob("*.py"))

@@ -22,13 +22,16 @@ class DeviceTable:
     """
 
     def __init__(self, where: str, build: Callable[..., Tensor]) -> None:
+        """Keep ``build``, which makes a table from sizes, and ``where``, its place for errors. No table is made yet."""
         self.where, self.build = where, build
         self.looked_at: tuple[str, ...] = ()
         self.tables: dict[Hashable, Tensor] = {}
         self.captured: dict[int, Tensor] = {}  # CUDA graphs hold their addresses: never freed
 
     def __call__(self, env: Env, device: torch.device) -> Tensor:
-        """Return the table for these sizes. Raise SL305 for a copy to the device while a CUDA graph is captured."""
+        """Return the table for these sizes on ``device``, made at the first call. Raise SL305 if it is missing while a
+        CUDA graph is captured.
+        """
         key = self._key(env, device)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         table = self.tables.get(key)
@@ -42,14 +45,17 @@ class DeviceTable:
                     what="a table of the kernel is not on the device yet",
                     fix="call the op once with tensors of these sizes, then capture",
                 )
-            table = self._make(env, device)
+            table = self._build_table(env, device)
         if capturing:
             self.captured.setdefault(id(table), table)
         return table
 
-    def _make(self, env: Env, device: torch.device) -> Tensor:
-        """Build the table of these sizes on ``device`` and keep it."""
+    def _build_table(self, env: Env, device: torch.device) -> Tensor:
+        """Build the table of these sizes, keep it and return it. Earlier tables are dropped where ``build`` reads other
+        sizes than before, or where there are too many.
+        """
         seen = _TrackedSizes(env)
+        # Kept beyond this call, so it must be no inference tensor and no fake.
         with outside_modes():
             table = self.build(seen).to(device)
         looked_at = tuple(sorted({*self.looked_at, *seen.names}))
@@ -61,7 +67,9 @@ class DeviceTable:
         return table
 
     def _key(self, env: Env, device: torch.device) -> Hashable:
-        """Return the key of a table. The default dtype is part of it, since tables without a dtype depend on it."""
+        """Return the key of a table: the device, the sizes that ``build`` reads, and the default dtype, on which tables
+        without a dtype depend.
+        """
         return (device, torch.get_default_dtype(), *[_plain_table_key(env[name]) for name in self.looked_at])
 
 
@@ -69,20 +77,26 @@ class _TrackedSizes(Mapping[str, EnvValue]):
     """The sizes of a call, as a mapping that records the names that are read."""
 
     def __init__(self, env: Env) -> None:
+        """Keep the sizes by name, of which none has been read."""
         self.env, self.names = env, set[str]()
 
     def __getitem__(self, name: str) -> EnvValue:
+        """Return the size or scalar ``name``, a list as a tuple, and record in ``names`` that it was read."""
         value = self.env[name]
         self.names.add(name)
         return _plain_table_key(value)
 
     def __iter__(self) -> Iterator[str]:
+        """Return an iterator over all names, and record that all were read."""
+        # A loop over the names may depend on all of them.
         self.names.update(self.env)
         return iter(self.env)
 
     def __len__(self) -> int:
+        """Return the number of all sizes, read or not."""
         return len(self.env)
 
 
 def _plain_table_key(value: EnvValue) -> EnvValue:
+    """Return a size or scalar as part of a key: a list becomes a tuple, which can be hashed."""
     return tuple(value) if isinstance(value, list) else value

@@ -25,11 +25,8 @@ class LaunchTooLong(BaseException):
 
 @contextmanager
 def limit_launch_time(seconds: float) -> Iterator[None]:
-    """Refuse launches that would take longer than ``seconds``, judged by earlier launches of the same kernel.
-
-    Example:
-        >>> with patient(5.0), paced("kernel", (4,)):
-        ...     pass
+    """Refuse, inside the ``with``, launches of Triton's interpreter that would take longer than ``seconds`` by the
+    measure of earlier launches of the same kernel.
     """
     _second_limits.append(seconds)
     try:
@@ -40,23 +37,19 @@ def limit_launch_time(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def measure_launch_time(kernel: object, grid: tuple[int, ...]) -> Iterator[None]:
-    """Measure a launch of ``grid``, after comparing what it would take with the limit.
-
-    Raises:
-        TooLong: the launch would take longer than :func:`patient` allows.
-
-    Example:
-        >>> with paced("kernel", (2, 3)):
-        ...     pass
+    """Measure the launch of ``kernel`` with ``grid`` inside the ``with``. Raise LaunchTooLong first if it would take
+    longer than :func:`limit_launch_time` allows.
     """
     programs = prod(grid)
     paces = _seconds_per_program.setdefault(kernel, [])
+    # The fastest launch counts, since the first ones prepare the kernel.
     expected = programs * min(paces) if len(paces) >= WARMUP_LAUNCHES else 0.0
     if _second_limits and expected > _second_limits[-1]:
         raise LaunchTooLong(
             f"Triton's interpreter would run {programs:,} programs for about {expected:.0f} s:"
             " audit on a GPU for such sizes"
         )
+    # Processor time, which other processes do not lengthen.
     began = time.thread_time()
     yield
     paces.append((time.thread_time() - began) / programs)

@@ -76,7 +76,11 @@ class LaunchedKernel(CFunctionKernel):
     native: LaunchedForm
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, source: ProgramSource) -> None:
+        """Bind the program ``source`` to the declaration. Raise SL619 for a device other than CUDA, or the CPU where
+        Triton's interpreter runs the kernels.
+        """
         names = terms.space.names if terms.space is not None else ()
+        # A C name, unique among the ops of one library.
         symbol = re.sub(r"\W", "_", f"{spec.namespace}_{spec.opname}_{terms.name}_launches")
         super().__init__(spec, terms, LaunchedForm(spec, symbol, source, names))
         self.function, self.interpreted = source.function, source.interpreted
@@ -94,14 +98,16 @@ class LaunchedKernel(CFunctionKernel):
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
-        """Launch with these compile-time values."""
+        """Use the compile-time values of a config, by name, for launches from now on."""
         super().configure(values)
         self.config_values = dict(values)
 
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the program: by its compiled binding where one is attached, else launch by launch through Triton."""
+        """Run the program on packed inputs and outputs: by its generated C++ where that is attached, else launch by
+        launch through Triton.
+        """
         if self.native.counting and not self.native.calls and not self.interpreted:
             self._attach_prebuilt(call, tensors, scratch)
         if self.native.bindings:
@@ -109,6 +115,7 @@ class LaunchedKernel(CFunctionKernel):
             return
         numbers = self._numbers(call, *tensors)
         if self.native.given.errors is not None:
+            # Raises the error of an earlier launch before this one.
             numbers[WORD] = self.native.given.errors.word(call.device)
         numbers[WORKSPACE] = scratch.data_ptr() if scratch is not None else 0
         if is_current_device(call.device):
@@ -118,7 +125,9 @@ class LaunchedKernel(CFunctionKernel):
             self._launch(numbers, scratch)
 
     def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Attach the generated C++ that came with the package of the op, if it can launch what this call needs."""
+        """Attach the generated C++ that came with the package of the op, if the package or Triton's compiler has the
+        forms that this call needs.
+        """
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
             return
@@ -138,13 +147,17 @@ class LaunchedKernel(CFunctionKernel):
             native.attach_installed_library(op)
 
     def _generated_function(self, binding: ctypes.CDLL) -> Callable[..., int]:
-        """Return the function in a binding of the op, with its types."""
+        """Return the generated C++ function of the kernel in the library ``binding``, with the ctypes of its
+        parameters.
+        """
         if self._function is None or self._function[0] is not binding:
             self._function = binding, self.typed(binding[self.native.symbol])
         return self._function[1]
 
     def compile(self, call: Binding) -> None:
-        """Compile the forms that launches from Python need. Meta tensors stand for outputs and workspace."""
+        """Compile the Triton kernels that ``call`` launches from Python, without launching them. Meta tensors stand for
+        outputs and workspace.
+        """
         if self.interpreted:
             return
         numbers = self._numbers(call, *self._stand_ins(call))
@@ -156,7 +169,9 @@ class LaunchedKernel(CFunctionKernel):
                     _make_launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
-        """Return the launch of ``call`` if it is one kernel with one output and nothing else, or None."""
+        """Return the launch of ``call`` as data if the program is one kernel with one output and nothing else, or
+        None.
+        """
         form = self.native
         if (
             self.space is not None
@@ -179,9 +194,12 @@ class LaunchedKernel(CFunctionKernel):
         return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
     def _launch(self, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run the steps of the program whose conditions hold."""
+        """Run the steps of the program whose conditions hold: launches, fills and sorts of the workspace
+        ``scratch``.
+        """
         form, number = self.native, -1
         for step in form.program.steps:
+            # A launch that is left out counts as well: the number is its place in the program.
             number += isinstance(step, KernelLaunch)
             if step.when is not None and not step.when(numbers):
                 continue
@@ -198,7 +216,9 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Launch one kernel. An empty grid launches nothing."""
+        """Launch kernel ``number`` of the program. An empty grid launches nothing. The first launch settles whether
+        generated C++ could make it.
+        """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
         if 0 in grid:
@@ -208,13 +228,16 @@ class LaunchedKernel(CFunctionKernel):
                 declared.kernel[grid](*values, **options)
             return
         compiled = _make_launcher(declared.kernel)[grid](*values, **options)
+        # Only a compiled kernel says what it needs.
         if self.native.counting and (why := why_form_unfit(compiled.metadata)):
             self.native.settle(f"Triton kernel {declared.name} needs {why}")
 
     def _arguments(
         self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None
     ) -> tuple[tuple[int, ...], list[object], dict[str, Any]]:
-        """Return the grid of a launch, its arguments in order, and Triton's options."""
+        """Return the grid of a launch, its arguments in the order of the kernel's parameters, and Triton's options such
+        as ``num_warps``.
+        """
         own = with_constants(launch, numbers, self.config_values)
         grid = tuple([int(expr(own)) for expr in launch.grid])
         values = [self._value(p, own, scratch) for p in launch.parameters] if 0 not in grid else []
@@ -222,7 +245,9 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
-        """Return the value of one parameter of a launch."""
+        """Return the value of one parameter of a launch: a tensor, a part of the workspace, a number or a compile-time
+        value.
+        """
         match p.kind:
             case "constant":
                 return p.value
@@ -241,24 +266,29 @@ class LaunchedKernel(CFunctionKernel):
         return value
 
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> LaunchNumbers:
-        """Return the names of ``call`` for expressions, with these inputs and outputs."""
+        """Return the numbers that expressions of the program read: sizes and scalars of ``call``, facts of ``tensors``
+        (inputs, then outputs), and the named integers.
+        """
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
         numbers[WORD] = numbers[WORKSPACE] = 0  # for a key, which they are not in
+        # In order: a later value may use the ones before it.
         for name, expr in self.native.program.values:
             numbers[name] = int(expr(numbers))
         return numbers
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
-        """Return the packed inputs of ``call``, and outputs without memory."""
+        """Return the packed inputs of ``call``, followed by meta tensors in place of its outputs."""
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
 
     def compile_for(self, call: Binding, target: int) -> list[Cubin]:
-        """Compile the launches of ``call`` for the architecture ``target`` (90). The tensors may be on any device.
+        """Return the compiled kernels for the launches of ``call``, compiled for the architecture ``target`` (90 for
+        compute capability 9.0). The tensors may be on any device.
 
         The workspace, if there is one, is taken to be aligned, as PyTorch's allocator aligns it.
         """
+        # Nothing is run, so outputs need no memory.
         numbers, form = self._numbers(call, *self._stand_ins(call)), self.native
         keys = [
             (number, specialization_key(launch, numbers, self.config_values)) for number, launch in form.taken(numbers)
@@ -286,13 +316,16 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
 
 
 def launched_kernels(op: Op) -> list[LaunchedKernel]:
-    """Return the kernels of :func:`triton` that ``op`` has for CUDA."""
+    """Return the kernels of :func:`triton` that ``op`` has for CUDA, in order."""
     return [k for k in op.kernels.get("cuda", ()) if isinstance(k, LaunchedKernel)]
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """Compile the forms that one bound call needs, also with the configs of ``others``."""
+    """Compile the Triton kernels that the bound ``call`` of ``op`` launches, for each of ``architectures``, with the
+    config in use and with those of ``others``.
+    """
     targets, more = tuple(architectures), set(others)
+    # The config that a call runs with now is packed as well as the default.
     chosen = tuned_choices.resolved_choices(op).get(("cuda", *op.rule.key(call)))
     for kernel in launched_kernels(op):
         mine = isinstance(chosen, LaunchedKernel) and chosen.name == kernel.name
@@ -303,12 +336,14 @@ def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: It
 
 @cache
 def _make_launcher(kernel: Any) -> Any:
-    """Return the launcher of a kernel. An interpreted function is its own launcher."""
+    """Return the launcher of a Triton kernel, one for each. An interpreted function is its own launcher."""
     return kernel if type(kernel).__name__ == "InterpretedFunction" else triton_launcher(kernel)
 
 
 def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor) -> None:
-    """Sort integers in the workspace as ``sort_in_workspace`` of the generated C++ does."""
+    """Sort integers in the workspace ``scratch`` and write the sorted ones and their positions there, as
+    ``sort_in_workspace`` of the generated C++ does.
+    """
     bits, count, keys, values, rows = [int(expr(numbers)) for expr in step.exprs]
     dtype = {16: torch.int16, 32: torch.int32, 64: torch.int64}[bits]
     if count:
@@ -318,14 +353,17 @@ def _sort_workspace(step: WorkspaceSort, numbers: LaunchNumbers, scratch: Tensor
 
 
 def _workspace_part(scratch: Tensor | None, p: KernelParameter, own: LaunchNumbers) -> Tensor:
-    """Return the workspace from an offset on, as elements of another type."""
+    """Return the part of the workspace from the parameter's offset to the end, as elements of the parameter's dtype."""
     assert scratch is not None
     assert p.expr is not None
     dtype: torch.dtype = getattr(torch, p.source)
     rest = scratch[int(p.expr(own)) :]
+    # A view as another dtype needs a whole number of its elements.
     return rest[: rest.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _stand_in_tensor(output: Output, call: Binding) -> Tensor:
-    """Return a tensor without memory. Its address 0 counts as aligned, as addresses of PyTorch's allocator are."""
+    """Return a meta tensor of the shape and dtype of an output. Its address 0 counts as aligned, as addresses of
+    PyTorch's allocator are.
+    """
     return torch.empty(declared_output_shape(output, call.env), dtype=call.dtype_of(output.tensor), device="meta")

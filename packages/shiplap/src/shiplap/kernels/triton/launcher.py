@@ -57,38 +57,50 @@ class Launcher:
     """The launcher that :func:`triton_launcher` returns. Digests of an op's sources find the kernel by ``fn``."""
 
     def __init__(self, kernel: Any) -> None:
+        """Keep the Triton kernel, with its names. No launch function has been generated yet."""
         self.kernel = kernel
         self.fn = getattr(kernel, "fn", None)
         self.__module__ = getattr(kernel, "__module__", __name__)
         self.__qualname__ = getattr(kernel, "__qualname__", type(kernel).__qualname__)
         self.compiled_by_key: dict[tuple[Any, ...], Any] = {}
-        self.hash: Any = None  # of the source that all of `found` was compiled from
+        self.hash: Any = None  # of the source that all of `compiled_by_key` was compiled from
         self._launch: Callable[..., Any] | None = None
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """Return the function that launches the kernel with ``grid``, called with the kernel's arguments."""
         return partial(self._launch or self._prepare(), grid)
 
     def compile(self, grid: Any, *args: Any, **options: Any) -> None:
-        """Compile the kernel that ``self[grid](...)`` would launch, in any thread. Meta tensors are accepted."""
+        """Compile the kernel that ``self[grid](*args, **options)`` would launch, without launching it, in any thread.
+        Meta tensors are accepted.
+        """
         use_torch_assembler()
+        # Otherwise the key depends on what was launched before, and Triton compiles the kernel again.
         settle_cache_key(self.kernel)
         self.kernel.warmup(*args, grid=grid, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise TypeError, since a kernel is launched with a grid: ``launcher[grid](...)``."""
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
-        """Keep the compiled kernel that Triton's own launch returned, if its source is known."""
+        """Keep the compiled kernel that Triton's own launch returned under ``key``, if its source is known. A changed
+        source drops all earlier ones.
+        """
         source = getattr(self.kernel, "hash", None)
         if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
             return
         if source is not self.hash or len(self.compiled_by_key) >= LIMIT:
             self.compiled_by_key, self.hash = {}, source
+        # A kernel that is still being compiled by another thread has no function yet.
         if not hasattr(compiled, "result") and all(hasattr(compiled, n) for n in _COMPILED_ATTRIBUTES):
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
-        """Return the function behind ``[grid]``: generated for the kernel's signature, or Triton's own launch."""
+        """Return the function behind ``[grid]``, and keep it: generated for the kernel's signature, or Triton's own
+        launch, with a notice.
+        """
+        # Before the first compilation, so that Triton uses the assembler that Inductor uses.
         use_torch_assembler()
         settle_cache_key(self.kernel)
         reason, runtime = _unsupported_reason(self.kernel), None
@@ -137,7 +149,9 @@ _PARAMETER_ATTRIBUTES = ("is_constexpr", "do_not_specialize", "annotation_type")
 
 
 def _unsupported_reason(kernel: Any) -> str:
-    """Return the reason why Triton itself has to launch ``kernel``. Empty if there is none."""
+    """Return the reason why Triton itself has to launch ``kernel``, or an empty text where the generated function
+    can.
+    """
     missing = [name for name in _KERNEL_ATTRIBUTES if not hasattr(kernel, name)]
     if missing:
         return f"{type(kernel).__name__} has no {', '.join(missing)}"
@@ -146,6 +160,7 @@ def _unsupported_reason(kernel: Any) -> str:
         return f"a {type(kernel.params[0]).__name__} without {', '.join(missing)}"
     names = list(kernel.signature.parameters)
     kinds = {p.kind for p in kernel.signature.parameters.values()} - {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    # The generated function uses these names itself.
     taken = [n for n in names if keyword.iskeyword(n) or n.startswith("_") or n in _GENERATED_CODE_BUILTINS]
     if kinds or taken or len(names) != len(kernel.params):
         return f"a signature with {', '.join(taken) or 'other than plain parameters'}"
@@ -166,12 +181,14 @@ _GENERATED_CODE_BUILTINS = {
 
 
 def is_verified(version: str) -> bool:
-    """Whether launchers and specialisation rules of this release of Triton are known here."""
+    """Whether this version of Triton is one whose launchers and specialisation rules the module was written for."""
     return ".".join(version.split(".")[:2]) in VERIFIED_TRITON
 
 
 def _triton_runtime() -> TritonRuntime:
-    """Return what a launch needs of Triton. Raises ImportError on a Triton or backend that is not verified."""
+    """Return the parts of the installed Triton that a launch uses. Raises ImportError for a Triton or backend that is
+    not verified.
+    """
     import triton
     import triton.language
     from triton import knobs
@@ -182,6 +199,7 @@ def _triton_runtime() -> TritonRuntime:
     active: Any = driver.active
     if active.get_current_target().backend != "cuda":
         raise ImportError(f"the backend {active.get_current_target().backend}, which specialises on more")
+    # Looked up now, so that a Triton without them is noticed before a launch.
     for name in ("debug", "launch_enter_hook", "launch_exit_hook"):
         getattr(knobs.runtime, name)
     plain = (triton.language.dtype,)
@@ -189,12 +207,14 @@ def _triton_runtime() -> TritonRuntime:
 
 
 def _parameter_defaults(kernel: Any) -> dict[str, Any]:
+    """Return the default values of the kernel's parameters, under the names that the generated code uses."""
     empty = inspect.Parameter.empty
     return {f"_default_{n}": p.default for n, p in kernel.signature.parameters.items() if p.default is not empty}
 
 
 def _launcher_lines(kernel: Any) -> list[str]:
-    """Return the lines of ``launch(grid, <the kernel's parameters>, **options)``.
+    """Return the source lines of ``launch(grid, <the kernel's parameters>, **options)``, which looks up the compiled
+    kernel by a key and launches it.
 
     Each parameter has two entries in the key. The first one is its kind, so that values of two kinds never compare
     equal. Parameters that are not specialised share one entry. Names of the generated code start with an underscore.
@@ -238,8 +258,11 @@ def _launcher_lines(kernel: Any) -> list[str]:
 
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
-    """Return the lines that compute the value and the key entries of each parameter, and the entries."""
+    """Return the lines that compute the value and the key entries of each parameter, and the source text of these
+    entries. ``ordinary`` is the source of Triton's own launch.
+    """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
+    # Their value is passed on and is no part of the key.
     fixed = [n for n, p in parameters.items() if p.do_not_specialize and _is_integer_annotation(p)]
     lines, entries = [f"    _v_{n} = {n}" for n in fixed] + _unspecialised_parameters(free, ordinary), ""
     for name, about in parameters.items():
@@ -252,22 +275,28 @@ def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[
 
 
 def _is_integer_annotation(about: Any) -> bool:
-    """Whether a parameter has an annotated integer type, so that its value does not change the compiled code."""
+    """Whether a parameter is annotated as an integer of fixed width, so that its value does not change the compiled
+    code.
+    """
     return about.annotation_type in ("i32", "i64")
 
 
 def _is_unspecialised(about: Any) -> bool:
+    """Whether a parameter is declared as not specialised, and is neither a compile-time value nor annotated."""
     return about.do_not_specialize and not about.is_constexpr and not about.annotation_type
 
 
 def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
-    """Return the lines for parameters that are not specialised: one check if all are 32-bit ints, else one for each."""
+    """Return the lines that compute values and key entries of parameters that are not specialised: one check if all are
+    32-bit ints, else one for each.
+    """
     if not names:
         return ["    _free = None"]
     each = [line for n in names for line in _argument_key_source(n, ordinary)]
     return [
         "    try:",
         f"        if not (int is {' is '.join(f'type({n})' for n in names)}): raise _Unfit",
+        # ``struct`` raises where a value needs more than 32 bits.
         f"        _fits({', '.join(names)})",
         f"        {', '.join(f'_v_{n}' for n in names)}, _free = {', '.join(names)}, None",
         "    except _Unfit:",
@@ -277,11 +306,13 @@ def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
 
 
 def _argument_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the lines for a specialised parameter.
+    """Return the lines that compute the value and the two key entries of the specialised parameter ``a``. ``ordinary``
+    is the source of Triton's own launch, for other types.
 
     Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
     other values on their type.
     """
+    # Exact types, since a bool is an instance of int, and Triton has another type for it.
     return [
         f"    _k_{a} = type({a})",
         f"    if (_k_{a} is _Tensor or _k_{a} is _Parameter) and {a}.is_cuda:",
@@ -298,9 +329,12 @@ def _argument_key_source(a: str, ordinary: str) -> list[str]:
 
 
 def _constant_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the lines for a compile-time value, whose key is type and value. Floats are text: -0.0 is not 0.0."""
+    """Return the lines that compute the value and the key entries, type and value, of the compile-time parameter ``a``.
+    Floats are text, since -0.0 is not 0.0.
+    """
     return [
         f"    _v_{a}, _k_{a}, _l_{a} = {a}, type({a}), {a}",
+        # Equal floats may differ: NaN is unequal to itself, and -0.0 equals 0.0.
         f"    if _k_{a} is float: _l_{a} = {a}.hex()",
         f"    elif _k_{a} not in _PLAIN: return {ordinary}",
     ]

@@ -13,7 +13,9 @@ BLOCK = 2048
 
 
 def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel | None:
-    """Compute ``out = partial_sums.sum(0)`` in float32; both are contiguous. Return the compiled kernel, if any."""
+    """Write ``partial_sums.sum(0)``, added in float32 in a fixed order, into ``out``. Both are contiguous. Return the
+    compiled kernel, or None for no elements.
+    """
     total = out.numel()
     if not total:
         return None
@@ -25,14 +27,20 @@ def add_partial_sums(partial_sums: Tensor, out: Tensor) -> CompiledTritonKernel 
 
 @cache
 def _partial_sums_kernel() -> Launcher:
-    """Return the launcher of the kernel, compiled when it is first needed: an import of shiplap imports no Triton."""
+    """Return the launcher of the summing kernel, made when it is first needed, since an import of shiplap imports no
+    Triton.
+    """
     import triton
     import triton.language as tl
 
     def add(partial_sums, out, total, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Store into ``out`` the sums of ``count`` rows of ``total`` float32 numbers. Each program adds one block of
+        columns.
+        """
         at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
         inside = at < total
         acc = tl.zeros((BLOCK,), dtype=tl.float32)
+        # One after the other, so that the sum does not depend on the launch.
         for split in range(count):
             acc += tl.load(partial_sums + tl.cast(split, tl.int64) * total + at, mask=inside, other=0.0)
         tl.store(out + at, acc.to(out.dtype.element_ty), mask=inside)

@@ -52,11 +52,14 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """Return the digest of the code that Triton would compile. Empty where the text of the kernel is not known."""
+    """Return the digest of what Triton would compile for ``form`` of ``kernel`` on ``architecture``, or an empty text
+    where the kernel's source is not known.
+    """
     try:
         lines = list(_kernel_source_parts(kernel, set()))
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):
         return ""
+    # Not sorted: the order of the parameters is that of a launch.
     lines += [f"{name}: {kind}" for name, kind in form.signature.items()]
     lines += [f"{place}={_stable_value_text(value)}" for place, value in sorted(form.constants.items())]
     lines += [f"{place} {value}" for place, value in sorted(form.attributes.items())]
@@ -65,9 +68,12 @@ def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) 
 
 
 def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the text of a function, then its globals and captured values, and the functions of its package."""
+    """Yield the texts on which a kernel depends: its source, its globals and captured values, and the functions of its
+    package that it uses, each once.
+    """
     compiled = isinstance(kernel, _jit_function_type())
     function = kernel.fn if compiled else kernel
+    # Kernels may call each other.
     if id(function) in seen:
         return
     seen.add(id(function))
@@ -87,7 +93,7 @@ def _kernel_source_parts(kernel: Any, seen: set[int]) -> Iterator[str]:
 
 
 def _jit_function_type() -> type[Any]:
-    """Return the class of functions that Triton has decorated."""
+    """Return the class of functions that Triton has decorated. Triton is imported now."""
     from triton.runtime.jit import JITCallable
 
     kind: type[Any] = JITCallable
@@ -95,12 +101,14 @@ def _jit_function_type() -> type[Any]:
 
 
 def _is_jit_function(value: object) -> bool:
-    """Whether Triton compiles ``value`` along, whoever wrote it; a version of Triton stands for Triton's own."""
+    """Whether Triton compiles ``value``, a decorated function, along with the kernel that uses it. Functions of
+    Triton's own package are left out.
+    """
     return isinstance(value, _jit_function_type()) and not str(value.__module__).startswith("triton.")
 
 
 def _source_tokens(text: str) -> Iterator[str]:
-    """Yield the tokens of a text without comments, empty lines and widths of indentation."""
+    """Yield the tokens of a Python text without comments, empty lines and widths of indentation."""
     for token in tokenize.generate_tokens(io.StringIO(textwrap.dedent(text)).readline):
         if token.type not in _BLANK:
             yield _SHAPE.get(token.type, token.string)
@@ -109,7 +117,7 @@ def _source_tokens(text: str) -> Iterator[str]:
 
 
 def _stable_value_text(value: object) -> str:
-    """Return a value as text without addresses, the same for every version of Python."""
+    """Return a value as text without addresses, the same for every version of Python and in every process."""
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_stable_value_text, value))}]"
     if isinstance(value, Mapping):
@@ -118,6 +126,7 @@ def _stable_value_text(value: object) -> str:
         return repr(value)
     if isinstance(value, torch.dtype) or type(value).__name__ in ("dtype", "constexpr"):  # of torch, and of Triton
         return str(value)
+    # Its text is in the digest apart, as far as it belongs to the package.
     return value.__qualname__ if isinstance(value, (FunctionType, type)) else type(value).__qualname__
 
 
@@ -127,7 +136,9 @@ def _stable_value_text(value: object) -> str:
 def find_prebuilt_form(
     op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
 ) -> Cubin | None:
-    """Return the form that came with the package of ``op``, or None. A notice reports a file that is damaged."""
+    """Return the compiled kernel for ``form`` that came with the package of ``op``, or None. A notice reports a file
+    that is damaged.
+    """
     for folder in package_folders(op):
         rows = _read_index_rows(folder / FOLDER)
         row = rows.get(prebuilt_form_digest(kernel, form, architecture)) if rows else None
@@ -136,6 +147,7 @@ def find_prebuilt_form(
         path = folder / FOLDER / f"{row.identity}.cubin"
         try:
             image = safe_io.read_file(path, LIMIT, safe_io.NAMED)
+            # A damaged cubin would fail in the driver, or compute something else.
             if hashlib.sha256(image).hexdigest() != row.sha256:
                 raise ValueError("its checksum does not fit: it was changed or cut short")
         except (OSError, ValueError) as e:
@@ -150,9 +162,8 @@ def find_prebuilt_form(
 
 @cache
 def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
-    """Return the index of a folder by identity.
-
-    Empty where there is none, or none that can be read, which a notice reports.
+    """Return the rows of the index of prebuilt kernels in ``folder`` by their digests. Empty where there is no index,
+    or none that can be read, which a notice reports.
     """
     if not (folder / INDEX).is_file():
         return {}
@@ -168,13 +179,14 @@ def _read_index_rows(folder: Path) -> dict[str, PrebuiltRow]:
 
 
 def _parse_index_row(content: object) -> PrebuiltRow:
-    """Return a row of the index. Raise ValueError for any other content."""
+    """Return a row of the index from parsed JSON. Raise ValueError for content of another form."""
     import msgspec
 
     try:
         row = msgspec.convert(content, PrebuiltRow)
     except msgspec.ValidationError as e:
         raise ValueError(str(e)) from None
+    # The identity becomes part of a path.
     if not row.identity.isalnum() or row.threads <= 0 or row.shared < 0:
         raise ValueError(f"no identity, threads or shared memory: {row.identity[:40]!r}")
     return row
@@ -184,7 +196,8 @@ def _parse_index_row(content: object) -> PrebuiltRow:
 
 
 def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin]]) -> list[PrebuiltRow]:
-    """Write compiled forms, each with its kernel, to ``folder/cubins``, and return the rows of the index.
+    """Write compiled kernels, each given as (Triton kernel, form, cubin), with an index to ``folder/cubins``, and
+    return the rows of the index.
 
     Raises:
         ShippingError: SL308 for a kernel whose text is not known, as of one that was typed into an interpreter.
@@ -205,6 +218,7 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
         )
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         safe_io.write_bytes(folder / FOLDER / f"{known}.cubin", cubin.image)
+    # Sorted, so that the same package has the same bytes.
     listed = [rows[known] for known in sorted(rows)]
     if listed:
         about = {"format": FORMAT, "cubins": [vars(row) for row in listed]}

@@ -45,6 +45,7 @@ class DeclaredLaunch:
 
     @property
     def name(self) -> str:
+        """The name of the kernel's Python function."""
         return plain_function(self.kernel).__name__
 
 
@@ -74,10 +75,11 @@ DeclaredStep: TypeAlias = DeclaredLaunch | DeclaredFill | DeclaredSort
 
 
 def plain_function(kernel: Any) -> Callable[..., object]:
-    """Return the Python function of a ``@triton.jit`` function, compiled or interpreted.
+    """Return the Python function inside a ``@triton.jit`` function, compiled or interpreted.
 
     Raise SL619 for other objects.
     """
+    # By name, without importing Triton.
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
     function = kernel.fn if wraps else None
     if not inspect.isfunction(function):
@@ -99,7 +101,8 @@ def read_program(
     values: Mapping[str, str] | None = None,
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
-    """Return the steps, with a value for every parameter.
+    """Return the program of an op: its steps, with a source of the value for every kernel parameter, its named integers
+    and error messages.
 
     Raises:
         ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
@@ -108,6 +111,7 @@ def read_program(
     named, known, names = tuple(configs), set(_integer_names(spec)), []
     for name, text in (values or {}).items():
         where = f"{spec.name}, values[{name!r}]"
+        # An expression could not tell which of two things a name means.
         if name in known or not name.isidentifier() or parse_fact(name) is not None:
             raise error("SL618", where=where, got=f"the name {name!r}", expected="a name that nothing else has")
         names.append((name, _known_expr(where, "it", text, known, _tensor_arguments(spec))))
@@ -121,11 +125,14 @@ def read_program(
 def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
-    """Return one step of a program, its expressions parsed: a fill, a sort or a launch."""
+    """Return one step of a program with its expressions parsed: a fill, a sort or a launch. Raise SL618 for a name that
+    nothing stands for.
+    """
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
 
     def expr(what: str, text: str) -> Expr:
+        """Return the dim expression in ``text``. ``what`` names its place in the step, for errors."""
         return _known_expr(spec.name, what, text, known, _tensor_arguments(spec))
 
     when = expr("when", declared.when) if declared.when else None
@@ -142,7 +149,9 @@ def _read_step(
 
 
 def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
-    """Return an expression of these names and of facts of these tensors. Raise SL105, or SL618 for another name."""
+    """Return the parsed expression ``text``, which may use the names ``known`` and facts of the tensors ``tensors``.
+    Raise SL105 for a wrong expression, or SL618 for another name.
+    """
     expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
     for name in sorted(expr.names - names):
         fact = parse_fact(name)
@@ -153,11 +162,14 @@ def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors:
 
 
 def _tensor_arguments(spec: OpSpec) -> set[str]:
+    """Return the names of the tensor arguments, without lists of tensors, and of the outputs."""
     return {a.name for a in spec.tensors if not a.many} | {o.name for o in spec.outputs}
 
 
 def strided_launch_tensors(spec: OpSpec, launches: Iterable[KernelLaunch]) -> frozenset[str]:
-    """Return the tensor arguments of which the launches read every stride, so that they may have any strides."""
+    """Return the names of the tensor arguments of which the launches read every stride, so that they may have any
+    strides. Arguments that are written to are left out.
+    """
     names = {name for launch in launches for expr in launch.exprs for name in expr.names}
     asked = {fact[1:] for name in names if (fact := parse_fact(name)) is not None and fact[0] == "stride"}
     whole = frozenset(
@@ -182,6 +194,7 @@ class _LaunchReader:
         known: Iterable[str] = (),
         errors: LateErrors | None = None,
     ) -> None:
+        """Collect the tensors, numbers and parameters by which the launch ``declared`` of the op is read."""
         self.spec, self.declared, self.configs, self.errors = spec, declared, configs, errors
         self.where = f"{spec.name}, Triton kernel {declared.name}"
         self.tensors = _tensor_arguments(spec)
@@ -192,8 +205,11 @@ class _LaunchReader:
         self.about = {p.name: p for p in (declared.kernel.params if compiled else ())}
 
     def launch(self) -> KernelLaunch:
-        """Return the launch with its parameters and grid. Raises SL618 for what cannot be launched natively."""
+        """Return the launch with a source of the value for each parameter and with its grid. Raises SL618 or SL619 for
+        what cannot be launched natively.
+        """
         self._refuse_strangers()
+        # A launch has a fixed list of addresses, and outputs must exist before it.
         if self.spec.dynamic or any(a.many for a in self.spec.tensors):
             what = "a list of tensors" if not self.spec.dynamic else "an output whose size depends on data"
             raise self._unfit(what, "tensors and outputs of known sizes")
@@ -208,7 +224,9 @@ class _LaunchReader:
         return KernelLaunch(parameters, grid, self._expr("when", when, set()) if when else None)
 
     def _refuse_strangers(self) -> None:
-        """Raise SL618 for an entry under a name that the kernel does not have."""
+        """Raise SL618 for an entry of ``arguments``, ``constants``, ``scratch`` or ``codes`` whose name is no parameter
+        of the kernel.
+        """
         options = (*self.signature, *OPTIONS)
         declared = self.declared
         reports = {**({declared.word: ""} if declared.word else {}), **declared.codes}
@@ -226,7 +244,9 @@ class _LaunchReader:
                     self._refuse(f"{what}={{{name!r}: ...}}", f"a parameter of the kernel: {', '.join(self.signature)}")
 
     def _parameter(self, name: str) -> KernelParameter:
-        """Return one parameter of the kernel with the source of its value."""
+        """Return one parameter of the kernel with the source of its value: a tensor, the workspace, a scalar, an
+        expression or a compile-time value.
+        """
         annotation, about = self._annotation(name), self.about.get(name)
         specialises = not (about is not None and about.do_not_specialize)
         aligns = not (about is not None and about.do_not_specialize_on_alignment)
@@ -249,6 +269,7 @@ class _LaunchReader:
             self._refuse(f"no value for {name!r}", f"an entry arguments={{{name!r}: ...}}")
         if isinstance(given, float):
             return KernelParameter(name, _is_real_type(type), value=given, type=type)
+        # Before the integers, of which bool is one.
         if isinstance(given, bool):
             return KernelParameter(name, "boolean", value=int(given), type=type)
         if given in self.tensors:
@@ -262,7 +283,7 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
-        """Return the parameter for the address of the word of late errors, or for the code of a message."""
+        """Return the parameter ``name`` for the address of the word of late errors, or for the code of a message."""
         if name == self.declared.word:
             if type != "i64":
                 raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
@@ -272,7 +293,9 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", Expr(str(code)), None, type, specialises, aligns)
 
     def _constant(self, name: str) -> KernelParameter:
-        """Return a ``tl.constexpr`` parameter: fixed, of the config, computed from sizes, or the kernel's default."""
+        """Return a ``tl.constexpr`` parameter with the source of its value: fixed, from the config, computed from
+        sizes, or the kernel's default.
+        """
         if name in self.declared.constants:
             return KernelParameter(name, "constant", value=self.declared.constants[name])
         if name in self.configs:
@@ -291,8 +314,8 @@ class _LaunchReader:
         return KernelParameter(name, "constant", value=default)
 
     def _namesake(self, name: str) -> str | float | None:
-        """Return the value that a parameter stands for by its name: a tensor, with or without ``_ptr``, a scalar, a
-        size, a default.
+        """Return the value that a parameter gets by its name alone: the tensor ``x`` for ``x`` or ``x_ptr``, a scalar,
+        a size or fact of that name, or its default. None if there is none.
         """
         short = name.removesuffix("_ptr")
         for tensor in (name, short):
@@ -301,14 +324,18 @@ class _LaunchReader:
         if name in self.scalars or name in self.numbers or ((fact := parse_fact(name)) and fact[1] in self.tensors):
             return name
         default = self.signature[name].default
+        # Other defaults, such as None, are no values that C++ can pass.
         return default if isinstance(default, (int, float)) else None
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
+        """Return the parsed expression ``text``, which may use the names of integers, ``constants`` and facts of
+        tensors. Raise SL618 for another name.
+        """
         known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
         return _known_expr(self.where, what, text, known, self.tensors)
 
     def _annotation(self, name: str) -> str:
-        """Return the text of a parameter's annotation."""
+        """Return the annotation of the kernel's parameter ``name`` as text."""
         about = self.about.get(name)
         if about is not None:
             return str(about.annotation)
@@ -316,19 +343,22 @@ class _LaunchReader:
         return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
     def _refuse(self, got: str, expected: str) -> NoReturn:
+        """Raise SL618, which says that the kernel's launch declares ``got`` where ``expected`` is possible."""
         raise error("SL618", where=self.where, got=got, expected=expected)
 
     def _unfit(self, got: str, expected: str) -> ShiplapError:
-        fix = "write a Python function that launches the kernel with triton_launcher, and bind that function"
+        """Return the error SL619 for a kernel that no generated launcher can launch, with the way around it."""
+        fix = "write a Python function that launches it as kernel[grid](...), and bind that function"
         return error("SL619", where=self.where, got=got, expected=expected, fix=fix)
 
 
 def _is_real_type(type: str) -> Kind:
+    """Return the kind of a floating-point parameter of the annotated type: 64 bits for ``fp64``, else 32."""
     return "real64" if type == "fp64" else "real32"
 
 
 def _integer_names(spec: OpSpec) -> Iterator[str]:
-    """Yield the names that stand for integers of a call: sizes of tensors that are always there, computed sizes,
+    """Yield the names that stand for integers of a call: sizes of tensors that are always there, computed dims, and
     scalars.
     """
     kinds = [*(a.tensor for a in spec.tensors if not a.optional), *(o.tensor for o in spec.outputs)]

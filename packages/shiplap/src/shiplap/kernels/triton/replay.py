@@ -46,7 +46,7 @@ NUMBER, TENSOR, SCRATCH = range(3)
 
 
 def _replay_function_source(size: int) -> str:
-    """Return the text of the C function for ``size`` tensors."""
+    """Return the C++ text of the replay function for ``size`` tensors."""
     names = [f"t{i}" for i in range(size)]
     parameters, given = ", ".join(f"Address {name}" for name in names), ", ".join(names)
     return (
@@ -74,7 +74,8 @@ extern "C" SL_EXPORT void shiplap_forget(void* recording) { delete static_cast<R
 
 class _ReplaySource(Protocol):
     @property
-    def signature(self) -> dict[str, str]: ...
+    def signature(self) -> dict[str, str]:
+        """The Triton types of the kernel's parameters by name, ``constexpr`` for constants."""
 
 
 class CompiledTritonKernel(Protocol):
@@ -83,10 +84,12 @@ class CompiledTritonKernel(Protocol):
     metadata: Any
 
     @property
-    def function(self) -> int: ...
+    def function(self) -> int:
+        """The address of the kernel's function on the device."""
 
     @property
-    def src(self) -> _ReplaySource: ...
+    def src(self) -> _ReplaySource:
+        """The source from which Triton compiled the kernel, of which the signature is read."""
 
 
 @dataclass(frozen=True)
@@ -123,28 +126,34 @@ class LaunchRecording:
     kept: list[CompiledTritonKernel] = field(default_factory=list)
 
     def share_scratch(self, tensor: Tensor) -> None:
-        """Make ``tensor`` a part of the scratch memory of each call."""
+        """Make ``tensor`` a part of the scratch memory that each repeated call allocates."""
         self.parts.append((tensor, self._take_scratch(tensor.numel() * tensor.itemsize)))
 
     def close(self) -> None:
-        """Release the tensors after the last launch was added."""
+        """Release the tensors of the scratch memory, after the last launch was added."""
         self.parts = []
 
     def add_launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
-        """Add a launch of a compiled kernel with these arguments, which include constants."""
+        """Add a launch of a compiled kernel to the recording. ``given`` are its arguments, constants included. Set
+        ``unfit`` to the reason where C++ cannot repeat it.
+        """
         if self.unfit:
             return
         try:
             self.words += self._launch(compiled, [*grid, 1, 1][:3], given)
             self.launches += 1
+            # The function on the device goes away with the compiled kernel.
             self.kept.append(compiled)
         except (TypeError, ValueError) as e:
             self.unfit = str(e)
 
     def _launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> list[int]:
-        """Return a launch as numbers: function, grid, threads, shared memory and parameters. Raises ValueError."""
+        """Return a launch as integers for C++: function, grid, threads, shared memory and parameters. Raises ValueError
+        where C++ cannot make it.
+        """
         facts = compiled.metadata
         memory = int(facts.global_scratch_size or 0)
+        # Global scratch memory is allocated here, so it is no reason against a replay.
         if needed := why_form_unfit(facts._replace(global_scratch_size=0)):
             raise ValueError(f"it needs {needed}")
         types = compiled.src.signature.values()
@@ -155,9 +164,12 @@ class LaunchRecording:
         return [*head, *(number for pair in parameters for number in pair)]
 
     def _parameter(self, type: str, value: object) -> tuple[int, int]:
-        """Return one parameter as its kind and number. Raises ValueError or TypeError where it cannot be repeated."""
+        """Return one parameter as its kind and number: a tensor that the call passes, an offset in the scratch memory,
+        or an integer. Raises ValueError or TypeError for any other.
+        """
         if isinstance(value, BroughtTensor) and value.number < self.tensors:
             return TENSOR, value.number
+        # Its address may be freed before the next call.
         if isinstance(value, Tensor | BroughtTensor):
             for tensor, at in self.parts:
                 if tensor is value:
@@ -168,17 +180,23 @@ class LaunchRecording:
         raise TypeError(f"{value!r} as {type}")
 
     def _take_scratch(self, size: int) -> int:
+        """Return the offset of ``size`` more bytes in the scratch memory, which grows by them, rounded up to the
+        alignment.
+        """
         at, self.scratch = self.scratch, self.scratch + -(-size // ALIGNMENT) * ALIGNMENT
         return at
 
 
 def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function that repeats ``recording`` by C++. ``places`` are its tensors' positions in the arguments."""
+    """Return a function of a call's arguments that repeats ``recording`` by C++ into a fresh output like ``out``.
+    ``places`` are the positions of its tensors among the arguments.
+    """
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
     made = binding.shiplap_record((ctypes.c_int64 * len(words))(*words), ctypes.c_uint64(len(words)))
     if not made:
         raise error("SL405", where="shiplap_record", got=_binding_message(binding), expected="a recording")
     owner = _RecordingOwner(binding, made, recording)
+    # The C function also takes the output, and None for each tensor that this op has not.
     size = next(n for n in REPLAY_TENSOR_COUNTS if n > len(places))
     addresses = [*(f"args[{i}].data_ptr()" for i in places), "out.data_ptr()", *["None"] * (size - len(places) - 1)]
     scope: dict[str, object] = {
@@ -192,6 +210,7 @@ def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: 
         "device": out.device,
     }
     lines = [
+        # The default value keeps the recording alive as long as the function.
         "def rerun(args, owner=owner):",
         "    out = empty(shape, dtype=dtype, device=device)",
         f"    if replay(made, {', '.join(addresses)}): failed()",
@@ -204,17 +223,21 @@ class _RecordingOwner:
     """The owner of a recording in C++, which frees it together with the function that holds the owner."""
 
     def __init__(self, binding: ctypes.CDLL, made: int, recording: LaunchRecording) -> None:
+        """Keep the address ``made`` of a recording in C++, and the kernels that it launches."""
         self.binding, self.made, self.recording = binding, made, recording
 
     def __del__(self) -> None:
+        """Free the recorded launches that the C++ library holds for this object."""
         self.binding.shiplap_forget(ctypes.c_void_p(self.made))
 
 
 def _replay_error(binding: ctypes.CDLL) -> None:
+    """Raise RuntimeError with the message of the last failed replay on this thread."""
     raise RuntimeError(_binding_message(binding))
 
 
 def _binding_message(binding: ctypes.CDLL) -> str:
+    """Return the message of the last failure in the replay library on this thread."""
     text: bytes = binding.shiplap_message()
     return text.decode(errors="replace")
 
@@ -235,7 +258,9 @@ _lock = threading.RLock()
 
 
 def _reset_replay_after_fork() -> None:
-    """Reset lock and builder in a forked child, which has neither the threads nor the children of its parent."""
+    """Replace the lock and forget the builder in a forked child, which has neither the threads nor the child processes
+    of its parent.
+    """
     global _lock
     _lock, _replay_state.builder = threading.RLock(), None
 
@@ -244,7 +269,7 @@ os.register_at_fork(after_in_child=_reset_replay_after_fork)
 
 
 def replay_state_text() -> str:
-    """Return ``"native"`` if C++ repeats launches of templates, else the reason why Python does."""
+    """Return ``"native"`` if C++ repeats launches of templates, else ``python:`` and the reason why Python does."""
     if _replay_state.binding is not None:
         return "native"
     background = (
@@ -254,32 +279,38 @@ def replay_state_text() -> str:
 
 
 def is_replay_wanted() -> bool:
-    """Whether C++ may repeat launches: ``SHIPLAP_REPLAY`` is not 0 and this release of Triton is verified."""
+    """Whether C++ may repeat launches: ``SHIPLAP_REPLAY`` is not 0 and this version of Triton is verified."""
     return settings().replay and _is_known_triton()
 
 
 @cache
 def _is_known_triton() -> bool:
-    """Whether launches of the installed Triton have been verified."""
+    """Whether the installed version of Triton is one whose launches have been verified."""
     import triton
 
     return is_verified(triton.__version__)
 
 
 def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function that repeats ``recording``: by C++ if its library is there, else by ``plain`` until it is."""
+    """Return a function that repeats ``recording``: by C++ if its library is there, else ``plain``, or one that calls
+    ``plain`` until the library is built.
+    """
     if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain
     if (binding := replay_library(op)) is not None:
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
+        """Return the result of the call ``args``, launched from Python. From the 32nd call on, look now and then for
+        the compiled library, and drop derived choices once it is there.
+        """
         number = next(_replay_state.calls)
         if (
             number >= HOT_REPLAYS
             and number % REPLAYS_BETWEEN_CHECKS == HOT_REPLAYS
             and replay_library(op, start=True) is not None
         ):
+            # They hold functions that launch from Python.
             tuned_choices.forget_derived_choices()  # the next call of each kind is recorded again
         return plain(args)
 
@@ -287,7 +318,10 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
 
 
 def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
-    """Return the library if it is in the cache. ``start`` starts its compiler otherwise, if none is running."""
+    """Return the loaded replay library, or None if it is not in the cache. With ``start``, its build is started, if
+    none is running.
+    """
+    # No thread waits: another one that holds the lock will find the library.
     if _replay_state.binding is not None or _replay_state.why or not _lock.acquire(blocking=False):
         return _replay_state.binding
     try:
@@ -300,7 +334,9 @@ def replay_library(op: Op, *, start: bool = False) -> ctypes.CDLL | None:
 
 
 def build_replay_library(op: Op) -> ctypes.CDLL:
-    """Build or find the library now. Raise SL405 or SL406, with the name of ``op``, when it cannot be built."""
+    """Return the loaded replay library, compiled now if it is not in the cache. Raise SL405 or SL406, with the name of
+    ``op``, when it cannot be built.
+    """
     with _lock:
         place = _replay_folder(op)
         if problem := "" if is_library_present(place, op.spec.name) else compile_into(*_replay_build_order(op, place)):
@@ -311,7 +347,9 @@ def build_replay_library(op: Op) -> ctypes.CDLL:
 
 
 def _advance_replay_build(op: Op, start: bool) -> None:
-    """Open the compiled launcher where it is built; give a notice, or start its build, where it is not."""
+    """Open the replay library if it is compiled. Otherwise, with ``start``, give a notice of how to build it, or start
+    its build where background builds are on.
+    """
     if not settings().native:
         _replay_state.why = "SHIPLAP_NATIVE=0"
         return
@@ -337,20 +375,23 @@ def _advance_replay_build(op: Op, start: bool) -> None:
 
 
 def _give_up_replay(why: str) -> None:
+    """Settle that Python launches templates in this process, with a notice of the reason."""
     _replay_state.why = why
     notice(f"replay {why}", f"templates stay with launches from Python: {why}")
 
 
 def _replay_folder(op: Op) -> Path:
+    """Return the cache folder of the replay library, which need not exist."""
     return cache_folder(op.spec.name) / library_name_digest(REPLAY_SOURCE, (*FLAGS, *extra_compiler_flags()))
 
 
 def _replay_build_order(op: Op, place: Path) -> tuple[Path, str, str, list[str]]:
+    """Return the arguments of a builder for the replay library: cache folder, digest, source and compiler command."""
     return place.parent, place.name, REPLAY_SOURCE, compile_command(op)
 
 
 def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
-    """Return the loaded launcher with the types of its functions."""
+    """Return the loaded replay library in the folder ``place``, with the types of its functions set."""
     binding = load_library(place, op.spec.name)
     binding.shiplap_message.restype = ctypes.c_char_p
     binding.shiplap_record.restype = ctypes.c_void_p
@@ -361,7 +402,7 @@ def _open_replay_library(place: Path, op: Op) -> ctypes.CDLL:
 
 
 def _replay_functions(binding: ctypes.CDLL) -> dict[int, ctypes._NamedFuncPointer]:
-    """Return the C functions by the number of tensors that they take."""
+    """Return the C functions of the replay library by the number of tensors that they take."""
     return dict(
         zip(
             REPLAY_TENSOR_COUNTS,

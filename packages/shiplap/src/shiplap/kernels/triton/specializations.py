@@ -34,28 +34,28 @@ class ProgramSource(ABC):
 
     @property
     def function(self) -> Callable[..., object] | None:
-        """A Python function by which its module is found, or None."""
+        """The Python function of a kernel, by which its module is found, or None."""
         return None
 
     @property
     def interpreted(self) -> bool:
-        """Whether Triton's interpreter runs the kernels."""
+        """Whether Triton's interpreter runs the kernels, instead of the GPU."""
         return False
 
     @property
     @abstractmethod
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The steps as their author wrote them."""
+        """The launches, fills and sorts of the program as their author wrote them, in order."""
 
     @property
     @abstractmethod
     def values(self) -> Mapping[str, str]:
-        """The named integers of the program."""
+        """The named integers of the program, by name, as dim expressions."""
 
     @property
     @abstractmethod
     def errors(self) -> LateErrors | None:
-        """The holder of the word of late errors, or None."""
+        """The holder of the messages of late errors, or None."""
 
 
 class LaunchedForm(NativeForm):
@@ -68,7 +68,11 @@ class LaunchedForm(NativeForm):
     generated: ClassVar[bool] = True
 
     def __init__(self, spec: OpSpec, symbol: str, program: ProgramSource, configs: tuple[str, ...]) -> None:
+        """Keep the program of an op, with the symbol of its generated function and the names of its config. No kernel
+        is compiled yet.
+        """
         self.spec, self.given, self.configs = spec, program, configs
+        # Reading the launches would import the module.
         any_strides = frozenset[str]() if program.late else strided_launch_tensors(spec, self.launches)
         super().__init__(Path(), symbol, any_strides, 1, prototype_signature(spec, configs))
         self.cubins: dict[tuple[int, int, Key], Cubin] = {}
@@ -76,32 +80,43 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def program(self) -> LaunchProgram:
-        """The program that the generated code runs."""
+        """The program that the generated code runs, read from the author's steps. Raises SL618 or SL619 for steps that
+        cannot be launched.
+        """
         return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
 
     @property
     def launches(self) -> tuple[KernelLaunch, ...]:
+        """The launches of the program, without its other steps."""
         return self.program.launches
 
     @cached_property
     def declared(self) -> tuple[DeclaredLaunch, ...]:
-        """The launches as their author wrote them."""
+        """The launches of the program as their author wrote them, in order."""
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """Return the launches of a call by number: those whose condition holds."""
+        """Return the launches of a call whose condition holds, as pairs (number, launch). ``numbers`` are the sizes and
+        integers of the call.
+        """
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
     @property
     def wanted(self) -> bool:
+        """Whether this machine can run the kernel, so that native code is worth building: there is CUDA, or the module
+        is loaded in any case.
+        """
         return not self.given.late or torch.cuda.is_available()
 
     def source(self, packed: bool = False) -> str:
+        """Return the C++ source of the generated function. ``packed`` includes all cubins that this process has."""
         cubins = list(self.cubins.values()) if packed else ()
         return launcher_source(self.spec, self.symbol, self.program, self.configs, cubins)
 
     def missing(self) -> str:
-        """Return which launches have no compiled kernel, or ""."""
+        """Return which launches that every call makes have no compiled kernel, as text, or an empty text if none is
+        missing.
+        """
         always = {number for number, launch in enumerate(self.launches) if launch.when is None}
         lacking = (always or {0}) - {number for number, _, _ in self.cubins}
         if not always and self.cubins:  # which of them a call launches depends on its sizes
@@ -109,10 +124,12 @@ class LaunchedForm(NativeForm):
         return f"no cubin of {', '.join(self.declared[number].name for number in sorted(lacking))}" if lacking else ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
+        """Whether this process has compiled a kernel of the program for the config values ``config``."""
         return any(key[: len(config)] == config for _, _, key in self.cubins)
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:
-        """Return the form of launch ``number`` for an architecture (90) and a key without a device.
+        """Return the compiled kernel of launch ``number`` for the architecture ``target`` (90) and the key ``key``
+        without a device.
 
         It is looked for once: in the package of the op, then asked of Triton's compiler.
         """
@@ -128,16 +145,18 @@ class LaunchedForm(NativeForm):
         return self.cubins[at]
 
     def read(self, number: int, key: Key) -> SpecializedForm:
-        """Return the form that a key of launch ``number`` stands for."""
+        """Return the form (types, constants, attributes, options) for which the key of launch ``number`` stands."""
         options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return each form that this process has, with its kernel."""
+        """Return each form that this process has compiled, as (Triton kernel, form, cubin)."""
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Compile here, from now on, the forms that ``binding`` lacks."""
+        """Make the library ``binding`` call this process's compiler for forms that it lacks, from now on, and read its
+        late errors.
+        """
         if any(each is binding for each in self.bindings):
             return
         self.bindings = [*self.bindings, binding]
@@ -145,6 +164,9 @@ class LaunchedForm(NativeForm):
         add.restype = ctypes.c_char_p
 
         def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
+            """Compile the form of launch ``number`` for a key of C++ and add it to the library. Write a problem as text
+            to ``message`` and return 1, else 0.
+            """
             try:
                 values = tuple(key[:keys])
                 cubin = self.compile(number, target, values[1:])
@@ -156,10 +178,12 @@ class LaunchedForm(NativeForm):
             except BaseException as e:  # nothing may pass through C
                 text = str(e) if isinstance(e, ShiplapError) else f"{type(e).__name__}: {e}"
             raw = text.encode(errors="replace")[: size - 1] + b"\0"
+            # C++ owns the buffer of the message.
             ctypes.memmove(message, raw, len(raw))
             return int(bool(text))
 
         callback = _COMPILER(missing)
+        # C++ keeps only the address, so Python must keep the object.
         _c_callbacks.append(callback)
         if self.given.errors is not None:
             binding[f"{self.symbol}_late"](_make_error_teller(self.given.errors))
@@ -167,9 +191,14 @@ class LaunchedForm(NativeForm):
 
 
 def _make_error_teller(errors: LateErrors) -> Any:
-    """Return a C function that returns the address of a device's word, and writes the error in it as text."""
+    """Return a C function that returns the address of a device's error word, and writes the error that it holds as
+    text.
+    """
 
     def tell(device: int, message: Any, size: int) -> int:
+        """Return the address of the error word of CUDA device ``device``, and write the error in it, if any, to
+        ``message``.
+        """
         place, text = torch.device("cuda", device), ""
         try:
             address = errors.address(place)

@@ -47,10 +47,14 @@ class LaunchNumbers(dict[str, Any]):
     """The names of a launch's expressions: sizes and scalars of a call, facts of its tensors, compile-time values."""
 
     def __init__(self, env: Mapping[str, EnvValue], tensors: Mapping[str, Tensor | None]) -> None:
+        """Keep the sizes and scalars ``env`` of a call, and its tensors by name, from which facts are computed."""
         super().__init__(env)
         self.tensors = tensors
 
     def __missing__(self, name: str) -> int:
+        """Return the fact ``name`` of a tensor, such as ``stride_x_1`` or ``numel_x``. An absent tensor or axis counts
+        as 0. Raise KeyError for another name.
+        """
         fact = parse_fact(name)
         if fact is None:
             raise KeyError(name)
@@ -60,13 +64,16 @@ class LaunchNumbers(dict[str, Any]):
             return 0
         if kind == "numel":
             return value.numel()
+        # A variadic tensor may have fewer axes than the expression names.
         if axis >= value.dim():
             return 0
         return value.shape[axis] if kind == "size" else kernel_strides(value)[axis]
 
 
 def kernel_strides(tensor: Tensor) -> Sequence[int]:
-    """Return strides as kernels see them: torch leaves the strides of dims of size 0 or 1 arbitrary."""
+    """Return the strides of a tensor as kernels get them, computed anew for a contiguous one, since torch leaves the
+    strides of dims of size 0 or 1 arbitrary.
+    """
     if not tensor.is_contiguous():
         return tensor.stride()
     steps = [1] * tensor.dim()
@@ -76,7 +83,9 @@ def kernel_strides(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
-    """Return ``numbers`` with the compile-time values of this launch."""
+    """Return a copy of ``numbers`` with the compile-time values of this launch: those of the config, fixed ones and
+    computed ones.
+    """
     own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
@@ -90,7 +99,8 @@ def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping
 def specialization_key(
     launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any], workspace: int = 0
 ) -> Key:
-    """Return the key for which the call that ``numbers`` describe is compiled.
+    """Return the key for which a launch is compiled: the config's values, then the properties of its arguments on which
+    Triton specialises.
 
     ``workspace`` is the address of the scratch memory.
     """
@@ -99,7 +109,7 @@ def specialization_key(
 
 
 def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> Iterator[int]:
-    """Yield what Triton specialises on, parameter by parameter: values, alignments, dtypes."""
+    """Yield the properties on which Triton specialises a launch, parameter by parameter: values, alignments, dtypes."""
     for p in launch.parameters:
         match p.kind:
             case "computed":
@@ -113,16 +123,20 @@ def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> It
 
 
 def _tensor_key_entry(p: KernelParameter, tensor: Tensor | None) -> int:
-    """Return a tensor's dtype and alignment as one number, or -1 for an absent one."""
+    """Return a tensor's dtype and alignment to 16 bytes as one integer, or -1 for an absent one."""
     if tensor is None:
         return -1
     code, bits, lanes = dtypes.of(tensor.dtype, p.name).dlpack
     aligned = p.specialises and p.aligns and tensor.data_ptr() % 16 == 0
+    # The same packing as in the generated C++, which computes the key of a call.
     return (code << 16 | bits << 8 | lanes) << 1 | int(aligned)
 
 
 def _integer_key_entry(p: KernelParameter, value: int) -> int:
-    """Return what Triton specialises on of an integer: its width, whether it is 1, divisible by 16."""
+    """Return the properties of an integer on which Triton specialises, as one number: its width, whether it is 1,
+    whether it is divisible by 16.
+    """
+    # An annotated type fixes the width.
     width = 0 if p.type or -(2**31) <= value < 2**31 else 32
     if p.specialises and value == 1:
         return 1 + width
@@ -130,6 +144,7 @@ def _integer_key_entry(p: KernelParameter, value: int) -> int:
 
 
 def _whole_number(expr: Expr | None, numbers: LaunchNumbers) -> int:
+    """Return the value of ``expr`` for ``numbers`` as an int."""
     assert expr is not None
     return int(expr(numbers))
 
@@ -150,7 +165,9 @@ class SpecializedForm:
 def form_of_key(
     launch: KernelLaunch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]
 ) -> SpecializedForm:
-    """Return the form that a key stands for. ``configs`` are the names whose values come first in it."""
+    """Return the input of Triton's compiler for which a key stands. ``configs`` are the names whose values come first
+    in the key.
+    """
     entries = iter(key)
     config = {name: next(entries) for name in configs}
     form = SpecializedForm({}, {}, {}, {**options, **{k: v for k, v in config.items() if k in _OPTIONS}})
@@ -170,7 +187,9 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Return type, constant value, and whether it is a multiple of 16; None where Triton does not specialise."""
+    """Return the Triton type of a parameter, its constant value, and whether it is a multiple of 16, or None where
+    Triton does not specialise. Entries of the key are consumed.
+    """
     match p.kind:
         case "constant":
             return "constexpr", p.value, False
@@ -180,6 +199,7 @@ def _read_key_entry(
             return "constexpr", next(entries), False
         case "tensor":
             entry = next(entries)
+            # Triton compiles an absent tensor as the constant None.
             if entry < 0:
                 return "constexpr", None, False
             return f"*{_packed_element(entry >> 1, p)}", None, bool(entry & 1) if p.specialises else None
@@ -198,7 +218,9 @@ def _read_key_entry(
 
 
 def _packed_element(packed: int, p: KernelParameter) -> str:
-    """Return Triton's name of the dtype in a packed entry. Raises SL619."""
+    """Return Triton's name of the dtype in a packed key entry, such as ``fp16``. Raises SL619 for a dtype that Triton
+    lacks.
+    """
     dlpack = packed >> 16, packed >> 8 & 255, packed & 255
     name = next((row.name for row in dtypes.DTYPES.values() if row.dlpack == dlpack), "")
     if name not in _TRITON:
@@ -207,7 +229,8 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
-    """Return the cubin for a device of this architecture, by Triton's own compiler and from its cache. It needs no GPU.
+    """Return the cubin of a form for devices of this architecture, made by Triton's own compiler or read from its
+    cache. No GPU is needed.
 
     Raises:
         LaunchError: SL619 for a kernel that needs what a launcher does not give.
@@ -229,20 +252,24 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
             where=f"Triton kernel {facts.name}",
             got=f"it needs {needed}",
             expected="a kernel that one plain launch runs",
-            fix="write a Python function that launches the kernel with triton_launcher, and bind that function",
+            fix="write a Python function that launches it as kernel[grid](...), and bind that function",
         )
     return Cubin(number, architecture, key, compiled.asm["cubin"], facts.name, 32 * facts.num_warps, facts.shared)
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options of Triton beside the form: whether an assertion on the device is compiled."""
+    """Return the options for Triton's compiler: those of the form, and whether assertions on the device are
+    compiled.
+    """
     import triton
 
     return {"debug": bool(kernel.debug or triton.knobs.runtime.debug), **form.options}
 
 
 def why_form_unfit(metadata: Any) -> str:
-    """Return the feature that a compiled kernel needs and the generated launcher lacks. Empty if there is none."""
+    """Return the feature that a compiled kernel needs and the generated launcher lacks, such as clusters, or an empty
+    text.
+    """
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:
         return "clusters of blocks"
@@ -254,6 +281,6 @@ def why_form_unfit(metadata: Any) -> str:
 
 
 def device_architecture(device: torch.device) -> int:
-    """Return the architecture of a device: 90 for compute capability 9.0."""
+    """Return the architecture of a CUDA device as an integer: 90 for compute capability 9.0."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor

@@ -65,6 +65,7 @@ class TemplateKernel(Kernel):
     template: Template
 
     def __init__(self, spec: OpSpec, terms: KernelTerms, template: Template) -> None:
+        """Bind the template to the declaration, with the names that its text mentions. Nothing is rendered."""
         super().__init__(spec, terms)
         self.template, self.function = template, template.grid  # of the module that binds the template
         self.values: Values = {}
@@ -82,37 +83,41 @@ class TemplateKernel(Kernel):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget launches, refusals and compiled functions."""
+        """Forget the launches, refusals and compiled functions of the config before."""
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
         self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
         self._run: RunTemplate | None = None
 
     def configure(self, values: Values) -> None:
-        """Render with these values."""
+        """Use the values of a config, by name, for the kernels that are rendered from now on."""
         self.values = values
         self._reset()
 
     def run_call(self, call: Binding) -> Outputs:
-        """Allocate outputs and run the template into them."""
+        """Return the outputs of a call, allocated and filled by the template."""
         outs = empty_outputs(self.spec, call)
         self.run_into(call, outs, None)
         return outs
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call``; and how to run calls that differ from it in addresses alone, as aligned as these."""
+        """Run ``call`` and return its outputs, with a function that repeats it for other addresses of the same
+        alignment, or None where that is not possible.
+        """
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
         return outs, self._rerun(call, outs[0], kept)
 
     def _rerun(self, call: Binding, out: Tensor, kept: KeptLaunch) -> Rerun | None:
-        """Return a function that repeats the launch, or None where it depends on more than the call's tensors.
+        """Return a function that repeats the launch ``kept`` for other addresses, by C++ or Python, or None where it
+        depends on more than the call's tensors.
 
         Tables, copies of strided tensors, and the precision of float32 products are such dependencies.
         """
         if kept.launch is None or self.tables or ("ALLOW_TF32" in self.words and kept.float32):
             return None
         places = [self.spec.args.index(a) for a in self.reads]
+        # A copy was made for the launch, whose address the next call does not have.
         if any(t is not call.args[i] for (t, _, _), i in zip(kept.tensors, places, strict=True)):
             return None
         plain, op = (
@@ -125,7 +130,9 @@ class TemplateKernel(Kernel):
         return replay.choose_rerun(op, plain, self._recording(kept, len(there), out), there, out)
 
     def _recording(self, kept: KeptLaunch, count: int, out: Tensor) -> replay.LaunchRecording:
-        """Return the recording of the launches for ``out`` and ``count`` tensors, for replay by C++."""
+        """Return the recording of the launches ``kept`` for an output like ``out`` and ``count`` tensors, for replay by
+        C++.
+        """
         made, added, target = replay.LaunchRecording(out.get_device(), count + 1), None, out
         result = replay.BroughtTensor(count)
         if kept.sums is not None:
@@ -134,6 +141,7 @@ class TemplateKernel(Kernel):
         numbers, each = itertools.count(), list[object]()
         for tensor, shape, strides in kept.tensors:
             each += [None if tensor is None else replay.BroughtTensor(next(numbers)), shape, strides]
+        # With split-K the kernel stores partial sums, and the second launch adds them into the result.
         stored = result if kept.sums is None else target
         given = self._passed[kept.key](kept.grid, stored, target.shape, target.stride(), *each)
         assert kept.compiled is not None
@@ -145,21 +153,24 @@ class TemplateKernel(Kernel):
         return made
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Fill the output, which is contiguous, on the current stream of the call's device."""
+        """Fill the one output in ``outs``, which is contiguous, on the current stream of the call's device. ``scratch``
+        is not used.
+        """
         self._fill(call, outs[0], None)
 
     def _fill(self, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Launch the template into ``out`` on the device of the call."""
+        """Launch the template into ``out`` on the device of the call. ``kept``, if given, records the launch."""
         if self._run is None:
             self._run = self._runner(self._launches, self.launch_for)
         if is_current_device(call.device):
             self._launch(self._run, call, out, kept)
             return
+        # Triton launches on the current device.
         with torch.cuda.device(call.device):
             self._launch(self._run, call, out, kept)
 
     def compile(self, call: Binding) -> None:
-        """Compile what ``call`` launches without launching it. Several threads may do so in parallel."""
+        """Compile the kernels that ``call`` launches without launching them. Several threads may do so in parallel."""
         split_k, (output,) = self._split_k(call, self.values), self.spec.outputs
         sizes, dtype = declared_output_shape(output, call.env), call.dtype_of(output.tensor)
         if split_k > 1:
@@ -169,7 +180,9 @@ class TemplateKernel(Kernel):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
     def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> RunTemplate:
-        """Return the generated function that picks and runs the launch of a call."""
+        """Return the generated function that looks up the launch of a call in ``launches``, makes a missing one with
+        ``launch_for``, and runs it.
+        """
         return compile_template_run(
             self.spec,
             self.words,
@@ -183,7 +196,7 @@ class TemplateKernel(Kernel):
         )
 
     def _launch(self, run: RunTemplate, call: Binding, out: Tensor, kept: KeptLaunch | None) -> None:
-        """Run the template, and where the sum is split, add the partial sums."""
+        """Run the template into ``out``. With split-K, run it into partial sums and add these into ``out``."""
         if (split_k := self._split_k(call, self.values)) == 1:
             run(call, out, 1, kept)
             return
@@ -194,7 +207,9 @@ class TemplateKernel(Kernel):
             kept.sums = partial_sums, added
 
     def _split_k(self, call: Binding, values: Values) -> int:
-        """Return the split-K factor: the number of partial sums that the kernel stores."""
+        """Return the split-K factor for a call and config: the number of partial sums that the kernel stores, 1 without
+        split-K.
+        """
         if self.template.split_k is None:
             return 1
         return self.template.split_k(call.env, values)
@@ -202,17 +217,20 @@ class TemplateKernel(Kernel):
     # --- which config takes a call ------------------------------------------------------------------------------------
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return the kernel with the first config that supports ``call``, or the reason why none does."""
+        """Return the kernel with the first config that supports ``call``, or the reason why none does. The answer is
+        kept for equal calls.
+        """
         key = self._key(call)
         kernel = self._firsts.get(key)
         if kernel is None:
-            kernel = _clear_when_full(self._firsts)[key] = self._first(call)
+            # supports= may be slow, and equal calls have one answer.
+            kernel = _clear_when_full(self._firsts)[key] = self._first_config(call)
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
-    def _first(self, call: Binding) -> Config | str:
-        """Return the first config that serves the call, or the reason that none does."""
+    def _first_config(self, call: Binding) -> Config | str:
+        """Return the first config of the template that serves the call, or the reason why none does."""
         env, reason = _env_for_template(call.env), ""
-        takes = self._takes(call, env)
+        takes = self._config_refusal(call, env)
         for values in self.template.candidates(env):
             if not (why := takes(values)):
                 return Config.of(values)
@@ -220,24 +238,32 @@ class TemplateKernel(Kernel):
         return reason or "no config for these sizes"
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the template does not support this call with this config. Empty if it does."""
+        """Return the reason why the template does not support this call with the current config, or an empty text. The
+        answer is kept for equal calls.
+        """
         key = self._key(call)
         reason = self._refusals.get(key)
         if reason is None:
-            reason = self._takes(call, _env_for_template(call.env))(self.values)
+            reason = self._config_refusal(call, _env_for_template(call.env))(self.values)
             _clear_when_full(self._refusals)[key] = reason
         return reason
 
-    def _takes(self, call: Binding, env: Env) -> Callable[[Values], str]:
-        """Return a function of a config: the reason why the template does not support ``call`` with it, or empty."""
+    def _config_refusal(self, call: Binding, env: Env) -> Callable[[Values], str]:
+        """Return a function from a config to the reason why the template does not support ``call`` with it, or an empty
+        text.
+        """
+        # A machine without Triton uses the other kernels of the op.
         if not _is_triton_installed():
             return lambda values: "Triton is not installed"
         if 0 in declared_output_shape(self.spec.outputs[0], call.env):
             return lambda values: ""  # nothing to compute
-        supports, given = self.template.supports, self._given(call)
+        supports, given = self.template.supports, self._tensor_arguments(call)
         dtypes = {name: t.dtype for name, t in given.items()} | {"out": call.dtype_of(self.spec.outputs[0].tensor)}
 
         def reason(values: Values) -> str:
+            """Return the reason why the template does not support the call with the config ``values``, or an empty
+            text.
+            """
             verdict = True if supports is None else supports(env, dtypes, values)
             if verdict is not True:
                 return verdict or "supports() returned False"
@@ -246,8 +272,10 @@ class TemplateKernel(Kernel):
         return reason
 
     def _indescribable(self, call: Binding, values: Values) -> str:
-        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes. Empty if all can."""
-        present = self._present(call)
+        """Return the reason why a tensor cannot have the tensor descriptor that the kernel makes of it (rows that start
+        at 16 bytes), or an empty text.
+        """
+        present = self._tensors_read(call)
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
                 continue
@@ -256,13 +284,15 @@ class TemplateKernel(Kernel):
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"
         return ""
 
-    def _given(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensor arguments that are not None."""
+    def _tensor_arguments(self, call: Binding) -> dict[str, Tensor]:
+        """Return the tensor arguments of a call that are not None, by name."""
         return {a.name: v for a, v in zip(self.spec.args, call.args, strict=True) if isinstance(v, Tensor)}
 
-    def _present(self, call: Binding) -> dict[str, Tensor]:
-        """Return the tensors that the template reads: arguments, then tables."""
-        given = {name: t for name, t in self._given(call).items() if name in self.words}
+    def _tensors_read(self, call: Binding) -> dict[str, Tensor]:
+        """Return the tensors that the template reads, by name: arguments, copied where a dim has to be adjacent in
+        memory, then tables.
+        """
+        given = {name: t for name, t in self._tensor_arguments(call).items() if name in self.words}
         for name, axis in self.adjacent.items():
             if name in given:
                 given[name] = adjacent_along(given[name], axis)
@@ -273,7 +303,9 @@ class TemplateKernel(Kernel):
     def render(
         self, call: Binding, present: Mapping[str, Tensor], values: Values, wide: bool = False
     ) -> RenderedKernel:
-        """Return the kernel for ``call`` with the config ``values``, for tensors laid out like those of ``present``."""
+        """Return the rendered kernel text for ``call`` with the config ``values``, for tensors laid out like those of
+        ``present``. ``wide`` uses 64-bit offsets.
+        """
         name = "_".join(dict.fromkeys((self.spec.opname, self.template.name)))
         facts: dict[str, EnvValue] = {
             **template_constants(self.spec, call.args),
@@ -292,6 +324,7 @@ class TemplateKernel(Kernel):
             **values,
         }
         ranks = {k: t.dim() for k, t in present.items()}
+        # A constant that the template does not name is left out, so that calls that differ in it alone share a text.
         known = tuple([(k, v) for k, v in facts.items() if k in self.words])
         out_rank = len(declared_output_shape(self.spec.outputs[0], call.env)) + (split_k > 1)
         key = known, tuple(ranks.items()), out_rank, wide
@@ -304,7 +337,8 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """Return ``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``.
+        """Return ``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``
+        for calls like ``call``, and keep it under ``key``.
 
         With the verb ``compile``, a function of the same arguments that compiles what it would launch.
         """
@@ -331,7 +365,9 @@ class TemplateKernel(Kernel):
 
 
 def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
-    """Return a function that allocates and launches as was done for ``out``."""
+    """Return a function of a call's arguments that allocates an output like ``out`` and repeats the launch ``kept``
+    from Python.
+    """
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))
     scope: dict[str, object] = {"launch": kept.launch, "grid": kept.grid, "target": target, "strides": strides}
@@ -341,6 +377,10 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
     go: Callable[[Args, Tensor], None] = eval(f"lambda args, out: launch(grid, out, target, strides{each})", scope)
 
     def rerun(args: Args) -> Tensor:
+        """Return a fresh output of the template for ``args``, the arguments of a call that differs from the recorded
+        one in addresses alone.
+        """
+        # The current device may have changed since the launch was recorded.
         if not is_current_device(device):
             with torch.cuda.device(device):
                 return rerun(args)
@@ -358,11 +398,12 @@ def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k
 
 @cache
 def _is_triton_installed() -> bool:
+    """Whether Triton is installed. It is not imported."""
     return find_spec("triton") is not None
 
 
 def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
-    """Return the text as a Triton function.
+    """Return the launcher of a rendered text as a Triton function.
 
     ``linecache`` gets its lines, which Triton, debuggers and tracebacks read there.
     """
@@ -371,6 +412,7 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
     digest = hashlib.sha256(rendered.text.encode()).hexdigest()[:12]
     file = f"<template {rendered.name} {digest}>"
+    # No time of change: linecache never drops such an entry.
     linecache.cache[file] = (len(rendered.text), None, rendered.text.splitlines(keepends=True), file)
     scope: dict[str, object] = {"__name__": f"shiplap.templates.{rendered.name}", "triton": triton, "tl": tl}
     if "libdevice" in rendered.text:
@@ -382,24 +424,29 @@ def _jit_rendered_source(rendered: RenderedKernel) -> Launcher:
 
 
 def _with_descriptor_memory(launch: Launch) -> Launch:
-    """Return ``launch`` with memory for descriptors from PyTorch.
+    """Return a function that calls ``launch`` with PyTorch's allocator for the memory of tensor descriptors.
 
     It runs in a context of its own, since the allocator outside of it is the user's.
     """
     import triton
 
     def memory(size: int, alignment: int, stream: int | None) -> Tensor:
+        """Return a tensor of ``size`` bytes on the GPU, in which Triton places tensor descriptors."""
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
+        """Launch the kernel with ``args`` after setting PyTorch's allocator as Triton's in this context."""
         triton.set_allocator(memory)
         return launch(*args)
 
+    # Triton keeps its allocator in a context variable.
     return lambda *args: copy_context().run(inside, args)
 
 
 def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int]:
-    """Return for each argument the axis of the dim that has to be adjacent in memory."""
+    """Return, by argument name, the axis of the dim that has to be adjacent in memory, negative where the type has a
+    variadic dim.
+    """
     axes = {}
     for name, dim in innermost.items():
         tensor = spec.arg(name).tensor
@@ -410,17 +457,18 @@ def _innermost_axes(spec: OpSpec, innermost: Mapping[str, str]) -> dict[str, int
 
 
 def _size_alignment(size: int) -> int:
-    """Return the largest power of two up to 256 that divides a size."""
+    """Return the largest power of two up to 256 that divides ``size``."""
     return (size | 256) & -(size | 256)
 
 
 def _env_for_template(env: Env) -> dict[str, EnvValue]:
-    """Return sizes and scalars for a template, with tuples in place of lists."""
+    """Return the sizes and scalars of a call for a template, with tuples in place of lists."""
     return {k: tuple(v) if type(v) is list else v for k, v in env.items()}
 
 
 def _clear_when_full(memory: dict[K, T]) -> dict[K, T]:
-    """Return ``memory``, emptied where it has reached its bound."""
+    """Return the dict ``memory``, emptied where it has reached 4096 entries."""
     if len(memory) >= MOST_REMEMBERED_RENDERINGS:
+        # All at once: what is still used is rendered again.
         memory.clear()
     return memory

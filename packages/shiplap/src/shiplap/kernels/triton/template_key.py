@@ -39,7 +39,9 @@ class KeptLaunch:
 
     @property
     def float32(self) -> bool:
-        """Whether a tensor has float32: how such are multiplied is a setting of torch, which may change."""
+        """Whether a tensor of the launch is float32: products of such depend on a setting of torch, which may
+        change.
+        """
         return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
 
 
@@ -48,11 +50,16 @@ class RunTemplate(Protocol):
     the launch.
     """
 
-    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None: ...
+    def __call__(self, call: Binding, out: Tensor, split_k: int, kept: KeptLaunch | None = None) -> None:
+        """Launch the template for ``call`` into ``out``, or into ``split_k`` partial sums, and record the launch in
+        ``kept`` if given.
+        """
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return ``key(call)``: sizes, scalars, dtypes, absent arguments, and the layouts of the arguments ``layouts``."""
+    """Return a function from a bound call to a hashable key: sizes, scalars, dtypes, absent arguments, and strides and
+    alignment of the arguments ``layouts``.
+    """
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
     parts = [env, "tuple(call.dtypes.items())"]
@@ -73,8 +80,8 @@ def compile_template_run(
     tables: Sequence[DeviceTable],
     **scope: object,
 ) -> RunTemplate:
-    """Return ``run(call, out, split_k, kept)`` for a template that mentions ``words`` and reads the arguments
-    ``reads``.
+    """Return a generated function ``run(call, out, split_k, kept)`` that launches a template which mentions ``words``
+    and reads the arguments ``reads``.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
     scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
@@ -84,6 +91,7 @@ def compile_template_run(
         "adjacent": adjacent_along,
         "inner": innermost_axis,
         "reach": _largest_offset,
+        # Read in each call, since allow_tf32 may change.
         "matmul": torch.backends.cuda.matmul,
         **{f"table{i}": t for i, t in enumerate(tables)},
     }
@@ -94,7 +102,7 @@ def compile_template_run(
 def _template_run_lines(
     spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
 ) -> list[str]:
-    """Return the lines of the function.
+    """Return the source lines of the function that :func:`compile_template_run` generates.
 
     ``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last.
     """
@@ -103,6 +111,7 @@ def _template_run_lines(
         "    if not out.numel(): return",
         "    args, env = call.args, call.env",
     ]
+    # Offsets of the output count too, which is contiguous.
     reaches = ["out.numel()"]
     for i, arg in enumerate(reads):
         lines.append(f"    t{i} = args[{spec.args.index(arg)}]")
@@ -135,7 +144,9 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return expressions of the facts that the text may depend on beside widths and the split-K factor."""
+    """Return Python expressions for the facts of a call on which the template's text may depend, beside offset widths
+    and the split-K factor.
+    """
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
         if arg.optional and arg.tensor is not None and words & {arg.name, f"HAS_{arg.name.upper()}"}:
@@ -152,12 +163,15 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
             expressions.append(f"env[{arg.name!r}]")
     dims = {d.text for a in spec.tensors if a.tensor for d in a.tensor.dims if d.kind == "name"}
     sizes = [*sorted(dims | {name for name, _ in spec.dims}), *(a.name for a in spec.scalars if a.scalar == "int")]
+    # A size that the text does not mention would only make more renderings.
     aligned = [n for n in sizes if f"{n.upper()}_ALIGN" in words]
     return expressions + [f"(env.get({n!r}, 0) | 256) & -(env.get({n!r}, 0) | 256)" for n in aligned]
 
 
 def _reach_source(arg: Arg, i: int) -> str:
-    """Return an expression of the largest offset within a tensor, in elements."""
+    """Return a Python expression for the largest offset, in elements, within the tensor ``arg``, whose variables have
+    the number ``i``.
+    """
     assert arg.tensor is not None
     if arg.tensor.variadic:
         return f"reach(s{i}, d{i})"
@@ -166,16 +180,17 @@ def _reach_source(arg: Arg, i: int) -> str:
 
 
 def _largest_offset(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the offset, in elements, of the last element of a tensor with these sizes and strides."""
     return sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def innermost_axis(strides: Sequence[int]) -> int:
-    """Return the last axis with stride 1, or -1."""
+    """Return the last axis whose stride is 1, or -1 if there is none."""
     return next((axis for axis in range(len(strides) - 1, -1, -1) if strides[axis] == 1), -1)
 
 
 def adjacent_along(tensor: Tensor, axis: int) -> Tensor:
-    """Return the tensor with stride 1 along an axis, copied if it has another."""
+    """Return ``tensor`` with stride 1 along ``axis``: itself, or a copy."""
     if tensor.stride(axis) == 1:
         return tensor
     return tensor.movedim(axis, -1).contiguous().movedim(-1, axis)

@@ -30,7 +30,8 @@ class PlainWriter(PythonWriter):
     """The printer of steps whose refusals carry their texts, so that no table of rules is needed."""
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return the lines that check one rule, with the texts of its refusal."""
+        """Return the lines that check one rule by ``support.expect``, with the texts of the error in place."""
+        # The constants of a check are written into the new module as literals.
         self.constants |= rule.constants
         what, where, got, expected, fix = self._texts(rule)
         return [
@@ -43,7 +44,7 @@ class PlainWriter(PythonWriter):
         ]
 
     def step(self, step: Step) -> list[str]:
-        """Return the lines of one step. An evaluation that fails raises the texts of its rule."""
+        """Return the lines of one step. An evaluation that fails raises ValueError with the texts of its rule."""
         match step:
             case EvaluateStep(variable, _, _, term, rule):
                 self.constants |= rule.constants
@@ -56,7 +57,9 @@ class PlainWriter(PythonWriter):
         return super().step(step)
 
     def _texts(self, rule: ArgumentRule) -> list[str]:
-        """Return the texts of a refusal, without advice about a declaration."""
+        """Return the five texts of a rule's error as Python expressions: title, place, observed, expected and fix.
+        Advice about the declaration is left out.
+        """
         fix = rule.error_fix
         if "declaration" in fix:  # which the plain source does not have
             fix = fix.partition(", or ")[0]
@@ -73,21 +76,27 @@ class CallPrinter:
     """
 
     def __init__(self, spec: OpSpec, plan: CallPlan, stem: str, copy: SourceCopy, asked: Iterable[str]) -> None:
+        """Find the variables that the check function of the op returns: device, dtypes, and the sizes that outputs and
+        the names ``asked`` need.
+        """
         self.spec, self.plan, self.stem, self.copy = spec, plan, stem, copy
         named = {*self._output_names(), *asked} - spec.dynamic.keys() - {"threads", "itemsize"}
+        # Scalars are parameters of the function already.
         scalars = {a.name for a in spec.scalars}
         known = [plan.names(n) for n in sorted(named) if n not in scalars]
         self.sizes = (*(["device"] if spec.tensors else []), *known, *(f"dtype_{c}" for c in spec.dtype_classes))
 
     def _output_names(self) -> set[str]:
-        """Return the names that the outputs' dims and bounds read."""
+        """Return the names of dims and scalars that the outputs' sizes and bounds read."""
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
         bounds = [e for _, e in self.spec.bounds]
         return plain.union(*(d.expr.names for d in dims if d.expr), *(e.names for e in bounds))
 
     def check_function(self) -> str:
-        """Return ``_check_<op>``, which refuses wrong arguments, real or fake, and returns sizes and dtypes."""
+        """Return the source of ``_check_<op>``, which raises for wrong arguments, real or fake, and returns sizes and
+        dtypes.
+        """
         parameters = ", ".join(argument_variable(a) for a in self.spec.args)
         lines = self.lines(self.plan.arguments)
         result = f"    return {', '.join(self.sizes)}" if self.sizes else "    return ()"
@@ -103,7 +112,9 @@ class CallPrinter:
         )
 
     def memory_function(self) -> str:
-        """Return ``_check_memory_<op>`` for an op that writes, or an empty text: arguments may not share memory."""
+        """Return the source of ``_check_memory_<op>``, which raises where an argument shares memory with one that is
+        written to, or an empty text for an op that writes to none.
+        """
         if not self.plan.sharing:
             return ""
         parameters = ", ".join(argument_variable(a) for a in self.spec.args)
@@ -111,12 +122,14 @@ class CallPrinter:
         return "\n".join([f"def _check_memory_{self.stem}({parameters}):", doc, *self.lines(self.plan.sharing)])
 
     def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
-        """Return ``body`` behind the checks of the arguments, in a function with the op's own parameters.
+        """Return the lines of ``body`` behind calls of the check functions, in a function with the op's own parameters.
+        The sizes that the body reads are assigned.
 
-        The sizes that the body reads are kept. ``memory``: whether arguments may share none, which fakes do not tell.
+        ``memory``: whether arguments may share none, which fakes do not tell.
         """
         given = ", ".join(a.name for a in self.spec.args)
         words = {word for line in body for word in _WORD.findall(line)}
+        # Unused names would be flagged by linters of the ejected package.
         left = [name if name in words else "_" for name in self.sizes]
         kept = f"{', '.join(left)}{',' * (len(left) == 1)} = " if {*left} - {"_"} else ""
         checks = [f"{kept}_check_{self.stem}({given})"]
@@ -124,40 +137,41 @@ class CallPrinter:
         return [*checks, *body]
 
     def bounds(self) -> list[str]:
-        """Return the lines that set each data-dependent size to its bound."""
+        """Return the lines that set each data-dependent size to its upper bound."""
         return [f"{self.plan.names(dim)} = {self.expression(expr)}" for dim, expr in self.spec.bounds]
 
     def allocated(self) -> list[str]:
-        """Return the lines that allocate the outputs as ``t_<output>``."""
+        """Return the lines that compute the outputs' sizes and allocate the outputs as ``t_<output>``."""
         outputs = self.plan.outputs
         lines = [line.removeprefix(INDENT) for line in self.lines((*outputs.measured, *outputs.allocated))]
         return [_replace_words(line, self._parameters) for line in lines]
 
     def expression(self, expr: Expr) -> str:
-        """Return a declared expression in the variables of a function with the op's own parameters."""
-        (text,) = self._bring([declared_value(expr, self.plan.names).python])
+        """Return a declared expression as Python, in the variables of a function with the op's own parameters."""
+        (text,) = self._copy_called([declared_value(expr, self.plan.names).python])
         return _replace_words(text, self._parameters)
 
     @property
     def _parameters(self) -> dict[str, str]:
-        """The names of the op's own parameters, by those that the checks have for scalars."""
+        """The names of the op's scalar parameters, by the names that they have in generated checks."""
         return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
-        """Return a declared expression with ``variable(name)`` in place of each name."""
-        (text,) = self._bring([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
+        """Return a declared expression as Python, with ``variable(name)`` in place of each name."""
+        (text,) = self._copy_called([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
         return text
 
     def lines(self, steps: Block | Sequence[Step]) -> list[str]:
-        """Return the lines of steps, and bring along the functions that they call."""
+        """Return the Python lines of plan steps, and copy the functions that they call into the new module."""
+        # One function serves real and fake calls, so sizes may be symbols.
         writer = PlainWriter(careful=True)
         writer.write(steps)
         fixed = {f"want_{o.name}": getattr(torch, o.tensor.dtypes[0]) for o in self.spec.outputs if o.tensor.concrete}
         constants = {name: _constant_text(value) for name, value in (writer.constants | fixed).items()}
-        return self._bring([_replace_words(line, constants) for line in writer.lines])
+        return self._copy_called([_replace_words(line, constants) for line in writer.lines])
 
-    def _bring(self, lines: Iterable[str]) -> list[str]:
-        """Return generated lines with the names under which the functions that they call are copied."""
+    def _copy_called(self, lines: Iterable[str]) -> list[str]:
+        """Return generated lines with the names under which the functions that they call are copied or imported."""
         scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
         for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):
             value: Any = scope[name]
@@ -171,9 +185,12 @@ class CallPrinter:
 
 
 def _replace_words(line: str, words: Mapping[str, str]) -> str:
-    """Return a line of source with other words, outside of its texts and behind no dot."""
+    """Return a line of source in which each name that is a key of ``words`` is replaced, outside of string literals and
+    not behind a dot.
+    """
     parts = _STRING.split(line)
     pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
+    # Even parts lie between string literals, whose words must stay.
     parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]
     return "".join(parts)
 
@@ -182,17 +199,20 @@ class _Renamed(ast.NodeTransformer):
     """The replacement of names by expressions. Functions keep their names."""
 
     def __init__(self, variable: Callable[[str], str]) -> None:
+        """Keep ``variable``, the function from a name to the expression that replaces it."""
         self.variable = variable
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call with its arguments replaced and the function's name unchanged."""
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the expression that replaces the name of this node."""
         return ast.parse(self.variable(node.id), mode="eval").body
 
 
 def _constant_text(value: Any) -> str:
-    """Return a constant of a rule as text."""
+    """Return a constant of a rule, a dtype or a set of dtypes, as Python. Raise CannotCopy for any other."""
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, frozenset):

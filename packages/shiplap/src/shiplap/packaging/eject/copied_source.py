@@ -46,7 +46,9 @@ class _ModuleSource:
 
     @classmethod
     def read(cls, module: ModuleType) -> _ModuleSource:
-        """Return the source of a module. Raise CannotCopy where it is not a file."""
+        """Return the source of a module, with the statement that binds each name at its top. Raise CannotCopy where the
+        module is not a file.
+        """
         try:
             text = inspect.getsource(module)
         except (OSError, TypeError):
@@ -59,14 +61,17 @@ class _ModuleSource:
         return made
 
     def text(self, node: ast.stmt) -> str:
-        """Return the text of a statement, with its decorators and the comments in it."""
+        """Return the text of a statement, with its decorators and the comments in it, without markers of quoted
+        documentation.
+        """
+        # The line of a ``def`` is behind its decorators.
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
         lines = [line for line in self.lines[first - 1 : node.end_lineno] if MARKER not in line]
         return textwrap.dedent("\n".join(lines))
 
 
 def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, also those under ``if`` and ``try``."""
+    """Yield the statements at the top of a module, also those under ``if`` and ``try``, in order."""
     for node in body:
         if isinstance(node, (ast.If, ast.Try)):
             inner = [*node.body, *node.orelse, *(s for h in getattr(node, "handlers", []) for s in h.body)]
@@ -76,7 +81,7 @@ def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """Return the names that a statement of a module binds."""
+    """Return the names that a statement binds: a definition, an import or an assignment."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -90,10 +95,13 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module sets in several statements or in a loop, or whose entries it sets."""
+    """Yield the names whose value is not made by one statement: those that the module sets several times or in a loop,
+    or whose entries it sets.
+    """
     seen: set[str] = set()
     for statement in _top_statements(body):
         bound = _bound_names(statement)
+        # Two statements bind it, so neither alone makes its value.
         yield from seen.intersection(bound)
         seen.update(bound)
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -105,6 +113,7 @@ def _changed_names(module: ModuleType, body: list[ast.stmt]) -> Iterator[str]:
                 case ast.AugAssign(target=ast.Name(id=name)):
                     yield name
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+                    # A method such as append or update may have changed it.
                     if isinstance(vars(module).get(name), (list, dict, set)):
                         yield name
                 case ast.Name(id=name, ctx=ast.Store()) if not bound:
@@ -120,6 +129,7 @@ class SourceCopy:
     """
 
     def __init__(self, taken: Mapping[str, object] | None = None) -> None:
+        """Start an empty module. ``taken`` maps names that it may not give to anything else to their values."""
         self.imports: dict[str, None] = {}
         self.blocks: list[str] = []
         self.ops: dict[str, Op] = {}
@@ -127,10 +137,13 @@ class SourceCopy:
         self._sources: dict[str, _ModuleSource] = {}
 
     def function(self, function: Callable[..., Any], name: str) -> str:
-        """Copy ``function`` under ``name``, without annotations and decorators, and return the name."""
+        """Copy ``function`` into the new module under ``name``, without annotations and decorators, with all that it
+        uses, and return the name. Raise CannotCopy where that is not possible.
+        """
         plain = inspect.unwrap(function)
         if not isinstance(plain, FunctionType):
             raise CannotCopy(f"{function!r} is no function of Python")
+        # A copy at the top of a module cannot read the variables of another function.
         if plain.__closure__:
             free = ", ".join(plain.__code__.co_freevars)
             raise CannotCopy(f"the function {plain.__qualname__} reads {free} of the function around it")
@@ -138,24 +151,28 @@ class SourceCopy:
             if self._names[name] is plain:
                 return name
             raise CannotCopy(f"two things are called {name}")
+        # Before its body is followed, so that a recursive function ends here.
         self._names[name] = plain
         source, node = self._definition(plain)
-        self._use(source, _global_names(plain.__code__), plain.__globals__)
-        self._use(source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__)
+        self._bind_globals(source, _global_names(plain.__code__), plain.__globals__)
+        self._bind_globals(
+            source, _names_in([*node.args.defaults, *(d for d in node.args.kw_defaults if d)]), plain.__globals__
+        )
+        # After what it uses, which must be defined first.
         self.blocks.append(_plain_definition(source, node, name))
         return name
 
     def helper(self, function: Callable[..., Any]) -> str:
-        """Copy a function of Shiplap that generated checks call, unless it is there, and return its name."""
+        """Copy a function of Shiplap that generated checks call, unless it is copied already, and return its name."""
         return self.function(function, function.__name__)
 
     def triton_function(self, kernel: Any) -> str:
-        """Copy a ``@triton.jit`` function as it is written, and return its name."""
+        """Copy a ``@triton.jit`` function as it is written, with all that it uses, and return its name."""
         plain = kernel.fn
         return self._bind(plain.__name__, self._source_of(plain), plain.__globals__)
 
     def module(self, module: ModuleType) -> str:
-        """Import a module of Python under its own name, which is returned."""
+        """Add an import of a module of Python's library under its own name, and return the name."""
         name = module.__name__
         if self._names.setdefault(name, module) is not module:
             raise CannotCopy(f"two things are called {name}")
@@ -163,7 +180,9 @@ class SourceCopy:
         return name
 
     def op_name(self, op: Op, wanted: str = "") -> str:
-        """Return the name under which copied code calls a declared op: one that it has, ``wanted``, or its own."""
+        """Return the name under which copied code calls a declared op: one that it has already, else ``wanted``, else
+        its own. The op is added to ``ops``.
+        """
         name = next((n for n, other in self.ops.items() if other is op), wanted or op.spec.stem)
         if self._names.setdefault(name, op) is not op:
             raise CannotCopy(f"two things are called {name}")
@@ -171,36 +190,43 @@ class SourceCopy:
         return name
 
     def _source_of(self, function: FunctionType) -> _ModuleSource:
-        """Return the source of a function's module. Raises CannotCopy."""
+        """Return the source of the module that defines a function. Raises CannotCopy where the module is not loaded or
+        no file.
+        """
         module = sys.modules.get(function.__module__)
         if module is None:
             raise CannotCopy(f"the module {function.__module__} of {function.__qualname__} is not loaded")
         return self._source(module)
 
     def _source(self, module: ModuleType) -> _ModuleSource:
-        """Return the source of a module, which is read once."""
+        """Return the source of a module, which is read once per copy."""
         if module.__name__ not in self._sources:
             self._sources[module.__name__] = _ModuleSource.read(module)
         return self._sources[module.__name__]
 
     def _definition(self, function: FunctionType) -> tuple[_ModuleSource, ast.FunctionDef]:
-        """Return the statement that defines ``function``."""
+        """Return the source of its module, and the statement that defines ``function``. Raise CannotCopy for a function
+        not written as ``def``, such as a lambda.
+        """
         source, line = self._source_of(function), function.__code__.co_firstlineno
         named = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name == function.__name__]
         for node in named:
+            # co_firstlineno is the line of the first decorator, where there is one.
             if line in (node.lineno, *(d.lineno for d in node.decorator_list)):
                 return source, node
         raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
 
-    def _use(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
-        """Bring along what the names of copied code stand for."""
+    def _bind_globals(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
+        """Bind, in the new module, those of ``names`` that copied code reads from its globals ``world``."""
         for name in names:
             # A module has names of its own for some that it does not define, such as __name__.
             if name in world and not (name.startswith("__") and hasattr(builtins, name)):
                 self._bind(name, source, world)
 
     def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
-        """Give ``name`` the meaning in the new module that it has in ``source``."""
+        """Give ``name`` in the new module the meaning that it has in ``source``, whose globals are ``world``: an op, an
+        import, a literal or a copied statement. Return the name.
+        """
         value = world[name]
         if name in self._names:
             if self._names[name] is not value and self._names[name] is not getattr(value, "fn", value):
@@ -210,6 +236,7 @@ class SourceCopy:
         if isinstance(value, Op):
             self.ops[name] = value
         elif isinstance(value, ModuleType):
+            # The module itself is not copied, only what is used of it.
             if _is_beside(value, source.module):
                 raise CannotCopy(f"{name} is the module {value.__name__} beside it: import the function by its name")
             self._import(value.__name__, name)
@@ -230,18 +257,23 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
-        """Copy a statement of a module, and bring along what it reads."""
+        """Copy a statement of the module ``source``, without annotations of Shiplap, and bind the names that it
+        reads.
+        """
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))
         own = ast.parse(ast.unparse(statement)).body[0]
         if isinstance(own, (ast.FunctionDef, ast.ClassDef, ast.AnnAssign)):
             own = _WithoutAnnotations().visit(own)
-        self._use(source, list(_free_names(ast.unparse(own))), world)
+        self._bind_globals(source, list(_free_names(ast.unparse(own))), world)
+        # The author's text is kept where it needs no change.
         plain = ast.unparse(own) if _mentions_own_package(statement, world) else source.text(statement)
         self.blocks.append(plain)
 
     def _import_from(self, statement: ast.ImportFrom, name: str, value: Any, source: _ModuleSource) -> None:
-        """Copy what is imported from a module beside the op's, or import it from another package."""
+        """Copy ``name`` from the module that ``statement`` imports it from, if that lies beside the op's, else import
+        it from its package.
+        """
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")
         if statement.level:
@@ -252,6 +284,7 @@ class SourceCopy:
         if module is not None and _is_beside(module, source.module):
             bound = self._bind(asked, self._source(module), vars(module)) if asked != name else None
             if bound is None:
+                # Bound again, with the meaning that it has in the other module.
                 del self._names[name]
                 self._bind(name, self._source(module), vars(module))
             else:
@@ -261,37 +294,42 @@ class SourceCopy:
         self.imports[f"from {home} import {asked}" + (f" as {name}" if name != asked else "")] = None
 
     def _import(self, module: str, name: str) -> None:
-        """Import a module under ``name``. Raises CannotCopy for one that declares ops."""
+        """Add an import of a module under ``name``. Raise CannotCopy for one of Shiplap or one that declares ops."""
         self._refuse_own(module, name)
         if module in sys.modules and _declares_ops(sys.modules[module]):
             raise CannotCopy(f"{name} is the module {module}, which declares ops: import the function by its name")
         self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
 
     def _refuse_own(self, module: str, name: str) -> None:
-        """Raise CannotCopy for a name of Shiplap or of one of its families."""
+        """Raise CannotCopy if ``module``, from which copied code uses ``name``, belongs to Shiplap or one of its
+        families.
+        """
         package = module.partition(".")[0]
         if package == "shiplap" or package.startswith("shiplap_"):
             raise CannotCopy(f"its code uses {name} of {module}")
 
 
 def _declares_ops(module: ModuleType) -> bool:
-    """Whether a declared op is among the names of a module."""
+    """Whether a declared op is among the globals of a module."""
     return any(isinstance(v, Op) for v in vars(module).values())
 
 
 def _is_beside(module: ModuleType, other: ModuleType) -> bool:
-    """Whether two modules belong together: to one package, or to one folder of scripts."""
+    """Whether two modules belong together, so that one is copied with the other: they are of one package, or scripts in
+    one folder.
+    """
     first, second = (m.__name__.partition(".")[0] for m in (module, other))
     if first == second:
         return True
     files = [getattr(m, "__file__", None) for m in (module, other)]
+    # Scripts in one folder import each other by plain names.
     if any(f is None for f in files) or "." in module.__name__ + other.__name__:
         return False
     return Path(str(files[0])).parent == Path(str(files[1])).parent
 
 
 def _is_definition(statement: ast.stmt, value: Any) -> bool:
-    """Whether a statement defines the function that ``value`` is or wraps."""
+    """Whether a statement is the ``def`` of the function that ``value`` is or wraps."""
     plain = inspect.unwrap(getattr(value, "fn", value))  # of a Triton kernel
     if not isinstance(statement, ast.FunctionDef) or not isinstance(plain, FunctionType):
         return False
@@ -299,7 +337,9 @@ def _is_definition(statement: ast.stmt, value: Any) -> bool:
 
 
 def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool:
-    """Whether a name in the annotations of a statement is of Shiplap or jaxtyping."""
+    """Whether a name in a statement, annotations included, belongs to Shiplap or jaxtyping. ``world`` holds the
+    module's globals.
+    """
     for node in ast.walk(statement):
         if isinstance(node, ast.Name) and node.id in world:
             value = world[node.id]
@@ -310,18 +350,20 @@ def _mentions_own_package(statement: ast.stmt, world: Mapping[str, Any]) -> bool
 
 
 def _global_names(code: CodeType) -> list[str]:
-    """Return the global names that ``code`` loads, in order."""
+    """Return the global names that ``code`` and the functions in it load, in order, each once."""
     found = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    # Functions inside of it load globals, too.
     found += [n for c in code.co_consts if isinstance(c, CodeType) for n in _global_names(c)]
     return list(dict.fromkeys(found))
 
 
 def _names_in(nodes: list[ast.expr]) -> list[str]:
+    """Return the names that occur in expressions, in order."""
     return [n.id for node in nodes for n in ast.walk(node) if isinstance(n, ast.Name)]
 
 
 def _free_names(text: str) -> Iterator[str]:
-    """Yield the names that a statement of a module reads and does not bind itself."""
+    """Yield the names that a statement reads and does not bind itself, sorted."""
     tables = [symtable.symtable(text, "<copied>", "exec")]
     seen: dict[str, None] = {}
     while tables:
@@ -329,6 +371,7 @@ def _free_names(text: str) -> Iterator[str]:
         tables += table.get_children()
         top = table.get_type() == "module"
         for symbol in table.get_symbols():
+            # At the top of a module symtable calls its own names local.
             if symbol.is_referenced() and (symbol.is_global() or top):
                 seen[symbol.get_name()] = None
     yield from sorted(seen)
@@ -338,33 +381,36 @@ class _WithoutAnnotations(ast.NodeTransformer):
     """The removal of annotations, which are evaluated nowhere in plain sources."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Remove the annotation of the result, and those inside the function."""
+        """Return a function without the annotations of its result and of all that is in it."""
         node.returns = None
         self.generic_visit(node)
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
-        """Remove the annotation of a parameter, unless it is Triton's ``constexpr``."""
+        """Return a parameter without its annotation, unless that is Triton's ``constexpr``, which Triton reads."""
         # Triton reads this one.
         if node.annotation is not None and "constexpr" not in ast.unparse(node.annotation):
             node.annotation = None
         return node
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        """Turn an annotated assignment to a name into a plain one."""
+        """Return a plain assignment in place of an annotated one. A declaration without a value stays."""
         if node.value is None or not isinstance(node.target, ast.Name):
             return node
         return ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
 def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -> str:
-    """Return a function under another name, without decorators and annotations, with the body as it is written."""
+    """Return the source of the function ``node`` under the name ``name``, without decorators and annotations, with the
+    body as it is written.
+    """
     bare = ast.parse(ast.unparse(ast.FunctionDef("f", node.args, [ast.Pass()], [], None, lineno=1, col_offset=0)))
     bare = _WithoutAnnotations().visit(bare)
     head = f"def {name}({ast.unparse(bare.body[0].args)}):"
     first = node.body[0].lineno
     if first == node.lineno:
         return "\n".join([head, *(f"    {line}" for each in node.body for line in ast.unparse(each).splitlines())])
+    # Comments above the first statement belong to the body, and no node has them.
     while first - 2 >= node.lineno and source.lines[first - 2].strip().startswith("#"):
         first -= 1
     lines = [line for line in source.lines[first - 1 : node.end_lineno] if MARKER not in line]
@@ -372,9 +418,12 @@ def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -
 
 
 def _literal(name: str, value: object) -> str:
-    """Return a constant that no statement makes alone, such as the variable of a loop or a filled table, as text."""
+    """Return as Python source the value of a constant that no statement makes alone, such as the variable of a loop.
+    Raise CannotCopy if it has no literal.
+    """
     if isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, type(None))):
         try:
+            # A container may hold what has no literal.
             if ast.literal_eval(repr(value)) == value:
                 return repr(value)
         except (SyntaxError, ValueError):  # it holds what is no constant

@@ -51,8 +51,11 @@ class EjectedPackage:
     lost: dict[str, list[str]] = field(default_factory=dict)
 
     def write(self, folder: Path, force: bool = False) -> list[str]:
-        """Write the files and return their paths. Raise SL602 if one exists, unless ``force``; nothing is written."""
+        """Write all files below ``folder`` and return their paths, relative and sorted. If one exists and ``force`` is
+        not set, raise SL602 and write nothing.
+        """
         paths = {**self.files, **self.copies}
+        # All are looked at before the first is written.
         there = [name for name in sorted(paths) if (folder / name).exists()]
         if there and not force:
             raise error(
@@ -124,6 +127,7 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
             refused[op.spec.name] = str(e)
         except ShiplapError as e:
             refused[op.spec.name] = f"{e.id} {e.what}: {e.got}"
+        # Copied code may call further ops.
         queue += [other for other in copy.ops.values() if other.spec.name not in seen]
     if refused:
         raise error(
@@ -148,13 +152,16 @@ def eject(ops: Iterable[Op], package: str, *, lossy: bool = False) -> EjectedPac
 
 
 def _variable_of(op: Op) -> str:
-    """Return the name of the variable of a module that holds an op, or the op's own name."""
+    """Return the name of the module variable that holds an op, or an empty text."""
+    # Copied code calls the op by this name.
     module = sys.modules.get(op.reference.__module__)
     return next((name for name, value in vars(module).items() if value is op), "") if module is not None else ""
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why an op has no plain form, or an empty text."""
+    """Return the reason why an op has no plain form, or an empty text. ``lossy`` accepts an op that loses templates or
+    tuned choices.
+    """
     spec = op.spec
     if isinstance(op, AdoptedOp) or op.adoption is not None:
         return "it is adopted, and an op that is ejected calls it: call what it adopted there"
@@ -175,10 +182,13 @@ def _why_not_ejected(op: Op, lossy: bool) -> str:
 
 
 def _generated_names(op: Op) -> set[str]:
-    """Return the names that generated functions with the op's own parameters have for something else."""
+    """Return the names that generated functions with the op's own parameters use for something else, so that no
+    argument may have them.
+    """
     spec = op.spec
     found = {*RESERVED, "torch", "math", "kind", "device_type", *(f"{p}_{a.name}" for p in "ct" for a in spec.tensors)}
     found |= set() if spec.traced else {"device"}
+    # Parameters of the functions that register_autograd takes.
     found |= {"ctx", "output"} if op.gradient is not None else set()
     found |= {"made"} if spec.returned else set()
     found |= {"result"} if spec.mutated else set()
@@ -187,7 +197,7 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of a device cannot be printed, or an empty text."""
+    """Return the reason why the kernels of one device cannot be printed as plain source, or an empty text."""
     for index, kernel in enumerate(kernels):
         if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
             return f"its kernel {kernel.name} is a {type(kernel).__name__}, which has no plain form"
@@ -195,27 +205,30 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
             if index:
                 return f"its kernel {kernel.name} is a C function that is tried after one of Python"
             return "" if kernel.supports is None else f"its kernel {kernel.name} is a C function with supports="
+        # Choosing a config for a call needs the table of choices.
         if kernel.space is not None and kernel.space.static is None:
             return f"the default config of its kernel {kernel.name} depends on sizes"
+        # It takes every call, so the kernels behind it never run.
         if kernel.supports is None and not kernel.dtypes:
             return ""
     return ""
 
 
 def _template_losses(op: Op) -> list[str]:
+    """Return a text about the op's templates, which its plain form loses, in a list, empty without templates."""
     names = [t.name for templates in op.templates.values() for t in templates]
     return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a text for each kernel whose choice of a config by tuning is lost."""
+    """Return a text for each kernel of an op whose choice of a config by tuning is lost in the plain form."""
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
     chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]
     return [f"its kernel {name} is chosen among configs by tuning" for name in dict.fromkeys(chosen)]
 
 
 def _losses(op: Op) -> list[str]:
-    """Return what the plain form of an op does not have."""
+    """Return a text for each thing that the plain form of an op does not have."""
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")
@@ -229,7 +242,9 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return ``__init__.py``: copied code, the functions of each op, and the registrations."""
+    """Return the text of the package's ``__init__.py``: copied code, the functions of each op, and the registrations
+    with torch. ``native`` adds the import of the C++ library.
+    """
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))
     names = ", ".join(f"{each.spec.name}" for each in printed)
     functions = [text for each in printed for text in each.functions]
@@ -256,11 +271,12 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
 
 
 def _tests_text(package: str) -> str:
+    """Return the Python source of the tests of an ejected package called ``package``."""
     return render_source("ejected_tests.py.jinja", package="shiplap.packaging").replace("@package@", package)
 
 
 def _json_text(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the cases as JSON, a case a line."""
+    """Return the test cases of the ops as JSON text, a case a line."""
     ops = []
     for name, row in rows.items():
         fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in row.items() if k != "cases"]
@@ -270,7 +286,7 @@ def _json_text(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _readme_text(package: str, names: Sequence[str], lost: dict[str, list[str]], native: bool) -> str:
-    """Return the README of an ejected package, with what its ops have lost."""
+    """Return the text of the README of an ejected package, with a list of what its ops have lost."""
     lines = [f"# {package}", "", "Plain sources of torch ops. Nothing here needs Shiplap.", ""]
     lines += [f"* `import {package}` registers {', '.join(f'`{n}`' for n in names)}."]
     lines += [

@@ -52,17 +52,20 @@ class NativeKernel:
 
     @property
     def symbol(self) -> str:
+        """The name of the C function that implements the op."""
         return self.code.symbol
 
 
 def native_kernel(op: Op, device: str) -> CKernel | None:
-    """Return the C function that is tried first on a device, if there is one."""
+    """Return the C function that is tried first among the kernels of an op on a device, or None."""
     kernels = op.native_kernels(device)
     return kernels[0] if kernels and isinstance(kernels[0], CKernel) else None
 
 
 def read_native_kernel(op: Op, device: str) -> NativeKernel:
-    """Return the C function of an op on a device. Raise CannotCopy where generated C++ cannot call it."""
+    """Return the C function of an op on a device with its generated code. Raise CannotCopy where generated C++ cannot
+    call it.
+    """
     try:
         code, form = bound_native_kernel(op, device)
         describe_op(code, op.spec.stem)
@@ -76,7 +79,9 @@ def read_native_kernel(op: Op, device: str) -> NativeKernel:
 
 
 def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePart:
-    """Return the C++ of a package. Nothing is compiled and nothing is written."""
+    """Return the C++ part of a package: the sources of its libraries of torch ops, and the script that compiles them.
+    Nothing is compiled and nothing is written.
+    """
     part = NativePart()
     for kernel in kernels:
         _add_kernel(part, kernel)
@@ -84,7 +89,9 @@ def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePa
         part.copies[f"csrc/{name}"] = INCLUDE / name
     ops = list(dict.fromkeys(k.op for k in kernels))
     on_cpu = [k for k in kernels if k.device == "cpu"]
+    # Also where no kernel is on the CPU, since it defines the schemas.
     _add_library(part, "ops", on_cpu, ops)
+    # Apart, so that the package works on a machine without CUDA.
     if on_cuda := [k for k in kernels if k.device == "cuda"]:
         _add_library(part, "ops_cuda", on_cuda, [])
     target = next(flag for flag in FLAGS if flag.startswith("-DTORCH"))
@@ -97,10 +104,13 @@ def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePa
 
 
 def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], defined: Sequence[Op]) -> None:
-    """Add the source of one library of torch ops; it defines the schemas of ``defined``."""
+    """Add to ``part`` the C++ source of the library ``name``, which implements the ops of ``kernels`` and defines the
+    schemas of ``defined``.
+    """
     described = []
     for kernel in kernels:
         values = describe_op(kernel.code, kernel.op.spec.stem)
+        # The ejected op registers its gradients itself, so there is no Python to ask about them.
         deferrals = [d for d in values["deferrals"] if GRADIENTS_ENABLED not in d.condition]
         printed = {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("checks", "allocated", "packed")}
         printed |= {k: [REFUSAL.sub("reject(", line) for line in values[k]] for k in ("workspace", "within")}
@@ -130,7 +140,9 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
 
 
 def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
-    """Add the sources of a kernel, or its library where it came without sources."""
+    """Add to ``part`` the sources of a kernel with its header, or the kernel's library where it came without
+    sources.
+    """
     native, spec = kernel.code, kernel.op.spec
     configs = {native.symbol: native.space.names} if native.space is not None else None
     folder = f"csrc/{native.symbol}"
@@ -146,6 +158,7 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
     sources = []
     for text in library.texts:
         name = text.name if text.path is not None else f"code{SUFFIX[text.language]}"
+        # The file would be written outside of the package.
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise CannotCopy(f"its source includes {name}, which lies outside of its folder")
         part.files[f"{folder}/{name}"] = text.content
@@ -161,7 +174,7 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
 
 
 def _headers_behind(name: str) -> list[str]:
-    """Return a header of Shiplap and those that it includes."""
+    """Return the header ``name`` of Shiplap and those that it includes, transitively, sorted."""
     found, queue = [name], [name]
     while queue:
         for other in INCLUDES.findall((INCLUDE / queue.pop()).read_text()):

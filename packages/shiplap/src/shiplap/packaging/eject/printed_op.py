@@ -24,7 +24,8 @@ from shiplap.packaging.eject.copied_source import CannotCopy, SourceCopy
 
 
 def literal(value: Any) -> str:
-    """Return a default of a schema as Python source."""
+    """Return a Python expression for a plain value, such as the default of an argument."""
+    # NaN and infinity have a repr that is no expression of Python.
     if (isinstance(value, float) and value != value) or value in (float("inf"), float("-inf")):
         return f'float("{value}")'
     if isinstance(value, torch.device):
@@ -35,7 +36,7 @@ def literal(value: Any) -> str:
 
 
 def parameters(args: Sequence[Arg]) -> str:
-    """Return the parameter list of a function with the op's own parameters."""
+    """Return the text of a parameter list with the op's own parameters and defaults."""
     parts: list[str] = []
     for arg in args:
         if arg.keyword_only and "*" not in parts:
@@ -53,6 +54,7 @@ class PrintedOp:
     """
 
     def __init__(self, op: Op, name: str, copy: SourceCopy, native: Iterable[str]) -> None:
+        """Prepare the printing of ``op`` under ``name`` into the module ``copy``. Nothing is printed yet."""
         self.op, self.spec, self.name, self.copy = op, op.spec, name, copy
         self.native, self.functions, self.registrations = tuple(native), list[str](), list[str]()
         self.stem = op.spec.stem
@@ -63,16 +65,18 @@ class PrintedOp:
 
     @property
     def qualified(self) -> str:
-        """The name of the op that kernels implement."""
+        """The qualified name, ``namespace::name``, of the torch op that kernels implement."""
         return f"{self.spec.namespace}::{self.core}"
 
     @property
     def handle(self) -> str:
-        """The torch op that kernels implement, as an expression."""
+        """The Python expression for the torch op that kernels implement."""
         return _torch_op(self.spec.namespace, self.core)
 
     def print(self) -> None:
-        """Print the op. Raise CannotCopy for a function without a plain source."""
+        """Print all functions and registrations of the op into ``functions`` and ``registrations``. Raise CannotCopy
+        for a function without a plain source.
+        """
         self.functions.append(f"# {'-' * 4} {self.spec.name} {'-' * max(4, 105 - len(self.spec.name))}")
         if self.spec.view:
             self._print_view()
@@ -85,7 +89,7 @@ class PrintedOp:
             self._define()
         self._implement(
             "default",
-            [f"result = {self._call(reference)}", *self._wrote(), *self._returns("result")],
+            [f"result = {self._call(reference)}", *self._write_marks(), *self._returns("result")],
             f"_{self.stem}_by_reference",
         )
         for device, kernels in self.kernels.items():
@@ -106,7 +110,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the sizes that kernels ask for beside those of the outputs."""
+        """Return the names of the sizes that the op's kernels need, beside those that its outputs need."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -124,11 +128,14 @@ class PrintedOp:
         return names & self._sizes()
 
     def _sizes(self) -> set[str]:
+        """Return the names of all dims of the op's tensor arguments and of computed dims."""
         dims = {d.text for a in self.spec.tensors if a.tensor for d in a.tensor.dims if d.kind in ("name", "variadic")}
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Define the schemas. The op that returns arguments comes first: it is made of the one that writes."""
+        """Add the registrations that define the op's schemas. The op that returns its mutated arguments comes first,
+        since it calls the one that writes.
+        """
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -140,10 +147,14 @@ class PrintedOp:
         self.registrations += [f"{library}.define({text!r}, tags=({tags},))" for text in texts]
 
     def _library(self) -> str:
+        """Return the variable of the torch library in which the op is defined."""
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
-        """Print an implementation of the op for a device, behind its checks."""
+        """Print the function ``name``, which implements the op for ``device`` by ``body`` behind the checks, and its
+        registration.
+        """
+        # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
         self._function(
             name,
@@ -154,34 +165,42 @@ class PrintedOp:
         self.registrations.append(f"torch.library.impl({self.qualified!r}, {device!r}, {name}, lib={self._library()})")
 
     def _function(self, name: str, takes: str, doc: str, body: Iterable[str]) -> None:
+        """Add the source of a function ``name`` with the parameters ``takes``, the docstring ``doc`` and the lines
+        ``body``.
+        """
         lines = [f"    {line}" if line else "" for line in body]
         self.functions.append("\n".join([f"def {name}({takes}):", f'    """{doc}"""', *lines]))
 
     def _call(self, function: str) -> str:
-        """Return a call of a function with the op's own parameters."""
+        """Return the source of a call of ``function`` with the op's own parameters."""
         given = [f"{a.name}={a.name}" if a.keyword_only else a.name for a in self.spec.args]
         return f"{function}({', '.join(given)})"
 
-    def _wrote(self) -> list[str]:
+    def _write_marks(self) -> list[str]:
+        """Return the lines that call ``support.written`` for each argument that the op writes to, so that autograd
+        counts the write.
+        """
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
-        """Return the lines that return the results which kernels make."""
+        """Return the lines that return those results in the variable ``result`` that kernels make, without arguments
+        that the reference returns too.
+        """
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
         if self.spec.returned:  # the reference returns the arguments that it wrote to, too
             places = [i for i, r in enumerate(self.spec.returns) if not r.alias]
             result = f"({''.join(f'{result}[{i}], ' for i in places)})" if len(places) > 1 else f"{result}[{places[0]}]"
-        return self._checked(f"support.owned({result}{', ' + tensors if tensors else ''})")
+        return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
-    def _checked(self, results: str) -> list[str]:
-        """Return the lines that return fresh results, after a check of their data-dependent sizes."""
+    def _checked_return(self, results: str) -> list[str]:
+        """Return the lines that return the expression ``results`` after a check of data-dependent sizes."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
     def _bound_check(self, dim: str, expr: Expr) -> list[str]:
-        """Return the check that a data-dependent size is within its bound."""
+        """Return a line, in a list, that checks that the data-dependent size ``dim`` is at most ``expr``."""
         at = next(
             (
                 (i, axis)
@@ -204,16 +223,19 @@ class PrintedOp:
         return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
-        """Print the kernels of a device, of which the first that takes the call runs, else the reference."""
+        """Print the implementation of the op for a device: the first of ``kernels`` that takes the call runs, else the
+        reference.
+        """
         body: list[str] = []
         for index, kernel in enumerate(kernels):
             condition = self._condition(kernel)
             lines = self._launch(kernel, f"_{self.stem}_{device}" + (f"_{index}" if index else ""))
             body += [f"if {condition}:", *(f"    {line}" for line in lines)] if condition else lines
+            # It takes all calls: kernels behind it and the reference are never reached.
             if not condition:
                 break
         else:
-            body += [f"result = {self._call(f'{self.stem}_reference')}", *self._wrote(), *self._returns("result")]
+            body += [f"result = {self._call(f'{self.stem}_reference')}", *self._write_marks(), *self._returns("result")]
         name = f"_{self.stem}_on_{device}"
         self._implement(device, body, name)
         if any(isinstance(k, LaunchedKernel) for k in kernels) and device == "cuda" and "cpu" not in self.kernels:
@@ -224,7 +246,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return the condition under which a kernel takes a call. Empty if it takes all."""
+        """Return the Python condition, as text, under which a kernel takes a call, or an empty text if it takes all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -236,7 +258,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that call a Python or Triton kernel."""
+        """Return the lines that call a Python or Triton kernel and return its results. ``name`` prefixes the copy."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -256,20 +278,22 @@ class PrintedOp:
         given += [f"{k}={literal(v)}" for k, v in (config.items if config is not None else ())]
         wrote = [f"support.written({n}, {names[n]})" for n in self.spec.mutated]
         if not kernel.out_style:
-            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._made("result")]
+            return [*lines, f"result = {function}({', '.join(given)})", *wrote, *self._kernel_return("result")]
         given += [f"{o}=t_{o}" for o in kernel.outputs]
         outs = ", ".join(f"t_{o}" for o in kernel.outputs)
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
-    def _made(self, result: str) -> list[str]:
-        """Return the lines that return what a kernel returned: the fresh results alone."""
+    def _kernel_return(self, result: str) -> list[str]:
+        """Return the lines that return what a kernel has returned in the variable ``result``, with results that are
+        views of arguments copied.
+        """
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
-        return self._checked(f"support.owned({result}, {tensors})")
+        return self._checked_return(f"support.owned({result}, {tensors})")
 
     def _workspace(self, kernel: Kernel) -> list[str]:
-        """Return the lines that allocate the scratch memory of a kernel."""
+        """Return the lines that allocate the scratch memory of a kernel as ``scratch``."""
         expr, lines = kernel.workspace, list[str]()
         text = self.printer.expression(expr) if expr is not None else "0"
         if expr is not None and "threads" in expr.names:
@@ -284,7 +308,7 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that launch a Triton program. Raises CannotCopy."""
+        """Return the lines that allocate outputs, launch a Triton program and return them. Raises CannotCopy."""
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
         if program.late:
@@ -309,11 +333,12 @@ class PrintedOp:
             inside += made
         wrote = [f"support.written({n}, t_{n})" for n in self.spec.mutated]
         outs = ", ".join(f"t_{o.name}" for o in self.spec.outputs) or "None"
+        # Triton launches on the current device.
         guard = f"with torch.cuda.device_of({first}):"
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
-        """Return the lines of one step of a Triton program."""
+        """Return the lines of one step of a Triton program, a fill or a launch. Raises CannotCopy for a sort."""
         match step:
             case WorkspaceFill(offset, size, byte):
                 start, length = (self._number(e, {}, values) for e in (offset, size))
@@ -338,7 +363,7 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of one parameter of a launch, as Python."""
+        """Return the value of a launch's parameter as Python. ``fixed`` and ``values`` have constants and integers."""
         match p.kind:
             case "constant":
                 return literal(p.value)
@@ -356,10 +381,13 @@ class PrintedOp:
         raise CannotCopy(f"its Triton kernel takes {p.name} in a way that has no plain form")
 
     def _number(self, expr: Expr, fixed: Mapping[str, str], values: Mapping[str, Expr]) -> str:
-        """Return an integer expression over sizes, scalars, facts of tensors, and constants of the launch."""
+        """Return an integer expression over sizes, scalars, facts of tensors and ``fixed`` constants as Python."""
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
+            """Return the Python expression for ``name``: a constant, a fact of a tensor, a named integer, a scalar or a
+            size.
+            """
             if name in fixed:
                 return fixed[name]
             if (fact := parse_fact(name)) is not None and name not in scalars:
@@ -374,7 +402,9 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Print the fake implementation: from the dims, or by tracing the reference."""
+        """Print the fake implementation, which returns tensors of the right shapes: allocated from the dims, or, for an
+        op without declared outputs, by calling the reference.
+        """
         body: list[str] = []
         if self.spec.traced:
             body += [
@@ -399,7 +429,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Print the op that returns arguments: it writes, and returns them beside the other results."""
+        """Print the op that calls the one that writes, and returns its mutated arguments beside the other results."""
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
         parts = [r.alias or ("made" if count == 1 else f"made[{next(made)}]") for r in self.spec.returns]
@@ -409,7 +439,9 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Print an op whose results may be views of its arguments: torch sees the reference in its place."""
+        """Print an op whose results may be views of its arguments: it is registered as its reference, which torch
+        traces through.
+        """
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -424,7 +456,9 @@ class PrintedOp:
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     def _print_autocast(self) -> None:
-        """Print the rule for autocast regions: arguments of one dtype class get one dtype, and kernels run outside."""
+        """Print the rule for autocast regions: arguments of one dtype class get one dtype, and kernels run outside of
+        autocast.
+        """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:
             if arg.tensor is not None and not arg.tensor.concrete:
@@ -458,7 +492,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Print the gradient, or the error of an op that has none."""
+        """Print the gradient and register it, or register the error of an op that has none."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -475,7 +509,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Print the function that saves what the backward reads."""
+        """Print the function that saves the tensors and scalars which the backward reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -493,7 +527,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Print the function that computes the gradients."""
+        """Print the function that computes the gradients of the op's arguments from those of its results."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -527,11 +561,12 @@ class PrintedOp:
             for i, a in enumerate(positional)
         ]
         lines += ["answers = (", *(f"    {a}," for a in answers), ")"]
+        # torch asks for as many gradients as the call passed arguments.
         lines.append("return answers[: len(ctx.needs_input_grad)]")
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops which the gradient is declared as."""
+        """Return the lines that call the ops of a declared gradient, and collect their results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op
@@ -546,12 +581,13 @@ class PrintedOp:
 
 
 def _torch_op(namespace: str, name: str) -> str:
+    """Return the Python expression for a torch op, given its name with an overload or without."""
     packet, _, overload = name.partition(".")
     return f"torch.ops.{namespace}.{packet}.{overload or 'default'}"
 
 
 def usable_kernels(op: Op, device: str) -> list[Kernel]:
-    """Return the kernels of a device in the order in which they are tried, without templates.
+    """Return the kernels of an op on a device in the order in which they are tried, without templates.
 
     Kernels that Triton's interpreter runs on the CPU are left out: they are those of CUDA.
     """

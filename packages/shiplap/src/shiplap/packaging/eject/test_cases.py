@@ -21,7 +21,9 @@ MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
 
 def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
-    """Return what the tests have to know about an op, as JSON. Raise CannotCopy for a builder without a source."""
+    """Return the facts that the tests of an ejected op read, JSON-ready: names, reference and cases. Raise CannotCopy
+    for a sample builder without a source.
+    """
     spec = op.spec
     named = [a.name for a in spec.args]
     surrogate = op.gradient.surrogate if op.gradient is not None else None
@@ -34,25 +36,30 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
         "compared": not spec.draws and not spec.unordered,
     }
     if op.sampler is None:
-        return row | {"cases": [{"args": [_row(v) for v in case.args]} for case in islice(_cases(op), CASES)]}
+        return row | {
+            "cases": [{"args": [_argument_as_json(v) for v in case.args]} for case in islice(_cases(op), CASES)]
+        }
     row["samples"] = copy.function(inspect.unwrap(op.sampler), f"{spec.stem}_samples")
-    row["defaults"] = [_row(a.default) if a.has_default else None for a in spec.args]
-    return row | {"cases": [_sized(op, case) for case in islice(_cases(op), 2)]}
+    row["defaults"] = [_argument_as_json(a.default) if a.has_default else None for a in spec.args]
+    return row | {"cases": [_builder_sizes(op, case) for case in islice(_cases(op), 2)]}
 
 
 def _cases(op: Op) -> Iterator[SampleCase]:
-    """Yield small cases that the kernels take: usual sizes, then edges and absent arguments."""
+    """Yield small samples that the op's kernels accept: usual sizes, then absent arguments, other scalars and edge
+    sizes.
+    """
     samples = Samples(op, SEED)
     taken = {d for kernels in op.kernels.values() for k in kernels for d in k.dtypes}
     for case in chain(samples.plain(), samples.grown(1), samples.optionals(), samples.scalars(), samples.edges()):
         dtypes = {str(t.dtype).removeprefix("torch.") for t in _tensors(case.args)}
         floats = {d for d in dtypes if getattr(torch, d).is_floating_point}
+        # The kernels would refuse other dtypes, and the tests would compare the reference with itself.
         if case.numel <= MOST_ELEMENTS and (not taken or floats <= taken):
             yield case
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors of values and of lists in them."""
+    """Yield the tensors among ``values``, and those in lists among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -60,8 +67,8 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return the sizes and the dtype that the builder gets."""
+def _builder_sizes(op: Op, case: SampleCase) -> dict[str, Any]:
+    """Return the sizes, scalars and the dtype of a sample that the op's sample builder is called with, JSON-ready."""
     floats = [n for n in dict(case.recipe.dtypes).values() if getattr(torch, n).is_floating_point]
     recipe = {**{a.name: a.default for a in op.spec.scalars if a.has_default}, **dict(case.recipe.scalars)}
     sizes = {**recipe, **case.env, **dict(case.recipe.sizes), "absent": []}
@@ -70,12 +77,15 @@ def _sized(op: Op, case: SampleCase) -> dict[str, Any]:
     return {"sizes": plain, "dtype": floats[0] if floats else "float32"}
 
 
-def _row(value: Any) -> Any:
-    """Return an argument as JSON."""
+def _argument_as_json(value: Any) -> Any:
+    """Return an argument of a test case in JSON-ready form: a tensor with dtype, shape and data, a plain value, or the
+    text of another value.
+    """
     if isinstance(value, (list, tuple)):
-        return [_row(v) for v in value]
+        return [_argument_as_json(v) for v in value]
     if isinstance(value, Tensor):
         flat = value.detach().contiguous()
+        # JSON has no complex numbers, and a double holds every narrower floating-point number.
         data = torch.view_as_real(flat) if flat.is_complex() else flat.double() if flat.is_floating_point() else flat
         kind = str(value.dtype).removeprefix("torch.")
         return {"dtype": kind, "shape": list(value.shape), "data": data.reshape(-1).tolist()}

@@ -63,27 +63,32 @@ class GroupRewrite(Rewrite):
     level: Level = "pre-grad"
 
     def __init__(self, *, least: int = 2, most: int = 64, always: bool = False) -> None:
+        """Set the least and the most calls that are merged, and whether costs are ignored (``always``)."""
         self.least, self.most, self.always = least, most, always
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls that can be merged, or None for a node that is not of this kind."""
+        """Return a key that is equal for calls that can be merged into one, or None for a node of another kind."""
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return the computation of all members in one call."""
+        """Return a function that computes all of ``members`` in one call and returns a tensor for each, and its
+        arguments.
+        """
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the gain and the cost of merging ``members`` on ``machine``, or the reason why merging never pays."""
+        """Return the times that merging ``members`` saves and adds on ``machine``, or the reason, as text, why merging
+        never pays.
+        """
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return all nodes that are replaced with ``member``, itself included."""
+        """Return all nodes of the graph that are replaced together with the call ``member``, itself included."""
         return [member]
 
     @property
     def digest(self) -> str:
-        """Return the digest of all methods of the class hierarchy, the options and the costs of machines."""
+        """The digest of all methods of the class hierarchy, the options and the costs of machines."""
         # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
@@ -92,11 +97,13 @@ class GroupRewrite(Rewrite):
         return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
-        """Return a text of those options of a subclass that decide its effect. It is a part of the digest."""
+        """Return a text of those options of a subclass that decide its effect. The text is part of the digest."""
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge independent calls that have the same key, and yield the outcomes."""
+        """Merge independent calls of the graph that have the same key. Yield the match of each merged group, and near
+        misses (place and reason) where calls of one key stay apart.
+        """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
             # Keys are compared by equality, so the calls of one key may be anywhere in the graph.
@@ -106,9 +113,10 @@ class GroupRewrite(Rewrite):
             yield from self._merge_family(graph, family)
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
-        """Merge the calls of one key, group by group, and yield the outcomes."""
+        """Merge the calls of one key, group by group, and yield the match or near miss of each group."""
         alone = True
         while len(calls) >= self.least:
+            # Not all calls of a key are independent, so there may be several groups.
             group = independent_calls(graph, calls, self.most)
             if len(group.members) >= self.least:
                 alone = False
@@ -120,7 +128,8 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge ``members`` if the model of costs allows it, and return the outcome."""
+        """Merge ``members`` in the graph if the model of costs allows it, and return the match, else the near miss."""
+        # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
         # A proof merges whatever it costs: it compares results and not times.
@@ -135,7 +144,9 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return the near miss of ``node``, which ``because`` keeps out of the group."""
+        """Return the record that the call ``node`` was not merged with ``members``, since the node ``because`` keeps it
+        from that.
+        """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
             return self.make_near_miss(node, "argument", reason, members)
@@ -145,15 +156,20 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return a near miss at ``node`` that counts all of ``members``."""
+        """Return the record that the call ``node`` was not merged, with obstacle and reason, in which all of
+        ``members`` count as fitting.
+        """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)
 
 
 def may_be_returned(node: Node) -> bool:
-    """Whether the caller of the graph may get ``node`` or a view of it, so that ``node`` needs memory of its own."""
+    """Whether the caller of the graph may get ``node`` or a view of it, so that it must not share memory with the other
+    results of a merged call.
+    """
 
     def views_of(user: Node) -> Iterable[Node]:
+        """Return the users of ``user`` if it may return a view of its argument, else none."""
         # A view of the result is returned as memory of the stacked tensor, which the caller could see as an alias.
         return user.users if canonical_name(user) in ALIASING_OPERATORS else ()
 
@@ -162,13 +178,14 @@ def may_be_returned(node: Node) -> bool:
 
 def tensor_signature(held: Any) -> tuple[Any, ...] | None:
     """Return the properties that the tensors of merged calls must share: dtype, device, and sizes, with symbols by
-    name.
+    name. None for a value that is no tensor.
     """
+    # Symbols by name: a comparison of symbols would add a guard.
     return (held.dtype, str(held.device), *map(str, held.shape)) if isinstance(held, Tensor) else None
 
 
 def known_tensor(node: Node) -> Tensor:
-    """Return the fake tensor of a node that is known to be a tensor."""
+    """Return the fake tensor of a node of which the caller knows that it stands for a tensor."""
     meta = fake_tensor(node)
     assert meta is not None, f"{node} stands for no tensor"
     return meta

@@ -69,10 +69,11 @@ class MergePrice:
 
     @property
     def pays(self) -> bool:
-        """Whether the merge saves more than it adds, by a margin."""
+        """Whether the merge saves more time than it adds, by a margin of a tenth of the whole."""
         return self.saved - self.added > MINIMAL_GAIN * self.total
 
     def __str__(self) -> str:
+        """Return the price in one sentence: the time that merging saves, of which total, and the time that it adds."""
         spent = (
             f"{self.what} about {_format_microseconds(self.added)}"
             if self.what
@@ -82,46 +83,55 @@ class MergePrice:
 
 
 def _format_microseconds(ns: float) -> str:
-    """Return ns as a text in microseconds."""
+    """Return a time in nanoseconds as text in microseconds: ``2.5 us``."""
     return f"{ns / 1000:.1f} us"
 
 
 def machine_of_node(node: Node) -> Machine | None:
-    """Return the numbers for the device of ``node``, or None for a device that was never measured."""
+    """Return the measured numbers for the type of the device on which ``node`` is computed, or None for a device that
+    was never measured.
+    """
     held = fake_value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
 
 
 def tensor_bytes(nodes: Iterable[Node]) -> int:
     """Return the size in bytes of the tensors that ``nodes`` compute. A symbolic size counts as in the call that is
-    compiled for.
+    being compiled.
     """
     return sum(_count_elements(t) * t.itemsize for n in nodes if isinstance(t := fake_value(n), Tensor))
 
 
 def linear_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the time of a linear layer without its launch."""
+    """Return the nanoseconds of a linear layer, with result ``out``, on ``machine``: arithmetic and reading ``weight``,
+    without its launch.
+    """
     return linear_arithmetic_ns(machine, out, weight) + tensor_bytes([weight]) / machine.read
 
 
 def linear_arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the time of a linear layer whose weights cost nothing to read."""
+    """Return the nanoseconds of the arithmetic of a linear layer with result ``out``, as if its weights cost nothing to
+    read.
+    """
     # Two operations, a product and a sum, for each element of the result and each input width.
     return 2 * _count_elements(fake_value(out)) * size_hint_of(fake_value(weight).shape[1]) / machine.flops
 
 
 def visible_launch_ns(machine: Machine, hidden: float) -> float:
-    """Return the time of one launch behind a kernel that computes for ``hidden`` ns."""
+    """Return the nanoseconds that one launch adds behind a kernel that computes for ``hidden`` ns. The launch may be
+    hidden by it.
+    """
     # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """Return the number of kernels that lay the operands of each stack side by side, at least one.
+    """Return the number of kernels that copy the operands of each stack side by side into one tensor, at least one.
 
     A stack needs one kernel if it is short, or if its inputs have fixed sizes (a "foreach" kernel). Else each operand
     has a kernel of its own, unless the kernel that computes the operand writes it there.
     """
+    # One generated loop stacks everything.
     if machine.horizontal:
         return 1
     # A generated kernel that concatenates computes pointwise operands in place, so that only the others are copied.
@@ -136,7 +146,7 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
 
 
 def _is_fixed_input(node: Node) -> bool:
-    """Whether ``node`` is an input of the graph, or an entry of one, of fixed size."""
+    """Whether ``node`` is an input of the graph of fixed sizes, or an entry of one."""
     fixed = isinstance(held := fake_value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
     # An entry of an input is as fixed in memory as the input.
     while canonical_name(node) in ENTRY_OPERATORS and isinstance(source := node.args[0], Node):
@@ -145,12 +155,14 @@ def _is_fixed_input(node: Node) -> bool:
 
 
 def _needs_copy(node: Node) -> bool:
-    """Whether stacking copies ``node``: true unless it is pointwise and has one reader."""
+    """Whether a kernel that stacks tensors has to copy ``node``. A pointwise result with one reader is computed in
+    place instead.
+    """
     packet = getattr(torch.ops.aten, str(canonical_name(node)), None) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()
     return len(node.users) != 1 or torch.Tag.pointwise not in tags
 
 
 def _count_elements(t: Tensor) -> int:
-    """Return the number of elements of ``t``, with symbolic sizes as in the call that is compiled for."""
+    """Return the number of elements of ``t``. A symbolic size counts as in the call that is being compiled."""
     return math.prod(size_hint_of(n) for n in t.shape)

@@ -21,11 +21,15 @@ class IndependentCalls:
     """
 
     def __init__(self, members: list[Node], left: Node | None, because: Node | None) -> None:
+        """Keep the calls that may be merged, the first call that was left out, and the node that is the reason for
+        that.
+        """
         self.members, self.left, self.because = members, left, because
 
 
 def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> IndependentCalls:
-    """Return the first of ``calls`` with those behind it that are independent of each other, ``most`` of them at most.
+    """Return the first of ``calls`` with those behind it that are independent of each other, at most ``most``, and the
+    first call that was left out.
 
     ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. A second group that was
     found before the first was merged may close a cycle: search again after each merge.
@@ -41,6 +45,7 @@ def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> Indepen
         started = started or node is calls[0]
         if not started:
             continue  # nothing ahead of the first call is computed from one
+        # One union of integers per node, whatever the number of calls.
         reach = _unite_masks(above.get(n, 0) | bits.get(n, 0) for n in node.all_input_nodes)
         above[node] = reach
         if node in bits and node is not calls[0] and len(members) < most:

@@ -27,7 +27,7 @@ from shiplap.torch_private.dynamo import is_folded
 
 
 def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
-    """Return input, weight and bias of a linear layer on at least one row, or None for any other node."""
+    """Return input, weight and bias (or None) of a linear layer on at least one row, or None for any other node."""
     if node.op not in ("call_function", "call_method") or canonical_name(node) != "linear":
         return None
     given = canonical_arguments(node)
@@ -37,20 +37,23 @@ def linear_operands(node: Node) -> tuple[Node, Node, Node | None] | None:
     if held is None or matrix is None or out is None or held.dim() < 2 or matrix.dim() != 2:
         return None
     same = out.dtype == held.dtype == matrix.dtype and held.dtype.is_floating_point  # no autocast around it
+    # Only nodes have fake tensors, so the checks above imply it.
     assert isinstance(x, Node), "a tensor of the graph"
     assert isinstance(weight, Node), "a tensor of the graph"
     return (x, weight, bias) if same and (bias is None or fake_tensor(bias) is not None) else None
 
 
 def _operands_by_kind(members: Sequence[Node]) -> tuple[list[Node], list[Node], list[Node]]:
-    """Return the inputs, the weights and the biases of ``members``."""
+    """Return the inputs, the weights and the biases of the linear layers ``members``, as three lists. Absent biases are
+    left out.
+    """
     parts = [linear_operands(m) for m in members]
     calls = [c for c in parts if c is not None]
     return [c[0] for c in calls], [c[1] for c in calls], [c[2] for c in calls if c[2] is not None]
 
 
 def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
-    """Return the tensor that already holds ``xs`` as its entries along the first dim, each once and in order, or
+    """Return the node of the tensor whose entries along the first dim are exactly ``xs``, each once and in order, or
     None.
     """
     entries = [_entry_and_index(x) for x in xs]
@@ -62,7 +65,9 @@ def find_stacked_tensor(xs: Sequence[Node]) -> Node | None:
 
 
 def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
-    """Return ``x`` and ``i`` of ``x[i]``, ``x.select(0, i)`` and ``x.unbind()[i]``, or None for any other node."""
+    """Return the tensor ``x`` and the index ``i`` if ``node`` is ``x[i]``, ``x.select(0, i)`` or ``x.unbind()[i]``, or
+    None for any other node.
+    """
     if not node.op.startswith("call"):
         return None
     if canonical_name(node) == "select":
@@ -88,7 +93,9 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the signatures of input and weight and whether the bias is absent, None for other calls."""
+        """Return a key that is equal for linear layers of one shape: sizes and dtypes of input and weight, and whether
+        there is a bias. None for other calls.
+        """
         linear = linear_operands(node)
         if linear is None:
             return None
@@ -96,11 +103,14 @@ class StackedLinears(GroupRewrite):
         return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
+        """Return a function that computes all layers as one ``bmm``, and its arguments, the operands of all members."""
         xs, weights, biases = _operands_by_kind(members)
         return _batched_linears, (find_stacked_tensor(xs) or xs, weights, biases, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking operands, or a reason against merging."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or the
+        reason, as text, against merging layers that share an input.
+        """
         xs, weights, _ = _operands_by_kind(members)
         if len(set(xs)) == 1:
             # Stacked copies of one input would be read once per layer, which the wide product avoids.
@@ -115,7 +125,9 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of independent linear layers on the entries of one tensor."""
+        """Yield programs on which the rewrite is proven: functions of independent linear layers on the entries of one
+        tensor, in and out of order.
+        """
         kinds = (
             (3, True, (3,), _layers_of_entries),
             (2, False, (2, 2), _layers_of_entries),
@@ -131,8 +143,11 @@ class StackedLinears(GroupRewrite):
 def _batched_linears(
     xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
 ) -> list[Tensor]:
-    """Compute the layers as one ``bmm``, and return a result per layer."""
+    """Return the results of linear layers, one per input, computed as one ``bmm``. ``own`` says which results must not
+    share memory.
+    """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
+    # bmm takes three dims, so that leading dims of the rows become one.
     out = torch.bmm(stacked.flatten(1, -2), torch.stack(weights).mT)
     outs = list(out.view(*stacked.shape[:-1], out.shape[-1]).unbind(0))
     if biases:
@@ -142,17 +157,19 @@ def _batched_linears(
 
 
 def _layers_of_entries(x: Tensor, weights: Tensor, biases: Tensor | None = None) -> Tensor:
-    """Run a layer on each entry of ``x``."""
+    """Return the results of a linear layer on each entry of ``x``, concatenated."""
     return _run_layers(x.unbind(0), weights, biases)
 
 
 def _layers_of_reversed_entries(x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Run a layer on each entry of ``x`` in reverse order, so that ``x`` is not the stack of the inputs."""
+    """Return the results of a linear layer on each entry of ``x`` in reverse order, concatenated, so that ``x`` is not
+    the stack of the inputs.
+    """
     return _run_layers(x.unbind(0)[::-1], weights, biases)
 
 
 def _run_layers(xs: Sequence[Tensor], weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Run one layer per input, and concatenate the results."""
+    """Return the results of one linear layer per input, each behind a ReLU, concatenated along the last dim."""
     parts = biases.unbind(0) if biases is not None else [None] * len(xs)
     layers = zip(xs, weights.unbind(0), parts, strict=True)
     return torch.cat([torch.relu(F.linear(*layer)) for layer in layers], -1)
@@ -167,15 +184,24 @@ class WideLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
+        """Return a key that is equal for linear layers of one input: that input, whether there is a bias, and the dtype
+        of the weight. None for other calls.
+        """
         linear = linear_operands(node)
+        # The input itself is in the key: only layers of one input have one product.
         return None if linear is None else (linear[0], linear[2] is None, str(known_tensor(linear[1]).dtype))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
+        """Return a function that computes all layers as one product, and its arguments: the shared input, the weights
+        and the biases.
+        """
         xs, weights, biases = _operands_by_kind(members)
         return _wide_linear, (xs[0], weights, biases)
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of joining weights and taking results apart."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining weights and splitting
+        the result.
+        """
         _, weights, biases = _operands_by_kind(members)
         # Constants are joined when the model is compiled.
         moved = [n for n in (*weights, *biases) if not is_folded(n)]
@@ -189,7 +215,9 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of several linear layers of one input, with and without biases."""
+        """Yield programs on which the rewrite is proven: functions of several linear layers of one input, with and
+        without biases.
+        """
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)
             weights = [torch.randn(n, 8) / 8 for n in sizes]
@@ -202,16 +230,21 @@ class WideLinears(GroupRewrite):
 
 
 def _wide_linear(x: Tensor, weights: list[Tensor], biases: list[Tensor]) -> list[Tensor]:
-    """Compute the layers as one product, and return a result per layer."""
+    """Return the results of linear layers of one input, computed as one product with the weights side by side."""
     out = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
     # The parts of the wide product are not contiguous, and the results of the layers were.
     return [o.contiguous() for o in out.split([w.shape[0] for w in weights], -1)]
 
 
 def _make_projections(count: int, bias: bool) -> Any:
-    """Return a function that computes ``count`` layers of one input."""
+    """Return a function of an input, ``count`` weights and, if ``bias``, as many biases, that computes ``count`` linear
+    layers.
+    """
 
     def layers(x: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        """Return the results of all linear layers of ``x``, each behind a tanh. ``parameters`` are the weights, then
+        the biases if there are any.
+        """
         biases = parameters[count:] if bias else [None] * count
         return tuple(torch.tanh(F.linear(x, w, b)) for w, b in zip(parameters[:count], biases, strict=True))
 

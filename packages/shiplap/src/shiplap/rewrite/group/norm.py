@@ -27,7 +27,9 @@ class StackedNorms(GroupRewrite):
     name = "batch_layer_norm"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the signatures, normalized shape and eps of a layer norm, None for other calls."""
+        """Return a key that is equal for layer norms of one shape: sizes, dtypes, normalized shape and eps. None for
+        other calls.
+        """
         if not node.op.startswith("call") or canonical_name(node) != "layer_norm":
             return None
         given = canonical_arguments(node)
@@ -36,6 +38,7 @@ class StackedNorms(GroupRewrite):
         if held is None or not held.dtype.is_floating_point or isinstance(eps, Node) or fake_tensor(node) is None:
             return None
         affine = tensor_signature(fake_tensor(scale)), tensor_signature(fake_tensor(shift))
+        # The normalized shape as text, since a list has no hash.
         return (
             tensor_signature(held),
             tensor_signature(fake_tensor(node)),
@@ -45,7 +48,9 @@ class StackedNorms(GroupRewrite):
         )
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return one layer norm of stacked rows for all members, and its arguments."""
+        """Return a function that computes all norms as one of stacked rows, and its arguments, the inputs, scales and
+        shifts of all members.
+        """
         calls = [canonical_arguments(m) for m in members]
         scales, shifts = ([c[k] for c in calls if c.get(k) is not None] for k in ("weight", "bias"))
         shape, eps = list(calls[0]["normalized_shape"]), calls[0].get("eps", DEFAULT_EPS)
@@ -59,7 +64,9 @@ class StackedNorms(GroupRewrite):
         )
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking inputs, or the reason where loops fuse anyway."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking inputs, or a reason,
+        as text, where the code generator fuses independent loops anyway.
+        """
         # Independent loops are fused by the code generator already.
         if machine.horizontal:
             return HORIZONTAL_REASON
@@ -68,7 +75,9 @@ class StackedNorms(GroupRewrite):
         return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of five independent layer norms, with and without scale and shift."""
+        """Yield programs on which the rewrite is proven: functions of five independent layer norms, with and without
+        scale and shift.
+        """
         for rows, affine in (((3,), True), ((2, 4), False)):
             args = [torch.randn(5, *rows, 8)]
             args += [torch.randn(5, 8), torch.randn(5, 8)] if affine else []
@@ -78,7 +87,9 @@ class StackedNorms(GroupRewrite):
 def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """Compute the norms as one, in float32 and rounded once, as torch computes each of them in any dtype."""
+    """Return the results of layer norms, computed as one of stacked inputs in float32 and rounded once. ``own`` says
+    which results must not share memory.
+    """
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)
     # Scales and shifts differ by member, so they broadcast over the rows of their own member only.
@@ -87,12 +98,13 @@ def _norm_stacked_rows(
         out = out * torch.stack(scales).view(across)
     if shifts:
         out = out + torch.stack(shifts).view(across)
+    # Rounded here, after scale and shift, as torch rounds once.
     outs = out.to(stacked.dtype).unbind(0)
     return [o.clone() if copy else o for o, copy in zip(outs, own, strict=True)]
 
 
 def _run_norms(x: Tensor, scales: Tensor | None = None, shifts: Tensor | None = None) -> Tensor:
-    """Run one layer norm per entry of ``x``."""
+    """Return the results of one layer norm per entry of ``x``, each behind a ReLU, concatenated."""
     absent = [None] * len(x)
     parts = zip(
         x.unbind(0),

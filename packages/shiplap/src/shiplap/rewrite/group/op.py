@@ -34,6 +34,7 @@ class JoinedCalls(GroupRewrite):
     """
 
     def __init__(self, op: Op, dim: str, **options: Any) -> None:
+        """Set the op and the dim along which its calls are joined. ``options`` are those of ``GroupRewrite``."""
         super().__init__(**options)
         batching = next((b for b in op.batching if b.dim == dim), None)
         if batching is None:
@@ -49,19 +50,23 @@ class JoinedCalls(GroupRewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
+        """Always False, since the kernels of the op decide the results as well."""
         return False  # the kernels of the op decide as well
 
     def describe_options(self) -> str:
+        """Return the key of the op's code and the declared batching as text, a part of the digest."""
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the properties of arguments that calls to be joined must share, None for other operators."""
+        """Return a key that is equal for calls of the op whose joined arguments differ at most in the size along the
+        joined dim, and whose other arguments are the same. None for other calls.
+        """
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
         return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return one call of the op on arguments joined along the dim, and the arguments of the members."""
+        """Return a function that makes one call of the op on arguments joined along the dim, and its arguments."""
         calls = [self._arguments(m) for m in members]
         joined = [
             [c[i] for c in calls] if at is not None and calls[0][i] is not None else None
@@ -70,7 +75,9 @@ class JoinedCalls(GroupRewrite):
         return _make_joined_call(self.op, self._places(), self.batching.outputs[0]), (joined, calls[0])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of joining arguments and taking results apart."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by joining arguments and splitting
+        results.
+        """
         parts = [
             v
             for m in members
@@ -83,15 +90,18 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs of several calls of the op, each with values of its own."""
+        """Yield programs on which the rewrite is proven: functions of three calls of the op each, with values of their
+        own, so that exchanged results would be noticed.
+        """
         samples = Samples(self.op, 0)
+        # Absent arguments change which arguments are joined.
         for case in (*samples.plain(), *samples.optionals()):
             # Each call gets values of its own, so that exchanged results would be noticed.
             draws = [case.fresh(), *(samples.build(case.recipe).fresh() for _ in range(CALLS_IN_PROOF - 1))]
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
-        """Return a program of several calls, one for each of ``draws``."""
+        """Return a program of several calls of the op, one for each of ``draws``, the arguments of a call."""
         places = self._places()
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
         own = [[d[i] for d in draws] if at is not None else None for i, at in enumerate(places)]
@@ -99,20 +109,22 @@ class JoinedCalls(GroupRewrite):
         return Program(_make_separate_calls(self.op, shared, own), tuple(flat), f"{CALLS_IN_PROOF} x {label}")
 
     def _places(self) -> list[int | None]:
-        """Return for each argument the position of the joined dim, None where an argument does not have it."""
+        """Return for each argument of the op the position of the joined dim, or None where an argument does not have
+        it.
+        """
         joined = dict(self.batching.joined)
         return [joined.get(a.name) for a in self.op.spec.args]
 
     def _arguments(self, node: Node) -> list[Any]:
-        """Return the arguments of ``node`` in declared order, absent ones as their default."""
+        """Return the arguments of the call ``node`` in declared order, absent ones as their default."""
         spec = self.op.spec.args
         given = [*node.args, *(node.kwargs.get(a.name, a.default) for a in spec[len(node.args) :])]
         return [None if v is ... else v for v in given]
 
 
 def _unjoined_properties(given: Any, at: int | None) -> Hashable:
-    """Return the properties that must be equal in calls that are joined: the value itself, or all of a tensor but the
-    size at ``at``.
+    """Return the properties of an argument that must be equal in calls that are joined: the value itself, or all of a
+    tensor but its size at the dim ``at``.
     """
     held = fake_tensor(given)
     if at is None or held is None:
@@ -122,25 +134,35 @@ def _unjoined_properties(given: Any, at: int | None) -> Hashable:
 
 
 def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
-    """Return a function that concatenates the arguments, calls ``op`` once, and splits the result along dim ``out``."""
+    """Return a function that concatenates the members' arguments, calls ``op`` once, and splits the result along dim
+    ``out``.
+    """
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
+        """Return the results of the members, from one call. ``joined`` has the members' values of each joined argument,
+        ``first`` the other arguments.
+        """
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]
         # Any joined argument gives the sizes, since all of them have the same dim.
         sizes = next([t.shape[at] for t in own] for own, _, at in parts if own is not None and at is not None)
+        # The results of single calls are contiguous, and parts of a joined one need not be.
         return [part.contiguous() for part in op.overload(*args).split(sizes, out)]
 
     return call
 
 
 def _make_separate_calls(op: Op, shared: Sequence[Any], own: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function that calls ``op`` ``CALLS_IN_PROOF`` times.
+    """Return a function of tensors that calls ``op`` three times: with the arguments ``shared`` by all calls, and those
+    that each has of its ``own``.
 
     Its tensors arrive one by one, since a program takes tensors and scalars only.
     """
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the sine of the result of each call of the op. ``tensors`` are the shared tensor arguments, then those
+        of each call.
+        """
         given = iter(tensors)
         common = [next(given) if isinstance(v, Tensor) else v for v in shared]
         single = [[next(given) if isinstance(v, Tensor) else v for v in each] if each else None for each in own]

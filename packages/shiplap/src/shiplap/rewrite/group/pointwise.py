@@ -29,7 +29,9 @@ class StackedChains(GroupRewrite):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return the steps of the chain that ends at a node, None where no chain is long enough."""
+        """Return a key that is equal for chains of the same pointwise steps, for the chain that ends at ``node``. None
+        where no chain of two or more ends there.
+        """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
             return None
@@ -46,13 +48,15 @@ class StackedChains(GroupRewrite):
         return chain
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return the chain on stacked operands, and the operands of all members."""
+        """Return a function that computes the chain on stacked operands, and the operands of all members."""
         chains = [self.nodes(m) for m in members]
         operands = [list(row) for row in zip(*map(_chain_operands, chains), strict=True)]
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
 
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the saving in launches and the cost of stacking, or the reason where loops fuse anyway."""
+        """Return the nanoseconds that merging ``members`` saves in launches and adds by stacking operands, or a reason,
+        as text, where the code generator fuses independent loops anyway.
+        """
         if machine.horizontal:
             return HORIZONTAL_REASON
         operands = [n for m in members for n in _chain_operands(self.nodes(m))]
@@ -62,12 +66,17 @@ class StackedChains(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
+        """Yield programs on which the rewrite is proven: functions of four independent chains of pointwise
+        operators.
+        """
         for rows in ((3, 8), (5,)):
             yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
 
 
 def _is_dense_pointwise(node: Node) -> bool:
-    """Whether ``node`` is a pointwise call on dense tensors of one shape."""
+    """Whether ``node`` is a pointwise call whose result is contiguous and whose operands all have the shape of the
+    result, so that it can be stacked.
+    """
     held = fake_tensor(node)
     if held is None or torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return False
@@ -77,7 +86,7 @@ def _is_dense_pointwise(node: Node) -> bool:
 
 
 def _is_chain_step(node: Node, user: Node) -> bool:
-    """Whether ``user`` is the only reader of ``node``, so that ``node`` is a step of its chain and no operand."""
+    """Whether the pointwise call ``node`` is a step of the chain of ``user``, its only reader, and no operand of it."""
     return (
         _is_dense_pointwise(node)
         and list(node.users) == [user]
@@ -86,7 +95,9 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Whether a chain ends at ``node``."""
+    """Whether a chain of pointwise calls ends at ``node``: its result has several readers, or one that is not of the
+    chain.
+    """
     if not _is_dense_pointwise(node):
         return False
     users = list(node.users)
@@ -94,13 +105,13 @@ def _ends_chain(node: Node) -> bool:
 
 
 def _previous_chain_step(user: Node) -> Node | None:
-    """Return the input of ``user`` that continues the chain upwards, or None."""
+    """Return the input of ``user`` that is the step before it in the chain, or None."""
     return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
 def _step_form(given: Any, place: dict[Node, int]) -> str:
-    """Return the arguments of a step as text: steps of the chain by number, operands by their properties, constants by
-    value.
+    """Return the arguments of a step as text that is equal for equal chains: steps by number, operands by their
+    properties, constants by value.
     """
     if isinstance(given, Node):
         return f"step {place[given]}" if given in place else f"operand {tensor_signature(fake_tensor(given))}"
@@ -112,7 +123,9 @@ def _step_form(given: Any, place: dict[Node, int]) -> str:
 
 
 def _chain_operands(chain: Sequence[Node]) -> list[Node]:
-    """Return the nodes that the chain reads, place by place: an operand that is read twice counts twice."""
+    """Return the nodes that the chain reads from outside, place by place. An operand that is read twice counts
+    twice.
+    """
     return [n for step in chain for n in _nodes_read(step) if n not in chain]
 
 
@@ -124,10 +137,16 @@ def _nodes_read(step: Node) -> list[Node]:
 
 
 def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """Return the chain as a function of its operands, each a list with one tensor per member."""
+    """Return the chain as a function of its operands, each a list with one tensor per member, and of ``own``, which
+    results must not share memory.
+    """
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
+        """Return a result for each member, computed once on stacked ``operands``, a list of members' tensors for each.
+        ``own`` says which results must not share memory.
+        """
+        # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])
         made: dict[Node, Tensor] = {}
         for step in chain:
@@ -142,7 +161,9 @@ def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
 
 
 def _run_chains(x: Tensor, y: Tensor) -> Tensor:
-    """Run four chains of pointwise operators."""
+    """Return the results of four chains of pointwise operators on the entries of ``x`` and ``y``, each behind a
+    cumulative sum.
+    """
     chains = [torch.tanh(a * b + 1.0) for a, b in zip(x.unbind(0), y.unbind(0), strict=True)]
     # A cumulative sum is not pointwise, so each chain ends ahead of it.
     return torch.stack([c.cumsum(0) for c in chains])

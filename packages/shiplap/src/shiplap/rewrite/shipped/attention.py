@@ -65,17 +65,17 @@ class AttentionRewrite(Rewrite):
     anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
     def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
-        """``always``: rewrite also where torch has no fused kernel that pays. ``visible_rows``: the caller knows that
-        no mask hides all columns of a row, so that attention with any mask is rewritten in training, too.
+        """Set the options. ``always`` rewrites also where torch has no fused kernel that pays. ``visible_rows`` says
+        that no mask hides all columns of a row, so that attention with any mask is rewritten in training, too.
         """
         self.always, self.visible_rows = always, visible_rows
 
     @property
     def digest(self) -> str:
-        """Return the digest of the code that finds and replaces attention, and of the two options."""
+        """The digest of the code that finds and replaces attention, and of the two options."""
         of = code_digest(
             AttentionRewrite.apply,
-            AttentionRewrite._at,
+            AttentionRewrite._replace_attention,
             follow_scores,
             _call_fused_attention,
             _follow_weights,
@@ -87,25 +87,33 @@ class AttentionRewrite(Rewrite):
         return short_digest(of, self.always, self.visible_rows)
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven: attention as models spell
+        it.
+        """
         return attention_programs()
 
     def may_match(self, graph: Graph) -> bool:
+        """Whether ``graph`` has a softmax, as a call or written out with ``exp``."""
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the attention around each softmax of a graph, and yield matches and near misses."""
+        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches and near
+        misses.
+        """
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_attention(graph, node)
                 except RewriteObstacle as e:
                     outcome = self.near_miss(e, of=3)
                 if outcome is not None:
                     yield outcome
 
-    def _at(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Return the outcome at one softmax, or None where it belongs to no attention."""
+    def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
+        """Replace the attention around one softmax and return the match, a near miss where it stays, or None for a
+        softmax of no attention. Raise ``RewriteObstacle`` for an attention with a difference.
+        """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
         called = log_softmax_below(softmax) or softmax
@@ -134,7 +142,9 @@ class AttentionRewrite(Rewrite):
     def _place_fused_call(
         self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues
     ) -> Outcome:
-        """Put the fused call where ``above`` and ``below`` meet. Raises ``RewriteObstacle`` where it cannot stand."""
+        """Put the fused call where the scores ``above`` and the weighted values ``below`` a softmax meet, and return
+        the outcome. Raises ``RewriteObstacle`` where it cannot stand.
+        """
         held = _fake_qkv(above, below)
         if reason := _why_qkv_unfit(held):
             raise RewriteObstacle(below.out, *reason)
@@ -172,8 +182,8 @@ class AttentionRewrite(Rewrite):
 
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:
-    """Raise the obstacle that keeps a softmax from being an attention that is understood. Return None where it weighs
-    no activations.
+    """Raise the obstacle that keeps a softmax from being an attention that can be replaced. Return None where the
+    softmax weighs no activations.
     """
     region = find_region(softmax)
     if region is not None:
@@ -182,7 +192,9 @@ def _raise_if_attention(softmax: Node) -> NearMiss | None:
 
 
 def _passes_weights_on(node: Node) -> bool:
-    """Whether ``node`` is a call that passes weights on to the product with the values."""
+    """Whether ``node`` is a call that passes weights on to the product with the values: a cast, a view of leading dims,
+    or dropped columns.
+    """
     return keeps_values(node) or keeps_last_two_dims(node) or bool(sinks.count_dropped_columns(node))
 
 
@@ -202,18 +214,21 @@ class _WeightedValues:
         spelled: einsum.EinsumProduct | None = None,
         mask: Node | None = None,
     ) -> None:
+        """Keep the product ``out`` of the weights and the values ``v``, with the calls ``nodes`` between it and the
+        softmax.
+        """
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
-        """Return the rescaling of the result by the part that a sink leaves of the scores, or None where there is
-        none.
+        """Return the product together with its rescaling by ``sigmoid(logsumexp(scores) - sink)``, which has the effect
+        of an attention sink, or None where it is not so rescaled.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.find_rescaled_product(self.out, scores) if plain else None
 
 
 def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
-    """Return the fake queries, keys and values, as a product reads them."""
+    """Return the fake queries, keys and values, with their dims in the order in which a product reads them."""
     q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
         q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), above.orders, strict=True))
@@ -221,7 +236,9 @@ def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
 
 
 def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise where other columns are dropped than were joined, or scores are changed after that."""
+    """Raise ``RewriteObstacle`` unless the columns that an attention sink (extra logits) joins to the scores last are
+    just those that are dropped from the weights. Two sinks are refused too.
+    """
     last = [step.kind for step in above.steps]
     one = last.count("sink") + last.count("rest") < 2 and not (above.sinks and "view" in last)
     if below.dropped == above.sink and last.count("sink") == bool(above.sink) and one:
@@ -232,12 +249,14 @@ def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
-    """Whether gradients of queries, keys or values are computed."""
+    """Whether gradients of the fake queries, keys or values are computed."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in held)
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise where gradients are asked for, and a mask of ``hiding`` may hide a row as a whole."""
+    """Raise ``RewriteObstacle`` where gradients are computed, and a mask in ``hiding`` may hide a row as a whole, whose
+    gradients would differ.
+    """
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
         what = f"{name} may mask every key of a query, whose gradients a fused kernel computes otherwise"
@@ -246,12 +265,14 @@ def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[Sc
 
 
 def _is_softmax(node: Node) -> bool:
-    """Whether ``node`` is a softmax: one call, or the exponential of its logarithm."""
+    """Whether ``node`` is a softmax: one call, or the exponential of a ``log_softmax``."""
     return torch_call_name(node) in SOFTMAX_OPERATORS or log_softmax_below(node) is not None
 
 
 def _calls_of_softmax(softmax: Node) -> list[Node]:
-    """Return the calls of a softmax, and raise where its logarithm has another reader."""
+    """Return the calls of which a softmax consists. Raise ``RewriteObstacle`` where its logarithm has another
+    reader.
+    """
     logarithm, calls, at = log_softmax_below(softmax), [softmax], softmax
     while logarithm is not None and at is not logarithm:
         at = at.all_input_nodes[0]
@@ -263,7 +284,7 @@ def _calls_of_softmax(softmax: Node) -> list[Node]:
 
 
 def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise where weights are set to 0 by a mask that the scores were not filled in by."""
+    """Raise ``RewriteObstacle`` where weights are set to 0 by another mask than the scores were filled in by."""
     plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
     if below.mask is not None and not (plain and zeroed.fills_scores_by_mask(below.mask, above.steps)):
         what = f"the weights are set to 0 where {below.mask.name} is true; the scores are masked otherwise"
@@ -271,8 +292,8 @@ def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
-    """Follow the weights down to the product with the values. Returns the product, an obstacle, or None where there is
-    no product.
+    """Follow the weights of a softmax down to the product with the values. Return that product, the obstacle on the
+    way, or None where there is no product.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
@@ -317,13 +338,13 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
 
 
 def _describe_product(turned: bool) -> str:
-    """Return the product in words, for an error."""
+    """Return the product of values and weights, or that with the weights ``turned``, in words for an error."""
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
 def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle of weights that are read twice, or None where no product reads them. Such attention returns
-    its weights.
+    """Return the obstacle of weights that several nodes read, or None where no product reads them. Attention that
+    returns its weights has such readers.
     """
     product = next((u for u in node.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
     other = next((u for u in node.users if u is not product), None)
@@ -334,7 +355,9 @@ def _obstacle_of_readers(node: Node) -> RewriteObstacle | None:
 
 
 def _why_qkv_unfit(held: Sequence[Any]) -> tuple[Any, str, str, int] | None:
-    """Return the reason why the fused call does not take q, k and v, or None if it does."""
+    """Return the obstacle, reason, fix and number of fitting nodes where the fused call does not take the fake q, k and
+    v, or None if it does.
+    """
     q, k, v = held
     if not q.is_floating_point():
         return "dtype", f"queries are {q.dtype}", "", 2
@@ -364,17 +387,22 @@ class _FusedCall:
         lone: bool = True,
         added_in: torch.dtype | None = None,
     ) -> None:
+        """Keep the scores and sizes from which the fused call is computed."""
         self.scores, self.shape, self.out, self.spelled, self.masked = scores, shape, out, spelled, masked
         self.lone, self.added_in = lone, added_in
         self.viewed = any(step.kind == "view" for step in scores.steps)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
+        """Return attention of the given queries, keys and values by the fused call, with the bias and masks that
+        ``given``, the tensors of the steps, make.
+        """
         if self.scores.orders is not None:
             q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), self.scores.orders, strict=True))
         if self.spelled is not None:
             v = einsum.arrange_dims(v, self.spelled.orders[1])
         if softcap.has_tanh_cap(self.scores):
             return self._in_blocks(q, k, v, given)
+        # The fused call takes keys with the tokens in front of the width.
         k = k if self.scores.natural else k.transpose(-1, -2)
         scale, bias, causal = self.scores.scale, None, False
         for step, tensor in zip(self.scores.steps, given[:-1] if self.masked else given, strict=True):
@@ -410,7 +438,7 @@ class _FusedCall:
         return out.reshape(self.out) if self.viewed else out
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
-        """Compute attention with capped scores in blocks of rows."""
+        """Return attention whose scores are capped by tanh, computed in blocks of rows."""
         k = k.transpose(-1, -2) if self.scores.natural else k
         out = softcap.attend_in_blocks(q, k, v, self.scores, given[:-1] if self.masked else given)
         if self.masked:
@@ -419,7 +447,9 @@ class _FusedCall:
 
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
-    """Return the bias after one step on the way from the product to the softmax."""
+    """Return the additive bias of the fused call after one step on the way from the product to the softmax. ``given``
+    is the tensor of the step.
+    """
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number
         return term if bias is None else bias + term
@@ -441,7 +471,9 @@ def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bo
 def _call_fused_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, *, causal: bool = False
 ) -> Tensor:
-    """Call the fused attention for any number of leading dims, which are those that q, k and v broadcast to."""
+    """Return the result of torch's ``scaled_dot_product_attention`` for any number of leading dims, to which q, k and v
+    are broadcast.
+    """
     lead, rank = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2]), max(q.dim(), k.dim(), v.dim())
     q, k, v = (t if t.shape[:-2] == lead else t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if bias is not None:
@@ -464,7 +496,9 @@ def _call_fused_attention(
 
 
 def _bias_in_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return ``bias`` in the dtype of the queries. The lowest number of a wider dtype stays a finite number."""
+    """Return ``bias`` in ``dtype``, that of the queries. The lowest number of a wider dtype becomes the lowest of this
+    one, not minus infinity.
+    """
     if bias.dtype == dtype:
         return bias
     if not bias.is_floating_point():

@@ -16,15 +16,18 @@ LOWEST_FLOAT32 = torch.finfo(torch.float32).min
 
 
 def _attend_scaled_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose scores are multiplied by a factor and masked by an added ``mask``."""
     return F.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask, dim=-1) @ v
 
 
 def _attend_scaled_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention with a factor on the queries, an added mask, and a dropout that drops nothing."""
     scores = (q * 0.35) @ k.transpose(-2, -1)
     return F.dropout((scores + mask).softmax(dim=-1), 0.1, False) @ v
 
 
 def _divided_in_float32(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention with divided scores and a softmax in float32, cast back."""
     scores = torch.matmul(q, k.mT) / math.sqrt(8.0)
     return torch.matmul(F.softmax(scores + mask, dim=-1, dtype=torch.float32).to(q.dtype), v)
 
@@ -37,25 +40,27 @@ def _biased_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -
 
 
 def _attend_with_filled_mask(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose scores are filled with the lowest float32 where ``mask`` is large."""
     scores = torch.matmul(q, k.permute(0, 1, 3, 2)).masked_fill(mask > 0.5, LOWEST_FLOAT32)
     return torch.matmul(scores.float().softmax(-1).to(v.dtype), v)
 
 
 def _attend_with_kept_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose scores are kept, by ``torch.where``, where ``mask`` is large."""
     scores = torch.where(mask > 0.5, q @ k.transpose(-1, -2), LOWEST_FLOAT32)
     return scores.softmax(-1) @ v
 
 
 def _attend_with_zeroed_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention whose weights are set to 0, with row 0 masked as a whole."""
+    """Return attention whose masked weights are set to 0, with row 0 masked as a whole."""
     hidden = (mask > 0.5) | (torch.arange(5) == 0)[:, None]
     weights = F.softmax((q @ k.mT).masked_fill(hidden, LOWEST_FLOAT32), -1).masked_fill(hidden, 0.0)
     return weights @ v
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention with a mask of sizes alone, as models build it: True where a row sees a column, then numbers that are
-    added.
+    """Return attention with a causal mask that is computed from sizes alone, as models build it: a comparison of
+    positions, then numbers that are added.
     """
     at = torch.arange(5).unsqueeze(0).expand(2, -1)
     seen = at[:, None, None, :] <= at[:, None, :, None]
@@ -71,12 +76,15 @@ def _in_batches(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> 
 
 
 def _attend_with_capped_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose scores are capped by ``tanh`` at 5, with an added mask."""
     scores = torch.tanh(q @ k.transpose(2, 3) * 0.35 / 5.0) * 5.0 + mask
     return F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
 
 
 def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention with a column of sink logits in the softmax, whose weights are dropped."""
+    """Return attention with an attention sink: a column of logits ``sink`` is joined to the scores before the softmax,
+    and its weights are dropped after that.
+    """
     scores = torch.matmul(q, k.transpose(2, 3)) * 0.35 + mask
     scores = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, 5, -1)], dim=-1)
     weights = F.softmax(scores - scores.max(dim=-1, keepdim=True).values, dim=-1, dtype=scores.dtype)
@@ -84,7 +92,9 @@ def _with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor) ->
 
 
 def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tensor, sink: Tensor) -> Tensor:
-    """Return attention without a sink column, rescaled by the share of weights that the sink leaves."""
+    """Return attention times ``sigmoid(logsumexp(scores) - sink)``, the share of weight that a sink column would leave
+    to the keys.
+    """
     scores = torch.matmul(q, k.transpose(2, 3)) * by + mask
     left = (torch.logsumexp(scores, dim=-1) - sink.view(1, -1, 1)).to(torch.float32).sigmoid()
     out = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype) @ v
@@ -92,23 +102,26 @@ def _rescaled_by_a_sink(q: Tensor, k: Tensor, v: Tensor, by: Tensor, mask: Tenso
 
 
 def _of_channels(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """Return attention of three dims with channels before tokens, behind a sine."""
     weights = (q.transpose(-2, -1) @ k * 0.35 + bias).softmax(dim=-1)
     return (v @ weights.transpose(-1, -2)).sin()
 
 
 def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention whose two products are written with ``einsum``, behind a sine."""
     weights = F.softmax(torch.einsum("ibnd,jbnd->bnij", q, k) * 0.35 + mask, dim=3)
     return torch.einsum("bnij,jbnd->ibnd", weights, v).sin()
 
 
 def attention_programs() -> Iterator[Program]:
-    """Yield each spelling on values as attention meets them, and the usual one in all dtypes and with symbolic
-    sizes.
+    """Yield programs of attention in each spelling, on values as models have them, and of the usual spelling in all
+    dtypes and with symbolic sizes.
     """
     # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        """Return normally distributed tensors of these shapes and this dtype."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     q, k, v, of_batch = (2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 1, 5, 7)

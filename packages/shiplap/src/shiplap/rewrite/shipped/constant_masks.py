@@ -62,7 +62,8 @@ HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return ``steps`` with a ``causal`` step where a mask hides later columns, and without masks that hide nothing.
+    """Return the steps of an attention with a ``causal`` step in place of a mask that hides later columns, and without
+    masks that hide nothing.
 
     A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
     """
@@ -79,8 +80,8 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return the part that the mask of a step hides: nothing, the columns after each row, some columns of each row but
-    never all, or an empty text for anything else and for unknown masks.
+    """Return the part of the scores that the mask of a step hides: ``nothing``, ``later`` columns, ``some`` of each row
+    but never all, or an empty text for any other or unknown mask.
 
     "nothing" is only returned for a mask that changes no score.
     """
@@ -96,13 +97,17 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
-    """Compute the mask of ``node`` and return the part that it hides."""
+    """Return the part of the scores that the mask computed by ``node`` hides, or an empty text where it is not
+    constant. ``kind`` is that of the step.
+    """
     mask = constant_value(node)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
 
 
 def constant_value(node: Node) -> Tensor | None:
-    """Return the numbers of a tensor that the graph computes from nothing but sizes, or None."""
+    """Return the tensor that the graph computes from nothing but sizes at ``node``, or None where it depends on inputs
+    or is too large.
+    """
     calls = _calls_behind_mask(node)
     if calls is None:
         return None
@@ -115,7 +120,7 @@ def constant_value(node: Node) -> Tensor | None:
 
 
 def _calls_behind_mask(node: Node) -> list[Node] | None:
-    """Return the calls that compute ``node`` from nothing, in the order of the graph, or None.
+    """Return the calls that compute ``node`` from constants alone, in the order of the graph, or None.
 
     None stands for an input, a call that is not known to be pure, a size that is a symbol, or a write to one of the
     calls.
@@ -143,7 +148,7 @@ def _calls_behind_mask(node: Node) -> list[Node] | None:
 
 
 def _compute_mask(calls: Sequence[Node]) -> Tensor:
-    """Run ``calls`` and return the result of the last one."""
+    """Return the result of the last of ``calls``, all of which are run, in order, on real tensors."""
     held: dict[Node, Any] = {}
     for node in calls:
         held[node] = run_call(node, held.__getitem__)
@@ -153,7 +158,9 @@ def _compute_mask(calls: Sequence[Node]) -> Tensor:
 
 
 def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
-    """Return a boolean tensor of the scores that ``mask`` hides, or None where it changes a score otherwise."""
+    """Return a boolean tensor of the scores that ``mask`` hides in a step of this kind, or None where it changes a
+    score otherwise.
+    """
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
         return hidden if kind == "fill" else ~hidden
@@ -165,7 +172,7 @@ def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
-    """Return the part that a boolean mask hides."""
+    """Return the part of the scores that a boolean mask of hidden positions hides, an empty text for None."""
     if hidden is None:
         return ""
     if not bool(hidden.any()):

@@ -79,6 +79,9 @@ class FoldedNorm(Rewrite):
         always: bool = False,
         gradient: bool = True,
     ) -> None:
+        """Keep the convolution, the programs of its proof and the options of the rewrite, and prepare patterns of the
+        norms that are written out.
+        """
         self.name, self.operator, self.conv, self.examples = name, operator, conv, examples
         self.written_out = {
             dtype: (fn, PatternSamples(fn, PatternSignature(f"{name}_norm", fn), (), None))
@@ -88,7 +91,7 @@ class FoldedNorm(Rewrite):
         self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
-        """Return a copy of this rewrite with ``always=True``."""
+        """Return a copy of this rewrite that folds whether it pays or not."""
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
         return FoldedNorm(
             self.name,
@@ -103,13 +106,16 @@ class FoldedNorm(Rewrite):
 
     @property
     def code_is_fully_hashed(self) -> bool:
+        """Whether the code of Shiplap and torch decides all of the proof. False for the convolution of an op, whose
+        kernels decide as well.
+        """
         torchs_own = self.conv is F.conv2d and self.examples is _conv_norm_programs and not self.written_out
         return torchs_own and super().code_is_fully_hashed  # else the kernels of an op decide as well
 
     @property
     def digest(self) -> str:
-        """Return the digest of the rewrite's code, operator, given functions and options."""
-        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_at", "_declined", "_folded")]
+        """The digest of the rewrite's code, operator, given functions and options."""
+        own = [getattr(FoldedNorm, n) for n in ("apply", "_norms", "_spelled", "_fold_norm", "_declined", "_folded")]
         written = [fn for fn, _ in self.written_out.values()]
         given: list[Callable[..., object]] = [self.conv, *written, *([self.pays] if self.pays else [])]
         parts = [code_digest(*own, _fold_parameters, *given)]
@@ -117,23 +123,28 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven: a convolution with a norm
+        behind it.
+        """
         return self.examples()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Fold each batch norm behind a convolution into its weights, and yield the outcomes."""
+        """Fold each batch norm behind a convolution of ``graph`` into the convolution's weights. Yield the match of
+        each, or a near miss (place and reason) where that is not possible.
+        """
         # Checked first: tracing the norms that are written out costs more than this walk.
         if not any(map(self._is_conv, graph.nodes)):
             return
         for norm in list(self._norms(graph)):
             if self._is_conv(norm.x):
-                yield self._at(graph, norm)
+                yield self._fold_norm(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
         """Whether ``node`` is a call of the convolution."""
         return isinstance(node, Node) and node.op.startswith("call") and canonical_name(node) == self.operator
 
     def _norms(self, graph: Graph) -> Iterator[_NormAfterConv]:
-        """Yield the norms in ``graph``: calls of ``batch_norm``, and norms that are written out."""
+        """Yield the batch norms in ``graph``: calls of ``batch_norm``, and norms that are written out."""
         for node in graph.nodes:
             if node.op.startswith("call") and canonical_name(node) == "batch_norm":
                 given = canonical_arguments(node)
@@ -147,7 +158,9 @@ class FoldedNorm(Rewrite):
             yield from self._spelled(graph, fn, drawn)
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: PatternSamples) -> Iterator[_NormAfterConv]:
-        """Yield norms that are written out, where no other node reads a value in between."""
+        """Yield norms in ``graph`` that are written out as the function ``fn``, where no other node reads a value in
+        between.
+        """
         from shiplap.torch_private.inductor_passes import preserving_state
 
         with preserving_state():
@@ -162,8 +175,10 @@ class FoldedNorm(Rewrite):
                     yield _NormAfterConv(node, x, tuple(fit.replaced), tuple(statistics))
                     break
 
-    def _at(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
-        """Return the outcome at one norm."""
+    def _fold_norm(self, graph: Graph, norm: _NormAfterConv) -> Outcome:
+        """Fold one norm into the convolution before it and return the match, or return the near miss with the reason
+        why it stays.
+        """
         conv: Node = norm.x
         named = canonical_arguments(conv)
         if norm.batch:
@@ -175,6 +190,7 @@ class FoldedNorm(Rewrite):
             return self._miss(conv, "user", f"{name_and_operator(conv)} is read by {other.name}, too")
         if not (self.always or proving.get()) and (reason := self._declined(named)):
             return self._miss(norm.out, "cost", reason)
+        # The written-out form has a gradient, which the folded one would lose.
         if not self.gradient and torch.is_grad_enabled() and fake_value(norm.out).requires_grad:
             return self._miss(norm.out, "argument", "a gradient is asked for, and the folded convolution has none")
         return place_replacement(
@@ -189,7 +205,9 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Return the reason why folding is not worth it, empty where it is."""
+        """Return the reason why folding is not worth it for the convolution's arguments by name, or an empty text where
+        it is.
+        """
         if not is_folded(named["weight"]):
             reason = f"{describe_node(named['weight'])} is no constant: folding would be a pass over it in each call"
             return f"{reason}, and the norm is fused with what follows"
@@ -198,12 +216,14 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
-        """Compute the convolution with folded weights. This function is traced in place of convolution and norm."""
+        """Return the convolution with the norm folded into its weights. This function is traced in place of convolution
+        and norm.
+        """
         weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
 
     def _miss(self, node: Node, obstacle: Obstacle, reason: str) -> NearMiss:
-        """Return a near miss at ``node``."""
+        """Return the record that a norm stays unfolded: the place ``node``, the kind of obstacle and the reason."""
         return self.near_miss(RewriteObstacle(node, obstacle, reason), of=2)
 
 
@@ -216,7 +236,9 @@ def _fold_parameters(
     shift: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of the folded convolution, computed in the dtype of the statistics."""
+    """Return weight and bias of a convolution into which a batch norm is folded, computed in the dtype of the
+    statistics.
+    """
     factor = torch.rsqrt(var + eps) if scale is None else torch.rsqrt(var + eps) * scale
     moved = (-mean if bias is None else bias - mean) * factor
     # The output channels are the first dim of the weights.
@@ -225,12 +247,14 @@ def _fold_parameters(
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return mean, variance, scale and shift of ``co`` channels, for programs."""
+    """Return random mean, variance, scale and shift of ``co`` channels, for programs of a proof."""
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _conv_norm_programs() -> Iterator[Program]:
-    """Yield the programs on which the rewrite of torch's own convolution is proven."""
+    """Yield the programs, convolutions with a norm behind them, on which the rewrite of torch's own convolution is
+    proven.
+    """
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 
         def conv(
@@ -245,6 +269,7 @@ def _conv_norm_programs() -> Iterator[Program]:
             padding: Any = padding,
             groups: int = groups,
         ) -> Tensor:
+            """Return the evaluated batch norm of ``conv2d`` of ``x``, with the bias ``b`` if given."""
             out = F.conv2d(x, weight, b, stride, padding, 1, groups)
             # Running statistics of a module are buffers without gradients.
             return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)

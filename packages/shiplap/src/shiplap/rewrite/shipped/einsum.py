@@ -42,7 +42,9 @@ def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
 
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
-    """Return the letters of two operands, those of the result, and the operands, or None for any other einsum."""
+    """Return the letters of the two operands of an einsum, those of its result, and the operand nodes, or None for any
+    other call.
+    """
     given = positional_then_named(node)
     flat = [n for g in given[1:] for n in as_list(g)]
     if torch_call_name(node) != "einsum" or not isinstance(given[0], str) or len(flat) != 2 or "->" not in given[0]:
@@ -51,6 +53,7 @@ def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
     terms = left.split(",")
     if "..." in left and len(terms) == 2:
         terms, out = _replace_ellipsis(terms, out, flat)
+    # A letter twice in one term is a diagonal.
     if len(terms) != 2 or "." in "".join((*terms, out)) or any(len(set(t)) != len(t) for t in (*terms, out)):
         return None
     if not all(isinstance(n, Node) and isinstance(fake_value(n), Tensor) for n in flat):
@@ -59,8 +62,8 @@ def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
 
 
 def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
-    """Return the terms and the result with letters in place of dots, where the dots stand for as many dims in both
-    operands.
+    """Return the terms and the result of an einsum with letters in place of ``...``, where it stands for as many dims
+    in both operands, else unchanged.
     """
     held = [fake_value(n) if isinstance(n, Node) else None for n in operands]
     counts = {
@@ -75,8 +78,8 @@ def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[
 
 
 def as_scores_product(node: Any) -> EinsumProduct | None:
-    """Return ``node`` as the product of queries and keys, with the tokens of the keys in the last dim but one, or
-    None.
+    """Return ``node``, an einsum, as the product of queries and keys, whose tokens are the last two dims of the result,
+    or None for any other call.
     """
     if not isinstance(node, Node) or (read := _parse_einsum(node)) is None or len(read[1]) < 2:
         return None
@@ -98,7 +101,9 @@ def as_scores_product(node: Any) -> EinsumProduct | None:
 
 
 def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
-    """Return ``node`` as the product of ``weights``, whose last dim is summed over, and the values, or None."""
+    """Return ``node``, an einsum, as the product of ``weights``, whose last dim is summed over, and the values, or None
+    for any other call.
+    """
     if not isinstance(node, Node) or (read := _parse_einsum(node)) is None:
         return None
     terms, out, nodes = read
@@ -116,14 +121,16 @@ def as_values_product(node: Any, weights: Node) -> EinsumProduct | None:
 
 
 def as_transposed_product(product: Node, values: Node) -> EinsumProduct:
-    """Return ``product`` as ``values @ weights.mT``, where tokens are the last dim of the values and of the result."""
+    """Return ``product``, written as ``values @ weights.mT`` with tokens in the last dim, as the product of weights and
+    values.
+    """
     ranks = [fake_value(values).dim(), fake_value(product).dim()]
     turned, out = ((*range(n - 2), n - 1, n - 2) for n in ranks)
     return EinsumProduct(product, values, ((), turned), out)
 
 
 def _find_permutation(given: str, wanted: str) -> DimOrder:
-    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``, -1 where it lacks
-    one.
+    """Return the permutation that brings the letters of ``given`` into the order of ``wanted``, with -1 for a letter
+    that ``given`` lacks.
     """
     return tuple(map(given.find, wanted))

@@ -29,8 +29,8 @@ SWALLOWING_NUMBERS = {torch.float16: 3e4, torch.bfloat16: 1e4, torch.float32: 1e
 
 
 def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return those of ``steps`` that may, one or together, hide all columns of a row. Empty where each row is known to
-    see one.
+    """Return those masks among the steps of an attention that may, one or together, hide all columns of a row. Empty
+    where each row is known to see one.
     """
     masks = [
         s
@@ -41,7 +41,9 @@ def masks_that_may_hide_rows(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def _is_bounded(bias: Any) -> bool:
-    """Whether ``bias`` is made of parameters, of products and norms, and of small numbers: a bias, and no mask."""
+    """Whether ``bias`` is made of parameters, products, norms and small numbers only, so that it is a bias and no
+    mask.
+    """
     stack, seen = [bias], set[Node]()
     while stack:
         at = stack.pop()
@@ -68,8 +70,8 @@ def _is_bounded(bias: Any) -> bool:
 
 
 def restore_hidden_rows(q: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and bias with which a fused kernel gives hidden rows the weights of the written-out form, and a
-    boolean tensor of the rows that are not numbers. ``dtype``: in which the mask is added to the scores.
+    """Return queries and bias with which a fused kernel gives fully hidden rows the weights of the written-out form,
+    and a boolean tensor of the rows that become NaN.
 
     For 16 bits a mask swallows the scores of a hidden row, where a fused kernel adds it in float32, but keeps it in 16
     bits.

@@ -73,34 +73,48 @@ class LinearLoss(Rewrite):
     anchors = LOSSES
 
     def __init__(self, name: str, loss: Callable[..., Tensor], *, always: bool = False) -> None:
+        """Set the rewrite's name, the function that computes the loss of a layer, and whether small losses are
+        replaced, too.
+        """
         self.name, self.loss, self.always = name, loss, always
 
     @property
     def code_is_fully_hashed(self) -> bool:
+        """Always False, since the kernels of an op decide the results as well."""
         return False  # the kernels of an op decide as well
 
     @property
     def digest(self) -> str:
-        return short_digest(code_digest(LinearLoss.apply, LinearLoss._at, _find_layer, self.loss), self.always)
+        """The digest of the code that finds layers and losses, of the loss function, and of the option ``always``."""
+        return short_digest(
+            code_digest(LinearLoss.apply, LinearLoss._replace_loss, _find_layer, self.loss), self.always
+        )
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven: losses of linear layers as
+        models spell them.
+        """
         return _programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the losses of linear layers, and yield each outcome."""
+        """Replace cross entropies of linear layers in ``graph`` by the loss function of this rewrite. Yield a match for
+        each, or a near miss (place and reason) where one stays.
+        """
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
                 try:
-                    outcome = self._at(graph, node)
+                    outcome = self._replace_loss(graph, node)
                 except RewriteObstacle as e:
                     if _has_layer_above(e.node):
                         yield self.near_miss(e, of=2)
                 else:
                     yield outcome
 
-    def _at(self, graph: Graph, node: Node) -> Outcome:
-        """Return the outcome at one loss. Raises the obstacle on the way to its layer."""
+    def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
+        """Replace the loss ``node`` and the linear layer before it in the graph, and return the match. Raise the
+        ``RewriteObstacle`` met on the way from the loss to its layer, or that of a small loss.
+        """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
         # Read from the call that is compiled, since a comparison of symbols would add a guard.
@@ -115,12 +129,16 @@ class LinearLoss(Rewrite):
         )
 
     def _replacement(self, found: _LossOfLayer) -> Callable[..., Tensor]:
-        """Return the function that is traced in place of layer and loss."""
+        """Return the function that is traced in place of the layer and the loss that were found."""
         names = ("reduction", "ignore_index", "label_smoothing")
         options = {name: found.given[name] for name in names if name in found.given} | {"softcap": found.softcap}
         dtype = fake_value(found.loss).dtype
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
+            """Return the loss of a linear layer by the rewrite's function, after doing to ``hidden`` what the graph
+            does to rows of logits.
+            """
+            # They were found from the loss upwards.
             for move in reversed(found.moves):
                 hidden = move(hidden)
             if found.scale != 1:
@@ -132,12 +150,15 @@ class LinearLoss(Rewrite):
 
 
 def _find_layer(node: Node) -> _LossOfLayer:
-    """Return the layer of the loss at ``node``, with what lies between. Raises the obstacle on the way."""
+    """Return the linear layer of the loss at ``node``, with the calls in between. Raises the ``RewriteObstacle`` on the
+    way.
+    """
     given = canonical_arguments(node)
     logits, target = given.get("input"), given.get("target")
     held, wanted = (fake_value(n) if isinstance(n, Node) else None for n in (logits, target))
     if not (isinstance(held, Tensor) and isinstance(wanted, Tensor) and held.dim() > 1):
         raise RewriteObstacle(node, "shape", "the loss is of one row")
+    # The function of a family takes no weights of classes.
     if given.get("weight") is not None:
         raise RewriteObstacle(node, "argument", "classes have weights", "leave out weight=, or keep this loss as it is")
     if {"size_average", "reduce"} & given.keys():
@@ -155,18 +176,18 @@ def _find_layer(node: Node) -> _LossOfLayer:
     if torch_call_name(node) == "nll_loss":
         if torch_call_name(at) != "log_softmax" or canonical_arguments(at).get("dim") != 1:
             raise RewriteObstacle(at, "operator", f"{name_and_operator(at)} is no log_softmax over the classes")
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = tensor_argument(at)
     numbers: list[float] = []  # the factors so far, from the loss upward
     while not _reads_layer(found, at):
-        _take(found, at)
+        _add_replaced_call(found, at)
         at = _step_above(found, at, numbers)
     _read_numbers(found, at, numbers)
     return found
 
 
-def _take(found: _LossOfLayer, at: Node) -> None:
-    """Note that ``at`` is replaced. Raises where another node reads it."""
+def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
+    """Add ``at`` to the nodes that are replaced. Raises ``RewriteObstacle`` where another node reads it."""
     for reader in at.users:
         if reader not in found.nodes:
             raise obstacle_of_reader(at, reader, "return the loss alone: whoever needs the logits keeps all of them")
@@ -174,18 +195,22 @@ def _take(found: _LossOfLayer, at: Node) -> None:
 
 
 def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
-    """Whether ``at`` is the linear layer, whose arguments are kept then."""
+    """Whether ``at`` is the linear layer of the loss. Its arguments are kept in ``found`` then. Raises
+    ``RewriteObstacle`` for a loss over another dim.
+    """
     if torch_call_name(at) != "linear":
         return False
     if found.class_dim != fake_value(at).dim() - 1:
         raise RewriteObstacle(at, "shape", "the loss is over another dim than the classes of the layer")
-    _take(found, at)
+    _add_replaced_call(found, at)
     found.layer = canonical_arguments(at)
     return True
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that ``at`` reads, and keep the effect of ``at``. Raises for a call that is not understood."""
+    """Return the tensor that the call ``at`` reads, and keep the effect of the call on rows in ``found`` or its factor
+    in ``numbers``. Raises ``RewriteObstacle`` for any other call.
+    """
     name = torch_call_name(at)
     above = at.args[0] if at.args else None
     before, after = fake_value(above) if isinstance(above, Node) else None, fake_value(at)
@@ -220,7 +245,9 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
 
 
 def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
-    """Return an index of slices and numbers that leaves the last of ``rank`` dims as it is, or None."""
+    """Return an index of slices and numbers that leaves the last of ``rank`` dims unchanged, as a tuple, or None for
+    any other index.
+    """
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(
         part is Ellipsis
@@ -233,7 +260,9 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
 
 
 def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
-    """Set the factor and the cap of the logits from the ``numbers`` on the way up."""
+    """Set the factor and the tanh cap of the logits in ``found`` from ``numbers``, the factors on the way up, in which
+    NaN stands for a ``tanh``.
+    """
     caps = [i for i, number in enumerate(numbers) if math.isnan(number)]
     if not caps:
         found.scale = math.prod(numbers)
@@ -246,7 +275,7 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
 
 
 def _has_layer_above(node: Node) -> bool:
-    """Whether a linear layer leads to ``node`` through few calls: else there is nothing to replace."""
+    """Whether a linear layer leads to ``node`` through at most 12 calls, without which there is nothing to replace."""
     at: Any = node
     for _ in range(FAR):
         if torch_call_name(at) == "linear":
@@ -268,6 +297,7 @@ def _padded_labels(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _shifted_logits(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return three times the mean cross entropy of logits that are shifted against the labels by one place."""
     logits = F.linear(hidden, weight)[..., :-1, :].contiguous()
     return F.cross_entropy(logits.view(-1, weight.shape[0]), labels[..., 1:].contiguous().view(-1)) * 3
 
@@ -280,10 +310,12 @@ def _summed_with_bias(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tens
 
 
 def _classes_second(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean square of the cross entropies of rows, with the classes in the second dim."""
     return F.cross_entropy(F.linear(hidden, weight).transpose(1, 2), labels, reduction="none").square().mean()
 
 
 def _by_log_softmax(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy, written as ``log_softmax`` and ``nll_loss``."""
     logarithms = F.log_softmax(F.linear(hidden, weight).float().flatten(0, 1), dim=-1)
     return F.nll_loss(logarithms, labels.flatten())
 
@@ -296,7 +328,7 @@ def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _programs() -> Iterator[Program]:
-    """Yield each spelling with its arguments."""
+    """Yield a program of the loss of a linear layer for each spelling."""
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
     labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)

@@ -64,15 +64,14 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake value of what is squared."""
+        """The fake value (shape, dtype and device without data) of the tensor that is squared."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
-    """Return the mean of squares whose root ``node`` is, the obstacle of one that is not an RMS norm's, or None.
-
-    None stands for any other node, and for one of which a further root is taken.
+    """Return the root of a mean of squares that ``node`` computes, or the obstacle where it is not that of an RMS norm.
+    None for any other node, and for one of which a further root is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -102,7 +101,9 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
-    """Return ``(base, p)`` where ``node`` is ``base ** p`` for a root or a reciprocal, or None."""
+    """Return the base and the exponent where ``node`` is a root or a reciprocal, such as ``(x, -0.5)`` for
+    ``rsqrt(x)``, or None.
+    """
     name = torch_call_name(node)
     given = positional_then_named(node) if name else []
     if name in ROOT_EXPONENTS and given:
@@ -120,13 +121,14 @@ def is_root_not_reciprocal(node: Node) -> bool:
 
 
 def _base_of_summed_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` is the sum of ``x ** 2`` over the last dim in one call, ``vecdot(x, x)`` or an
-    einsum of ``x`` with itself, or None.
+    """Return ``x`` where one call sums ``x ** 2`` over the last dim, ``vecdot(x, x)`` or an einsum of ``x`` with
+    itself, or None.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
     if name == "einsum":
         formula, *rest = given
+        # torch.einsum accepts its operands in one list, too.
         given = [n for g in rest for n in as_list(g)]
         left, _, out = str(formula).replace(" ", "").partition("->")
         first, _, second = left.partition(",")
@@ -142,7 +144,7 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 
 def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed or not, or None."""
+    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed over the last dim or not, or None."""
     name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
         return summed
@@ -160,7 +162,7 @@ def base_of_square(node: Any) -> Node | None:
 
 
 def _readers_past_casts(node: Node) -> list[Node]:
-    """Return the nodes that read ``node``, with casts skipped."""
+    """Return the nodes that read ``node``, where a cast counts as its own readers."""
     readers: list[Node] = []
     for reader in node.users:
         readers += _readers_past_casts(reader) if keeps_values(reader) and reader.args[0] is node else [reader]
@@ -168,7 +170,9 @@ def _readers_past_casts(node: Node) -> list[Node]:
 
 
 def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
-    """Return the base and the exponent of the power that ``node`` is. ``nodes`` grow by the calls that compute it."""
+    """Return the base and the exponent of the power that ``node`` is, through any number of roots. The calls that
+    compute it are appended to ``nodes``.
+    """
     exponent = 1.0
     while (step := root_base_and_exponent(node)) is not None:
         nodes.append(node)
@@ -179,16 +183,19 @@ def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
 
 
 def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
-    """Return the mean and eps where ``node`` adds the two. eps is 0 where nothing is added."""
+    """Return the two terms ``(mean, eps)`` where ``node`` adds a constant to a mean, else ``node`` and 0. A sum is
+    appended to ``nodes``.
+    """
     given = positional_then_named(node) if torch_call_name(node) == "add" else []
     if len(given) != 2:
         return node, 0.0
     nodes.append(node)
+    # eps may stand on either side of the sum.
     return (given[0], given[1]) if as_constant(given[0]) is None else (given[1], given[0])
 
 
 def _parse_mean(node: Any) -> _MeanOfSquare | None:
-    """Return ``node`` as a mean, or None if it is none."""
+    """Return ``node`` as a mean over a dim, in any spelling, or None if it is none."""
     name = torch_call_name(node)
     if name == "mean":
         return _parse_reduction(node)
@@ -200,14 +207,16 @@ def _parse_mean(node: Any) -> _MeanOfSquare | None:
 
 
 def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
-    """Return ``made`` with the last dim that ``node``, a view of it, gives back, or None where it is another view."""
+    """Return the mean ``made`` with its last dim kept, where the view ``node`` gives that dim back, or None for another
+    view.
+    """
     if made.kept or not restores_last_dim(node, made.held):
         return None
     return _MeanOfSquare(made.square, [node, *made.nodes], True, made.wrong)
 
 
 def _parse_sum(node: Any) -> _MeanOfSquare | None:
-    """Return ``node`` as a sum of squares, or None."""
+    """Return ``node`` as a sum of squares over a dim, in any spelling, or None if it is none."""
     name = torch_call_name(node)
     if name == "sum":
         return _parse_reduction(node)
@@ -221,7 +230,7 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
-    """Return ``node`` as a sum over the last dim that is divided by the size, or None."""
+    """Return the sum in ``node`` where that is a sum over the last dim divided by the dim's size, or None."""
     given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
         return None
@@ -241,7 +250,7 @@ def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_reduction(node: Node) -> _MeanOfSquare | None:
-    """Return a mean or a sum with the dims that it reduces, or None where it reduces no tensor."""
+    """Return the call ``node`` of ``mean`` or ``sum`` as a mean, with its dims, or None where it reduces no tensor."""
     passed: list[Node] = []
     square = skip_idle_calls(node.args[0] if node.args else node.kwargs.get("input"), passed)
     if not isinstance(square, Node) or not isinstance(fake_value(square), Tensor):
@@ -251,7 +260,7 @@ def _parse_reduction(node: Node) -> _MeanOfSquare | None:
 
 
 def reduces_last_dim(node: Node) -> bool:
-    """Whether a mean or a sum is over the last dim of its argument alone."""
+    """Whether the call ``node`` of ``mean`` or ``sum`` is over the last dim of its argument alone."""
     rank = fake_value(node.all_input_nodes[0]).dim()
     return [int(d) % rank for d in reduced_dims(node)] == [rank - 1]
 

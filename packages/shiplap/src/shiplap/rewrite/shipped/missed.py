@@ -40,7 +40,7 @@ NO_FIX = "nothing would make it match: leave it to torch.compile"
 
 
 def is_over_last_dim(node: Node) -> bool:
-    """Whether a softmax is over the last dim of at least two."""
+    """Whether the softmax ``node`` is over the last dim of a tensor of at least two dims."""
     held = fake_value(node)
     called = log_softmax_below(node) or node
     given = [a for a in (*called.args[1:2], called.kwargs.get("dim")) if isinstance(a, int)]
@@ -48,7 +48,7 @@ def is_over_last_dim(node: Node) -> bool:
 
 
 def is_softmax_by_hand(node: Node) -> bool:
-    """Whether ``node`` is ``exp(x) / sum(exp(x))``: a softmax by hand."""
+    """Whether ``node`` is ``exp(x) / sum(exp(x))``, a softmax that is written out."""
     given = positional_then_named(node) if torch_call_name(node) in ("div", "truediv", "divide") else []
     top, total = map(skip_idle_calls, given) if len(given) == 2 else (None, None)
     return (
@@ -61,8 +61,8 @@ def is_softmax_by_hand(node: Node) -> bool:
 
 
 def is_unnormalized_softmax(node: Node) -> bool:
-    """Whether ``node`` is the exponential of scores, and its weights are divided by their sum behind the product with
-    the values, or normalized by ``logsumexp`` before.
+    """Whether ``node`` is an ``exp`` of scores whose weights are normalized elsewhere: divided by their sum behind the
+    product with the values, or by ``logsumexp`` before.
     """
     if torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
         return False
@@ -74,10 +74,10 @@ def is_unnormalized_softmax(node: Node) -> bool:
 
 
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
-    """Return the obstacles of ``region`` as one. ``above`` and ``below`` return whether a call on the way is one that
-    attention has.
+    """Return one obstacle that names all differences between ``region`` and an attention, in the order in which they
+    are computed. ``above`` and ``below`` say whether attention has a call there.
 
-    All differences are named, in the order in which they are computed. The line is that of the first.
+    The line is that of the first difference.
     """
     first, *others = list(_obstacles_of_region(region, above, below)) or [_obstacle_of_product(region)]
     # Where nothing helps, further obstacles would only distract.
@@ -89,7 +89,9 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
 
 
 def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
-    """Yield the differences between ``region`` and an attention, in the order in which they are computed."""
+    """Yield the differences between ``region`` and an attention as obstacles, in the order in which they are
+    computed.
+    """
     softmax, exponential = region.softmax, is_unnormalized_softmax(region.softmax)
     by_hand = exponential or is_softmax_by_hand(softmax)
     if region.scores is None:
@@ -135,12 +137,14 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Whether ``node`` is the exponential of a softmax by hand."""
+    """Whether ``node`` is the exponential of a softmax that is written out (``by_hand``)."""
     return by_hand and torch_call_name(node) == "exp"
 
 
 def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
-    """Return the obstacle where every call is one that attention has: one of the products is written otherwise."""
+    """Return the obstacle of a region whose calls are all those of an attention: one of its products is written in
+    another way.
+    """
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
     at = next((n for n in (region.scores, region.out) if torch_call_name(n) not in known), region.out)
@@ -150,7 +154,7 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
-    """Return the fix for a call, ``otherwise`` where none is listed."""
+    """Return the fix for a call that differs, or ``otherwise`` where none is listed for it."""
     name = torch_call_name(node)
     if mixes_heads(node):
         return NO_FIX
@@ -159,6 +163,6 @@ def _fix_for_call(node: Node, otherwise: str) -> str:
 
 
 def _shape_of_node(node: Node) -> str:
-    """Return the shape of a node as text."""
+    """Return the shape of a node's tensor as text, or its name where it stands for no tensor."""
     held = fake_tensor(node)
     return node.name if held is None else format_sizes(held.shape)

@@ -30,10 +30,11 @@ class NoOps(Rewrite):
 
     @property
     def digest(self) -> str:
+        """The digest of the code that finds and removes casts and dropouts that change nothing."""
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace casts to the own dtype and disabled dropouts by their input, and yield the matches."""
+        """Replace casts to the own dtype and disabled dropouts in ``graph`` by their input, and yield the matches."""
         for node in list(graph.nodes):
             if node.op.startswith("call") and (_is_cast_to_own_dtype(node) or _is_disabled_dropout(node)):
                 given = node.args[0]
@@ -42,16 +43,20 @@ class NoOps(Rewrite):
                 )
 
     def programs(self) -> Iterator[Program]:
+        """Yield the one program, a function with a cast and a dropout that change nothing, on which the rewrite is
+        proven.
+        """
         yield Program(_run_idle_calls, (torch.randn(3, 4),), "a cast and a dropout")
 
 
 def _run_idle_calls(x: Tensor) -> Tensor:
-    """Compute a cast and a dropout that change nothing."""
+    """Return the cosine of the sine of ``x``, with a cast and a dropout in between that change nothing."""
     return F.dropout(torch.sin(x).to(torch.float32), 0.3, False).cos()
 
 
 def _is_cast_to_own_dtype(node: Node) -> bool:
     """Whether ``node`` is ``x.to(dtype)`` with the dtype of ``x`` and no further argument."""
+    # A further argument may ask for a copy, or for another device.
     if canonical_name(node) != "to" or len(node.args) + len(node.kwargs) != 2 or not isinstance(node.args[0], Node):
         return False
     (asked,) = (*node.args[1:], *node.kwargs.values())
@@ -60,7 +65,7 @@ def _is_cast_to_own_dtype(node: Node) -> bool:
 
 
 def _is_disabled_dropout(node: Node) -> bool:
-    """Whether ``node`` is a dropout that returns its argument."""
+    """Whether ``node`` is a dropout that returns its argument unchanged and writes to nothing."""
     if canonical_name(node) != "dropout" or not node.args or not isinstance(node.args[0], Node):
         return False
     given = canonical_arguments(node)

@@ -70,7 +70,8 @@ class _ScaleTrace:
 
 
 def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstacle | None:
-    """Return the reason why ``node``, which scales a value by its root mean square, is not matched, or None.
+    """Return the obstacle, with its reason, of ``node``, which scales a value by its root mean square otherwise than
+    torch's RMS norm, or None.
 
     None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
     """
@@ -90,8 +91,8 @@ def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstac
 
 
 def _possible_bases(scaled: Node) -> list[Node]:
-    """Return the values that ``scaled`` may be a multiple of: itself, or a factor where it was multiplied by a weight
-    before.
+    """Return the values of which ``scaled`` may be a multiple: itself, and the factors where it is a product with a
+    weight.
     """
     at = skip_idle_calls(scaled)
     factors = at.all_input_nodes if torch_call_name(at) in PRODUCT_NAMES else []
@@ -99,7 +100,7 @@ def _possible_bases(scaled: Node) -> list[Node]:
 
 
 def _broadcasts_to(by: Node, scaled: Node) -> bool:
-    """Whether ``by`` broadcasts to ``scaled`` along a dim."""
+    """Whether ``by`` has as many dims as the floating-point tensor ``scaled`` and broadcasts to it along one."""
     small, large = fake_value(by), fake_value(scaled)
     if not (isinstance(small, Tensor) and isinstance(large, Tensor)) or small.dim() != large.dim():
         return False
@@ -109,12 +110,12 @@ def _broadcasts_to(by: Node, scaled: Node) -> bool:
 
 
 def _is_size_one(size: Any) -> bool:
-    """Whether a size is known to be 1."""
+    """Whether a size, a number or a symbolic size, is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
 def _follow_scale(by: Node) -> _ScaleTrace:
-    """Follow ``by`` up through the calls of a norm, and return the calls by kind."""
+    """Return the calls, by kind, through which the factor ``by`` is computed, at most 12 steps up."""
     trace, layer = _ScaleTrace(), [by]
     for _ in range(MOST_CALLS_TO_SQUARES):
         further: list[Node] = []
@@ -127,7 +128,9 @@ def _follow_scale(by: Node) -> _ScaleTrace:
 
 
 def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
-    """Note ``node`` in ``trace`` by its kind, and return the values that it comes from."""
+    """Add ``node`` to ``trace`` by its kind, and return the nodes of the values from which it is computed, as far as
+    they are followed.
+    """
     name = torch_call_name(node)
     if (x := base_of_square(node)) is not None:
         trace.squared.append(skip_idle_calls(x))
@@ -161,12 +164,14 @@ def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
 
 
 def _is_difference(x: Node) -> bool:
-    """Whether ``x`` is a difference."""
+    """Whether ``x`` is a difference, as in a layer norm, which subtracts the mean."""
     return torch_call_name(x) == "sub"  # a mean was subtracted: a layer norm
 
 
 def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | None:
-    """Return the difference between the calls in ``trace`` and the formula, or None where no root was found."""
+    """Return the obstacle that names the difference between the calls in ``trace`` and the formula of an RMS norm, or
+    None where no root was found.
+    """
     if not trace.roots:
         return None
     what, at, fix = "", node, f"write {RMS_NORM_FORMULA}, or call torch.nn.functional.rms_norm"
@@ -200,7 +205,9 @@ def _is_below_root(added: Node, root: Node) -> bool:
 
 
 def _explain_normalize(node: Node) -> RewriteObstacle | None:
-    """Return the obstacle of ``normalize(x, dim) * sqrt(n)``: an RMS norm whose eps is a bound of the norm, or None."""
+    """Return the obstacle where ``node`` and its reader are ``normalize(x, dim) * sqrt(n)``, an RMS norm whose eps
+    bounds the norm, or None.
+    """
     given = canonical_arguments(node, ("p", "dim"))
     dim, held = given.get("dim", 1), fake_value(node)
     if given.get("p", 2) != 2 or not isinstance(dim, int) or not isinstance(held, Tensor) or not held.dim():
@@ -209,6 +216,7 @@ def _explain_normalize(node: Node) -> RewriteObstacle | None:
     while at is not None and keeps_values(at):
         at = single_user(at)
     scaled = tensor_and_factor(at) if at is not None else None
+    # The factor is sqrt(n) rounded to a float, so its square is not quite n.
     size = held.shape[dim % held.dim()]
     if scaled is None or not isinstance(size, int) or abs(scaled[1] ** 2 - size) > 1e-6 * size:
         return None

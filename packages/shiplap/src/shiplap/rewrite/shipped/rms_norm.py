@@ -60,10 +60,10 @@ class RmsNorm(Rewrite):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the code that finds and replaces RMS norms."""
+        """The digest of the code that finds and replaces RMS norms."""
         return code_digest(
             RmsNorm.apply,
-            RmsNorm._at,
+            RmsNorm._replace_norm,
             find_mean_square_root,
             _find_scaling_call,
             _find_later_weight,
@@ -72,15 +72,18 @@ class RmsNorm(Rewrite):
         )
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven: RMS norms as models spell
+        them.
+        """
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace RMS norms that a graph writes out, and yield matches and near misses."""
+        """Replace RMS norms that ``graph`` writes out by torch's function, and yield matches and near misses."""
         known: set[Node] = set()
         remove_dead_calls(graph)
         for node in list(graph.nodes):
             squares = find_mean_square_root(node)
-            outcome = self._at(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
+            outcome = self._replace_norm(graph, squares) if isinstance(squares, MeanSquareRoot) else squares
             if isinstance(outcome, RewriteObstacle):
                 if is_root_not_reciprocal(node):  # that of an error or a deviation may be meant: what reads it decides
                     continue
@@ -94,12 +97,16 @@ class RmsNorm(Rewrite):
                 yield self._near(missed)
 
     def _near(self, miss: RewriteObstacle) -> NearMiss:
-        """Return the near miss of an obstacle: squares, mean and root are there, the scaling or its weight is not."""
+        """Return the near miss of an obstacle where squares, mean and root fit, and the scaling or its weight does
+        not.
+        """
         miss.fitting = 3
         return self.near_miss(miss, of=5)
 
-    def _at(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
-        """Return the outcome at one root of a mean of squares."""
+    def _replace_norm(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
+        """Replace the RMS norm around one root of a mean of squares, and return the match or near miss, or the obstacle
+        of its scaling.
+        """
         nodes = list(squares.nodes)
         scaled = _find_scaling_call(squares, nodes)
         if isinstance(scaled, RewriteObstacle):
@@ -120,7 +127,8 @@ class RmsNorm(Rewrite):
 
 
 def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | RewriteObstacle:
-    """Return the call that scales ``x`` by the root, and the weight, if ``x`` was multiplied by one before.
+    """Return the call that scales ``x`` by the root, and the weight if ``x`` was multiplied by one before, else None,
+    or the obstacle.
 
     ``nodes`` grow by that call, and by those between it and the known calls.
     """
@@ -148,6 +156,7 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
     if other is not None and (first := _find_earlier_weight(other, squares.x)) is not None:
         nodes += [product, *first[1]]
         return product, first[0]
+    # Named apart, since a layer norm is no spelling that could be corrected.
     if _is_centred(squares.x):
         what = "the mean is subtracted first: this is a layer norm, which Inductor compiles as fast as written"
         return RewriteObstacle(product, "cost", what, "leave it, or call torch.nn.functional.layer_norm")
@@ -171,13 +180,13 @@ def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None
 
 
 def _is_weight_of_norm(other: Any, width: Any) -> bool:
-    """Whether ``other`` is a floating tensor of one dim with ``width`` elements."""
+    """Whether ``other`` is a floating-point tensor of one dim with ``width`` elements, as the weight of a norm is."""
     held = fake_value(other) if isinstance(other, Node) else None
     return isinstance(held, Tensor) and held.dim() == 1 and held.is_floating_point() and held.shape[0] == width
 
 
 def _is_centred(x: Node) -> bool:
-    """Whether ``x`` is ``y - mean(y)``, as in a layer norm.
+    """Whether ``x`` is ``y - mean(y)``, as in a layer norm, which is not worth a rewrite.
 
     A layer norm written out takes 119 us and ``layer_norm`` 118 (512 rows of 512, float32, one thread of a CPU, torch
     2.13, 2026-11-23), so nothing is gained by replacing one by the other.
@@ -190,8 +199,8 @@ def _is_centred(x: Node) -> bool:
 
 
 def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
-    """Return the last call that belongs to the norm, and the weight, None without one. ``nodes`` grow by the calls that
-    are passed.
+    """Return the last call that belongs to the norm behind ``product``, and the weight, or None without one. The calls
+    that are passed are appended to ``nodes``.
     """
     node, casts = product, list[Node]()
     while (reader := single_user(node)) is not None and keeps_values(reader) and reader.args[0] is node:
@@ -229,9 +238,10 @@ def _is_narrowing_cast(cast: Node, given: Node) -> bool:
 
 
 def _make_rms_norm(out: torch.dtype) -> Callable[[Tensor, Tensor | None, float], Tensor]:
-    """Return the function that is traced in place of the steps, with results of dtype ``out``."""
+    """Return the function ``norm(x, weight, eps)`` that is traced in place of a norm, with results of dtype ``out``."""
 
     def norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Return the RMS norm of ``x`` over the last dim, computed in float32 or wider where dtypes differ."""
         if x.dtype == out and (weight is None or weight.dtype == out):
             return F.rms_norm(x, (x.shape[-1],), weight, eps)
         # Where dtypes differ, all is computed in float32 or wider and rounded once, as the steps of the model do it.

@@ -25,23 +25,27 @@ def _norm_as_gemma(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _norm_without_weight(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the sine of an RMS norm by division by a root, times ``weight``, which is not part of the norm."""
     return (x / torch.sqrt(torch.mean(torch.square(x), axis=-1, keepdim=True) + 1e-5)).sin() * weight  # type: ignore[call-overload]
 
 
 def _cast_root(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the sine of an RMS norm whose root is computed in float32 and cast back, times ``weight``."""
     return (x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6).to(x.dtype)).sin() * weight
 
 
 def _norm_by_sum(x: Tensor, weight: Tensor) -> Tensor:
+    """Return an RMS norm whose mean is a sum divided by the size, with the weight first."""
     inverse = 1 / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + 1e-6)
     return weight * x * inverse
 
 
 def rms_norm_programs() -> Iterator[Program]:
-    """Yield each spelling with arguments of several dtypes and layouts."""
+    """Yield programs of an RMS norm in each spelling, with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Return a random tensor of this shape and a random weight of its last dim."""
         return torch.randn(*shape, generator=rng).to(dtype), torch.randn(shape[-1], generator=rng).to(dtype)
 
     yield Program(_norm_as_llama, drawn(3, 5, 16), "of three dims, dynamic", dynamic=True)

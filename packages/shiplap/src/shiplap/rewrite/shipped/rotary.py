@@ -72,6 +72,7 @@ class PairRotation:
     sign: int
 
     def __call__(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
+        """Return ``x`` with each pair of its last dim rotated by the angles whose cosines and sines are ``sides``."""
         if self.cosines is None:
             cos, sin = torch.view_as_real(sides[0]).unbind(-1)
         else:
@@ -84,7 +85,9 @@ class PairRotation:
         return torch.stack((first, second), -1).flatten(-2)
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return the first and the second element of each pair. A tensor that is half as wide serves both."""
+        """Return the first and the second elements of each pair in the last dim. A tensor that is half as wide serves
+        as both.
+        """
         if given.shape[-1] != width:
             return given, given
         if self.pairs == "halves":
@@ -100,15 +103,15 @@ class Rotary(Rewrite):
     anchors = JOINING_OPERATORS | EMPTY_FACTORIES | SPLITTING_OPERATORS
 
     def __init__(self, *, always: bool = False) -> None:
-        """``always``: rewrite also where Inductor's code for the original is as fast."""
+        """Set the option ``always``, which rewrites also where Inductor's code for the original is as fast."""
         self.always = always
 
     @property
     def digest(self) -> str:
-        """Return the digest of the code that finds and replaces rotations, and of the option."""
+        """The digest of the code that finds and replaces rotations, and of the option."""
         of = code_digest(
             Rotary.apply,
-            Rotary._at,
+            Rotary._replace_rotation,
             PairRotation.__call__,
             PairRotation._pair,
             _RotaryReplacement.__call__,
@@ -117,10 +120,13 @@ class Rotary(Rewrite):
         return short_digest(of, self.always)
 
     def programs(self) -> Iterator[Program]:
+        """Return the programs (functions with arguments) on which the rewrite is proven: rotary embeddings as models
+        spell them.
+        """
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace rotations of pairs in a graph, the largest first, and yield matches and near misses."""
+        """Replace rotations of pairs in ``graph``, the largest first, and yield matches and near misses."""
         gone: set[Node] = set()
         strange: list[GraphPart] = []
         remove_dead_calls(graph)
@@ -132,8 +138,9 @@ class Rotary(Rewrite):
             if isinstance(piece, GraphPart):
                 strange.append(piece)
             elif piece is not None:
+                # Its calls are no further rotations.
                 gone.update(piece[0].nodes)
-                yield self._at(graph, *piece)
+                yield self._replace_rotation(graph, *piece)
         for piece in strange:  # what belongs to a match, or to a part that was reported, is no miss of its own
             if gone.isdisjoint(piece.nodes):
                 gone.update(piece.nodes)
@@ -142,8 +149,10 @@ class Rotary(Rewrite):
             if torch_call_name(node) in EMPTY_FACTORIES and (writers := _half_writers(node)):
                 yield self._written(writers)
 
-    def _at(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Return the outcome for a part that turns pairs."""
+    def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
+        """Replace ``piece``, a part of the graph that rotates pairs as ``turn`` does, and return the match, or a near
+        miss where it stays.
+        """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
             return self._near(piece.out, "cost", why, "leave it: Inductor's own code is used")
@@ -155,26 +164,30 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss of a part that mixes pairs without turning them."""
+        """Return the near miss of a part of the graph that mixes the elements of pairs without rotating them."""
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
         fix = "write it as x * cos + rotate_half(x) * sin, with cos and sin that broadcast to x"
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
-        """Return the near miss of pairs that are written into a new tensor."""
+        """Return the near miss of a rotation whose two halves are written into a new tensor."""
         into = tensor_argument(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
         return self._near(writers[0], "mutation", why, fix)
 
     def _near(self, at: Node, obstacle: Any, reason: str, fix: str) -> NearMiss:
-        """Return a near miss at ``at``."""
+        """Return the record of a rotation that stays unreplaced: the place ``at``, the kind of obstacle, the reason and
+        the remedy.
+        """
         return self.near_miss(RewriteObstacle(at, obstacle, reason, fix, fitting=4), of=5)
 
 
 def _half_writers(empty: Node) -> list[Node]:
-    """Return the two calls that write sums of products into slices of the last dim of ``empty``, or an empty list."""
+    """Return the two calls that write sums of products into slices of the last dim of the new tensor ``empty``, or an
+    empty list.
+    """
     writers = [u for u in empty.users if torch_call_name(u) == "setitem" and u.args[0] is empty]
     if len(writers) != 2:
         return []
@@ -191,7 +204,9 @@ def _half_writers(empty: Node) -> list[Node]:
 
 
 def _may_end_rotation(out: Node) -> bool:
-    """Whether products and joined parts are behind a floating result with pairs in its last dim."""
+    """Whether ``out`` may be the result of a rotation: a floating-point tensor of even width that is computed by
+    products and joined parts.
+    """
     held = fake_value(out)
     if not isinstance(held, Tensor) or not held.is_floating_point() or held.dim() < 2:
         return False
@@ -199,12 +214,15 @@ def _may_end_rotation(out: Node) -> bool:
     # Pairs need an even width.
     if not isinstance(width, int) or width % 2 or width < 2:
         return False
+    # A quick look, since comparing parts by value runs them.
     names = operator_names_above(out)
     return bool(names & (JOINING_OPERATORS | SPLITTING_OPERATORS)) and bool(names & MULTIPLY_OPERATORS)
 
 
 def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
-    """Return the part that ends in ``out`` and its rotation, the part alone where it mixes pairs otherwise, or None."""
+    """Return the part of the graph that ends in ``out`` and its rotation, the part alone where it mixes pairs
+    otherwise, or None.
+    """
     strange = None
     for x in candidate_starts(out)[:MOST_TRIED_STARTS]:
         if (piece := part_between(x, out)) is None:
@@ -217,7 +235,9 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Whether each element of a result depends on both elements of one pair of ``x``, and on no other element."""
+    """Whether each element of the part's result depends on both elements of one pair of ``x`` and on no other, as a run
+    on random numbers shows.
+    """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:
         return False
@@ -241,14 +261,16 @@ def _mixes_pairs(piece: GraphPart) -> bool:
 def _changed_elements(
     piece: GraphPart, x: Tensor, sides: Sequence[Tensor], before: Tensor, at: tuple[int, ...]
 ) -> set[tuple[int, ...]]:
-    """Return the positions of the elements of a result that change where the element ``at`` of ``x`` changes."""
+    """Return the positions of the elements of the part's result that differ from ``before`` where the element ``at`` of
+    ``x`` is changed.
+    """
     other = x.clone()
     other[at] += 1.0
     return {tuple(p) for p in (piece.run(other, sides) != before).nonzero().tolist()}
 
 
 def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
-    """Return the rotation that ``piece`` computes on random numbers, or None."""
+    """Return the rotation that ``piece`` computes, found by comparing runs on random numbers, or None."""
     width, held = fake_value(piece.x).shape[-1], [_of_pairs(fake_value(s)) for s in piece.sides]
     turns: list[PairRotation] = []
     if len(held) == 1 and held[0].is_complex():
@@ -271,12 +293,12 @@ def _rotation_of_part(piece: GraphPart) -> PairRotation | None:
 
 
 def _of_pairs(side: Tensor) -> Tensor:
-    """Return cosines or sines without a last dim of 1, by which both elements of a pair were multiplied."""
+    """Return cosines or sines without a last dim of size 1, by which both elements of a pair are multiplied."""
     return side.squeeze(-1) if side.dim() > 1 and isinstance(side.shape[-1], int) and side.shape[-1] == 1 else side
 
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
-    """Return the dtype in which the part multiplies."""
+    """Return the widest dtype in which the part multiplies, at least that of its result."""
     held = [fake_value(n).dtype for n in piece.nodes if torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
     # Computed in the widest dtype that the model multiplies in, so that the rewrite is not less exact.
@@ -287,7 +309,8 @@ def _dtype_of_products(piece: GraphPart) -> torch.dtype:
 
 
 def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason where Inductor's code for the original is as fast, empty where the rewrite is faster.
+    """Return the reason why the rewrite is not faster than Inductor's code for the original, or an empty text where it
+    is.
 
     Measured with torch 2.13 on one thread of a CPU, 8 heads of 64, 256 tokens, before and after in microseconds:
     float32 halves 108 and 60, transposed 111 and 74; neighbours 186 and 123, transposed 222 and 132; bfloat16 halves 83
@@ -316,7 +339,7 @@ def _why_not_faster(piece: GraphPart, turn: PairRotation) -> str:
 
 
 def _why_not_faster_on_cuda(piece: GraphPart, turn: PairRotation) -> str:
-    """Return the reason where the rewrite is not faster on CUDA, empty where it is.
+    """Return the reason why the rewrite is not faster on CUDA, or an empty text where it is.
 
     Measured in models of four layers, bfloat16, 16,384 tokens, H100, torch 2.11, 2026-11-26: Qwen3, whose queries and
     keys are normed first, is 1.05 times as fast with it; Llama 0.98 times, Gemma 2 0.98 and ModernBERT 0.95.
@@ -333,9 +356,11 @@ class _RotaryReplacement:
     """The function that is traced in place of the part, in the memory order of ``x``, so that strides stay."""
 
     def __init__(self, turn: PairRotation, inside: torch.dtype, out: torch.dtype) -> None:
+        """Keep the rotation, the dtype ``inside`` in which it is computed, and that of the result."""
         self.turn, self.inside, self.out = turn, inside, out
 
     def __call__(self, x: Tensor, *sides: Tensor) -> Tensor:
+        """Return ``x`` rotated by the cosines and sines in ``sides``, with the strides of ``x``."""
         order = dims_by_stride(x)
         # The last dim is split into pairs, so it has to stay the last one of the permuted tensor.
         if order[-1] != x.dim() - 1:

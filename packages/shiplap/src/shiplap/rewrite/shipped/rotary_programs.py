@@ -11,14 +11,17 @@ from shiplap.rewrite.program import Program
 
 
 def _rotate_half(x: Tensor) -> Tensor:
+    """Return ``x`` with the halves of its last dim exchanged and the new first one negated."""
     return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
 
 
 def _rotate_as_llama(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return the sigmoid of ``x`` rotated by halves, as Llama writes it."""
     return ((x * cos.unsqueeze(1)) + (_rotate_half(x) * sin.unsqueeze(1))).sigmoid()
 
 
 def _of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``x`` with the first 8 elements of each row rotated by halves, joined with the rest."""
     turned, rest = x[..., :8], x[..., 8:]
     return torch.cat(((turned * cos) + (_rotate_half(turned) * sin), rest), dim=-1)
 
@@ -38,15 +41,17 @@ def _rotate_neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return ``x`` rotated by halves in the opposite direction."""
     mixed = torch.cat((x[..., 4:], -x[..., :4]), -1)
     return x * cos + mixed * sin
 
 
 def rotary_programs() -> Iterator[Program]:
-    """Yield each spelling with arguments of several dtypes and layouts."""
+    """Yield programs of a rotary embedding in each spelling, with arguments of several dtypes and layouts."""
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+        """Return normally distributed tensors of these shapes and this dtype."""
         return tuple(torch.randn(s, generator=rng).to(dtype) for s in shapes)
 
     x, cos, sin = drawn((2, 5, 3, 8), (2, 5, 8), (2, 5, 8))

@@ -70,23 +70,23 @@ class ScoresOfAttention:
 
     @property
     def sink(self) -> int:
-        """The number of columns that are joined to the scores last of all."""
+        """The number of columns of an attention sink (extra logits, which take weight and have no value) that the last
+        step joins to the scores, or 0.
+        """
         return int(self.steps[-1].number) if self.steps and self.steps[-1].kind == "sink" else 0
 
     @property
     def sinks(self) -> bool:
-        """Whether there is a sink in any spelling."""
+        """Whether one of the steps is an attention sink (extra logits, which take weight and have no value): a joined
+        column or a rescaling of the result.
+        """
         return any(s.kind in ("sink", "rest") for s in self.steps)
 
 
 def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
-    """Return the product above ``top``, which ``reader`` reads, and the steps from there, or None if there is no
-    product.
-
-    ``beside`` are calls that may read ``top`` as well.
-
-    Raises:
-        Obstructed: where there is a product above, and a call that attention has no place for lies in between.
+    """Return the product of queries and keys above ``top``, which ``reader`` and the calls ``beside`` may read, and the
+    steps from there, or None without a product. Raise RewriteObstacle for a call in between that attention has no place
+    for.
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
@@ -116,7 +116,7 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
 
 
 def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
-    """Raise where a node outside of the attention reads ``node``."""
+    """Raise ``RewriteObstacle`` where a node outside of the attention reads the scores ``node``."""
     largest = (
         sinks.calls_of_maximum(positional_then_named(reader)[1], node) if sinks.base_of_shift(reader) is node else []
     )
@@ -128,14 +128,13 @@ def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -
 
 
 def _reads_dtype_only(reader: Node, node: Node) -> bool:
-    """Whether ``reader`` reads the dtype of ``node`` alone: ``weights.type_as(scores)``."""
+    """Whether ``reader`` reads only the dtype of ``node``, as in ``weights.type_as(scores)``."""
     return keeps_values(reader) and reader.args[0] is not node
 
 
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the steps that ``node`` may be: for each operand that may be the scores, that operand and the step.
-
-    None stands for a call that attention does not have.
+    """Return the steps of an attention that ``node`` may be: for each operand that may be the scores, that operand and
+    the steps. None for a call that attention does not have.
     """
     name = (
         torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
@@ -148,6 +147,7 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
     if scaled := tensor_and_factor(node):
         return [(scaled[0], [ScoreStep("scale", None, scaled[1])])]
     given = positional_then_named(node)
+    # Before sums: the shift is a difference, too.
     if (plain := sinks.base_of_shift(node)) is not None:
         return [(plain, [None])]
     if (pair := sinks.scores_and_sink(node)) is not None:
@@ -166,7 +166,7 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
 
 
 def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[ScoreStep | None]]]:
-    """Yield the steps of a sum: either term may be the scores."""
+    """Yield the step of the sum or difference ``node`` for each term that may be the scores, with that term."""
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
         pairs.append((given[1], given[0], 1.0))
@@ -176,7 +176,9 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the step of a sum with 0, by which a model leaves a term out."""
+    """Return the first term and no step where ``given`` are the terms of a sum with 0, by which a model leaves a term
+    out, else None.
+    """
     return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
 
@@ -187,8 +189,8 @@ def _has_shape_of_result(scores: Node, node: Node) -> bool:
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the step of ``scores.masked_fill(mask, number)``, ``where(mask, number, scores)`` or ``where(mask, scores,
-    number)``.
+    """Return the step where ``node`` fills a number into scores by a mask: ``masked_fill`` or ``where``, else None.
+    Raise ``RewriteObstacle`` for a number that is too small.
     """
     where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
@@ -217,8 +219,8 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
 
 
 def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the step of a product with a tensor that has one value along the keys: the queries may be multiplied by it
-    instead.
+    """Return the step where ``node`` multiplies scores by a tensor of one value along the keys, so that the queries may
+    be multiplied instead, else None.
     """
     for scores, by in (given, given[::-1]):
         held = fake_value(by) if isinstance(by, Node) else None
@@ -230,7 +232,7 @@ def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[Score
 
 
 def keeps_last_two_dims(node: Node, name: str = "") -> bool:
-    """Whether ``node`` is a view that splits or joins leading dims only.
+    """Whether ``node`` is a view that splits or joins leading dims only, so that the last two stay.
 
     ``name`` is that of its call, without the underscore of ``squeeze_`` where a call in place is a view as well.
     """
@@ -241,7 +243,9 @@ def keeps_last_two_dims(node: Node, name: str = "") -> bool:
 
 
 def _scores_from_product(node: Node) -> ScoresOfAttention | None:
-    """Return the scores that begin at the product ``node``, or None where its operands are not two matrices."""
+    """Return the scores that begin at the product ``node``, with factors of its operands in their scale, or None where
+    its operands are not two matrices.
+    """
     given = positional_then_named(node)
     steps: list[ScoreStep] = []
     if torch_call_name(node) == "baddbmm":
@@ -251,6 +255,7 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
         if alpha is None or beta is None:
             return None
         given = [by_name["batch1"], by_name["batch2"]]
+        # With a beta of 0 torch ignores the input, so that there is no bias.
         steps = [ScoreStep("scale", None, alpha), *([ScoreStep("add", by_name["input"], beta)] if beta else [])]
     if len(given) != 2 or not all(isinstance(g, Node) and isinstance(fake_value(g), Tensor) for g in given):
         return None
@@ -269,8 +274,8 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
 
 
 def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """Return the value that ``node`` is a multiple of, and the number. Only multiples without other readers and casts
-    to a wider dtype are stripped.
+    """Return the value of which ``node`` is a multiple, and the factor. The calls that are passed and have no other
+    readers are appended to ``passed``.
     """
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
@@ -287,6 +292,7 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
         # A cast to a narrower dtype rounds, so it is not stripped.
         if held.dtype == dtype or (is_32_bit_or_wider(dtype) and held.is_floating_point()):
             reached = at, scale
+            # A multiple that others read stays in the graph.
             if len(gone[-1].users) == 1:
                 passed.append(gone[-1])
     return reached
@@ -301,7 +307,9 @@ def swaps_last_dims(node: Node) -> bool:
 
 
 def _require_no_product(top: Node, depth: int) -> None:
-    """Raise where a product stands right above a call that attention does not know."""
+    """Raise ``RewriteObstacle`` where a product of queries and keys stands above ``top``, a call that attention does
+    not have.
+    """
     for given in top.all_input_nodes:
         held = fake_value(given)
         if not (isinstance(held, Tensor) and held.dim() >= 3 and _has_shape_of_result(given, top)):

@@ -43,8 +43,8 @@ class RescaledProduct:
 
 
 def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
-    """Return the rescaling of the product of weights and values by the part that a sink leaves of each row of
-    ``scores``, or None.
+    """Return the product ``product`` of weights and values with its rescaling by ``sigmoid(logsumexp(scores) - sink)``,
+    which has the effect of an attention sink, or None where it is not so rescaled.
     """
     out = single_user(product)
     given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []
@@ -71,7 +71,9 @@ def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
 
 
 def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
-    """Return ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None."""
+    """Return the nodes ``lse`` and ``sink`` where ``share`` is ``sigmoid(lse - sink)``, or None. The calls that compute
+    ``share`` are appended to ``nodes``.
+    """
     if torch_call_name(share) != "sigmoid":
         return None
     difference = skip_idle_calls(tensor_argument(share), [])
@@ -85,7 +87,9 @@ def _lse_and_sink(share: Any, nodes: list[Node]) -> tuple[Node, Node] | None:
 
 
 def scores_and_sink(node: Node) -> tuple[Node, Node, int] | None:
-    """Return scores and a sink of ``n`` columns where ``node`` joins the two along the last dim, or None."""
+    """Return the scores, the sink (learned extra logits) and its number of columns where ``node`` concatenates both
+    along the last dim, or None for any other call.
+    """
     if torch_call_name(node) not in CONCATENATIONS:
         return None
     given = canonical_arguments(node)
@@ -110,8 +114,8 @@ def base_of_shift(node: Node) -> Node | None:
 
 
 def calls_of_maximum(node: Any, x: Node) -> list[Node]:
-    """Return the calls that compute ``node``, if it is the maximum of ``x`` along the last dim and no other node reads
-    it.
+    """Return the calls that compute ``node`` if it is the maximum of ``x`` along the last dim without other readers,
+    else an empty list.
     """
     calls: list[Node] = []
     # The maximum is often detached, since its gradient cancels.
@@ -128,8 +132,8 @@ def calls_of_maximum(node: Any, x: Node) -> list[Node]:
 
 
 def count_dropped_columns(node: Node) -> int:
-    """Return the number of last columns that ``node`` leaves out of its argument, ``weights[..., :-1]``, or 0 for any
-    other call.
+    """Return the number of last columns that the slice ``node`` leaves out of its argument, as in ``weights[...,
+    :-1]``, or 0 for any other call.
     """
     if torch_call_name(node) != "getitem":
         return 0
@@ -147,9 +151,12 @@ def count_dropped_columns(node: Node) -> int:
 
 
 def append_sink(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return keys, values and bias with as many more columns as ``sink`` has."""
+    """Return attention inputs that include ``sink``: the keys and values with a row of zeros for each of its columns,
+    and ``bias`` with the sink joined as more columns.
+    """
     width, rows, columns = sink.shape[-1], q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     bias = sink.new_zeros(()) if bias is None else bias
     parts = (bias.expand(*lead, rows, columns), sink.expand(*lead, rows, width).to(bias.dtype))
+    # Keys of zeros score 0, so that the bias alone is the score of the column.
     return F.pad(k, (0, 0, 0, width)), F.pad(v, (0, 0, 0, width)), torch.cat(parts, -1)

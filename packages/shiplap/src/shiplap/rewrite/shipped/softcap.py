@@ -28,13 +28,13 @@ FLEX_ATTENTION_FIX = (
 
 
 def has_tanh_cap(scores: ScoresOfAttention) -> bool:
-    """Whether ``tanh`` is one of the steps."""
+    """Whether ``tanh`` caps the scores in one of their steps."""
     return any(step.kind == "cap" for step in scores.steps)
 
 
 def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
-    """Return the reason why blocks of rows do not pay for q, k and v of a place, whose scores have ``shape``, empty
-    where they do.
+    """Return the reason why attention in blocks of rows does not pay for the fake q, k and v in ``held`` and scores of
+    ``shape``, or an empty text where it does.
     """
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]
@@ -53,13 +53,13 @@ def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any]) -> Tensor:
-    """Compute ``softmax(steps(q @ k)) @ v`` in blocks of rows. ``k`` is as the product reads it: ``[..., width,
-    columns]``.
+    """Return ``softmax(steps(q @ k)) @ v``, computed in blocks of rows. ``k`` is as the product reads it, and ``given``
+    are the tensors of the steps.
     """
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
     size = math.prod(n for n in lead if isinstance(n, int)) * k.shape[-1] * q.itemsize
-    # At least two blocks, at most MOST, and as near to BLOCK bytes as these bounds allow.
+    # At least two blocks, at most MOST_BLOCKS, and as near to BYTES_OF_BLOCK as these bounds allow.
     high = (
         max(-(-rows // MOST_BLOCKS), min(BYTES_OF_BLOCK // max(size, 1), -(-rows // 2)), 1)
         if isinstance(rows, int)
@@ -73,7 +73,9 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention,
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any], rows: slice
 ) -> Tensor:
-    """Compute attention for some of the rows."""
+    """Return the result of capped attention for the query rows ``rows`` alone. ``given`` are the tensors of the steps
+    in ``scores``.
+    """
     made = q[..., rows, :] @ k
     if scores.scale != 1:
         made = made * scores.scale
@@ -89,7 +91,7 @@ def _rows_of_operand(given: Any, rows: slice) -> Any:
 
 
 def _apply_step(step: ScoreStep, scores: Tensor, given: Any) -> Tensor:
-    """Return the scores after one step."""
+    """Return the attention scores after one step, such as a factor, a bias or a mask, whose tensor is ``given``."""
     if step.kind == "scale":
         return scores * step.number
     if step.kind == "cap":

@@ -76,14 +76,12 @@ class SoftmaxRegion:
 
     @property
     def attends(self) -> bool:
-        """Whether the region is an attention: scores from a product of two activations, weights in a product with
-        one.
-        """
+        """Whether the region is an attention: its scores come from a product of two activations."""
         return self.scores is not None and not self.learned
 
 
 def log_softmax_below(node: Node) -> Node | None:
-    """Return the ``log_softmax`` whose exponential ``node`` is, which makes ``node`` a softmax, or None."""
+    """Return the ``log_softmax`` whose exponential ``node`` is, so that ``node`` is a softmax, or None."""
     if torch_call_name(node) != "exp" or not node.all_input_nodes:
         return None
     logarithm = skip_idle_calls(node.all_input_nodes[0])
@@ -91,8 +89,8 @@ def log_softmax_below(node: Node) -> Node | None:
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
-    """Return the region around ``softmax``, or None where its result meets no product with an activation, as that of a
-    router.
+    """Return the region around ``softmax``, between the product that gives its scores and the product that reads its
+    weights, or None where no activation is weighed, as in a router.
     """
     below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))
     if not below:
@@ -129,7 +127,7 @@ def is_made_of_parameters(node: Node) -> bool:
 
 
 def _is_module_state(node: Node) -> bool:
-    """Whether ``node`` is no tensor, a parameter, or a buffer."""
+    """Whether ``node``, an input of the graph, is a parameter or a buffer, or no tensor."""
     held = fake_value(node)
     return not isinstance(held, Tensor) or isinstance(held, torch.nn.Parameter) or "_buffers_" in str(node.target)
 
@@ -137,10 +135,11 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield paths from ``start`` to products, which end them, the shortest first. ``first``: ``start`` may be a
-    product.
+    """Yield paths of nodes from ``start`` along ``step`` to products for which ``ends`` holds, the shortest first. With
+    ``first``, ``start`` itself may be one.
     """
     seen, queue = {start}, deque([[start]])
+    # Breadth first, so that the shortest path comes first.
     while queue and len(seen) < MOST_VISITED_CALLS:
         path = queue.popleft()
         at = path[-1]
@@ -157,8 +156,8 @@ def _paths_to_products(
 
 
 def mixes_heads(node: Node) -> bool:
-    """Whether ``node`` multiplies scores or weights by a square matrix of the model, and keeps their shape: the talking
-    heads of an attention.
+    """Whether ``node`` multiplies scores or weights by a square matrix of the model and keeps their shape, as the
+    talking heads of an attention do.
     """
     name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
@@ -173,7 +172,7 @@ def mixes_heads(node: Node) -> bool:
 
 
 def _sources_and_writes(node: Node) -> Iterator[Node]:
-    """Yield the nodes that ``node`` is computed from, those written to it or to a view of it included."""
+    """Yield the nodes from which ``node`` is computed, with those that are written to it or to a view of it."""
     yield from node.all_input_nodes
     # A write to a view changes the tensor as well.
     for view in (node, *(u for u in node.users if torch_call_name(u) in VIEW_OPERATORS)):
@@ -183,7 +182,7 @@ def _sources_and_writes(node: Node) -> Iterator[Node]:
 
 
 def _readers_and_targets(node: Node) -> Iterator[Node]:
-    """Yield the nodes that are computed from ``node``, those that it is written to included."""
+    """Yield the nodes that are computed from ``node``, with those to which it is written."""
     for user in node.users:
         if mutates_argument(user) and isinstance(user.args[0], Node) and user.args[0] is not node:
             target = user.args[0]
@@ -194,7 +193,7 @@ def _readers_and_targets(node: Node) -> Iterator[Node]:
 
 
 def _product_under_sum(node: Node) -> Node | None:
-    """Return the product of two tensors whose sum over a dim ``node`` is, ``(q * k).sum(-1)``, or None."""
+    """Return the product of two tensors whose sum over a dim is ``node``, as in ``(q * k).sum(-1)``, or None."""
     if torch_call_name(node) != "sum" or not node.all_input_nodes:
         return None
     made = skip_idle_calls(node.all_input_nodes[0])
@@ -202,7 +201,7 @@ def _product_under_sum(node: Node) -> Node | None:
 
 
 def _operands_of_product(node: Node) -> list[Node]:
-    """Return the two tensors that a product multiplies."""
+    """Return the two tensors that the product ``node`` multiplies."""
     tensors = [n for n in (_product_under_sum(node) or node).all_input_nodes if isinstance(fake_value(n), Tensor)]
     if torch_call_name(node) in ("baddbmm", "addmm", "addbmm"):
         return tensors[-2:]
@@ -210,7 +209,7 @@ def _operands_of_product(node: Node) -> list[Node]:
 
 
 def _may_give_scores(node: Node, _: set[Node]) -> bool:
-    """Whether ``node`` is a product that scores may come from."""
+    """Whether ``node`` is a product from which scores may come."""
     if _product_under_sum(node) is not None:
         return True
     name = torch_call_name(node)
@@ -218,9 +217,7 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Whether ``node`` multiplies ``weights`` by an activation that is not computed from them, and sums the products
-    up.
-    """
+    """Whether ``node`` is a product of ``weights`` and an activation that is not computed from them."""
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False
     operands = _operands_of_product(node)

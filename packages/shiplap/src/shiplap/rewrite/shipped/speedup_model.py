@@ -22,7 +22,9 @@ LEAST_TOKENS_FOR_BIAS = 256  # tokens from which a bias of each head was measure
 
 
 def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
-    """Raise where the attention that ends in ``out`` is no faster with a fused kernel, or was never measured."""
+    """Raise ``RewriteObstacle`` where the attention that ends in ``out`` is no faster with a fused kernel, or was never
+    measured.
+    """
     if softcap.has_tanh_cap(above):
         if reason := softcap.why_blocks_do_not_pay(held, shape):
             raise RewriteObstacle(out, "cost", reason, softcap.FLEX_ATTENTION_FIX, 2)
@@ -31,7 +33,8 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
 
 
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
-    """Return the reason where torch has no fused kernel for CUDA that pays, empty where it has one.
+    """Return the reason why torch has no fused kernel for CUDA that pays for the fake q, k and v in ``held``, or an
+    empty text where it has one.
 
     Flash: 16 bits, one head dim of up to 256, no mask. Memory-efficient: masks too, but beyond 128 its accumulators
     leave the registers (head dim 1024: 0.34x of the written-out form), and float32 is slower than products in TF32
@@ -56,8 +59,8 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
 
 
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
-    """Return the reason why a bias that differs from head to head does not pay, empty for a bias that was measured to
-    pay.
+    """Return the reason why a bias that differs from head to head does not pay for the fake q, k and v in ``of``, or an
+    empty text for a bias that was measured to pay.
 
     12 heads of 64, bfloat16, H100, torch 2.11, 2026-11-26. 512 tokens, a bias that all batches share: 125 us with
     cuDNN's kernel, 305 us with the memory-efficient one, 387 us as Inductor writes it, and 538 us for a bias whose last
@@ -78,6 +81,6 @@ def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
 
 
 def _differs_between_heads(bias: Any) -> bool:
-    """Whether the third dim from the end, that of the heads, is not broadcast."""
+    """Whether ``bias`` has a third dim from the end, that of the heads, which is not broadcast."""
     held = fake_value(bias) if isinstance(bias, Node) else None
     return isinstance(held, Tensor) and held.dim() > 2 and held.shape[-3] != 1

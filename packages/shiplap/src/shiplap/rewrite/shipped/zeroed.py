@@ -34,12 +34,12 @@ def zeroing_mask(node: Node, weights: Node) -> Node | None:
 
 
 def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
-    """Whether one of ``steps`` fills the scores in by the same mask, perhaps computed a second time."""
+    """Whether one of ``steps`` fills the scores in by ``mask``, or by the same computation made a second time."""
     return any(step.kind == "fill" and _is_same_computation(step.given, mask) for step in steps)
 
 
 def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
-    """Whether two nodes are one, or calls of one function with the same arguments."""
+    """Whether two nodes are one, or calls of one pure function with the same arguments, down to ``depth`` calls."""
     if a is b or not (isinstance(a, Node) and isinstance(b, Node)):
         return a is b or (type(a) is type(b) and bool(a == b))
     # Calls outside of the list may draw random numbers or read state, so equal arguments do not make them equal.
@@ -50,5 +50,5 @@ def _is_same_computation(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def fully_masked_rows(mask: Tensor) -> Tensor:
-    """Return a boolean tensor of the rows of the scores that ``mask`` masks as a whole."""
+    """Return a boolean tensor, with a last dim of 1, of the rows of the scores that ``mask`` masks as a whole."""
     return mask.bool().all(-1, keepdim=True)

@@ -44,7 +44,9 @@ CLAIM, EXCHANGE = 0.3, 5e-3  # least share of this process's clock that a claim 
 
 
 def can_send_arguments(inputs: Inputs) -> bool:
-    """Return whether the arguments of this task can be sent to a locked process."""
+    """Return whether a locked process can run the candidates of this task: on the CPU of a Linux machine, with
+    arguments that can be sent.
+    """
     if torch.device(inputs.device).type != "cpu" or not sys.platform.startswith("linux"):
         return False  # a locked process has not been tried with a device
     try:
@@ -58,6 +60,7 @@ class _Lost(Exception):
     """Raised when a candidate cannot go on in a race."""
 
     def __init__(self, index: int, why: str) -> None:
+        """Set the index of the candidate whose process is lost, and the reason."""
         super().__init__(why)
         self.index, self.why = index, why
 
@@ -66,14 +69,18 @@ class _Runner:
     """A candidate in a race, as a function."""
 
     def __init__(self, index: int, batch: CallBatch) -> None:
+        """Time the calls of ``batch``, which belong to the candidate at ``index``."""
         self.index, self.batch = index, batch
 
     def __call__(self) -> Any:
+        """Make one call in the process."""
         self.sample(1)
         return ()
 
     def sample(self, repeats: int) -> float:
-        """Return the time of a call in seconds, as the candidate's process claims it."""
+        """Make ``repeats`` calls in the process and return the seconds of one, as the candidate's process claims them.
+        Raises _Lost.
+        """
         try:
             spell = self.batch.sample(repeats)
         except CandidateError as e:
@@ -86,16 +93,18 @@ class _Clock:
     """The clock of a race between processes."""
 
     def ready(self, run: Any) -> Any:
+        """Return ``run`` itself."""
         return run
 
     def sample(self, run: Any, repeats: int) -> float:
+        """Return the seconds of one call that the runner claims after ``repeats`` calls."""
         assert isinstance(run, _Runner)
         return run.sample(repeats)
 
 
 @contextmanager
 def _few_threads(inputs: Inputs) -> Iterator[None]:
-    """Use one thread of this process while the arguments are small.
+    """Return a context in which torch uses one thread of this process, if the arguments are small.
 
     A thread of OpenMP spins while it waits for its next work, for longer than a small kernel takes, on a processor that
     the kernel may need.
@@ -119,6 +128,7 @@ class JudgedBench:
     def __init__(
         self, hosts: KernelProcesses, op: Op, drawn: Inputs, candidates: Sequence[Candidate], opening: OpenTask
     ) -> None:
+        """Make the bench of a task whose kernels run in the processes ``hosts``. Its inputs have a new secret seed."""
         self.hosts, self.op, self.candidates, self.opening = hosts, op, candidates, opening
         self.inputs = replace(drawn, seed=secrets.randbits(40))  # no candidate can predict these values
         self._expected: dict[int, ExpectedEffects] = {}
@@ -127,7 +137,9 @@ class JudgedBench:
         self.hosts.open(opening, _library_folders(op))
 
     def open(self) -> str:
-        """Return the reason why the processes cannot serve the task, or "". SL611 if no process starts."""
+        """Start the processes, and return the reason why they cannot serve the task, or an empty text. Raises SL611 if
+        no process starts.
+        """
         try:
             # Starting the processes takes seconds in which this process has nothing to do, so it draws inputs
             # meanwhile.
@@ -143,10 +155,13 @@ class JudgedBench:
 
     @contextmanager
     def _ahead(self) -> Iterator[None]:
-        """Draw the arguments of a later confirmation while the body runs. Nothing is timed meanwhile."""
+        """Return a context during which a thread draws the arguments of a later confirmation. Nothing is timed
+        meanwhile.
+        """
         drawn, over = ConfirmationInputs(self.op, self.inputs), Event()
 
         def draw() -> None:
+            """Draw arguments until the context has ended."""
             with suppress(Exception):  # the next draw raises the same error
                 drawn.draw_ahead(over.is_set)
 
@@ -160,17 +175,20 @@ class JudgedBench:
         self._drawn = drawn
 
     def drawn(self) -> ConfirmationInputs:
+        """Return the arguments that were drawn ahead, once, and then new ones."""
         drawn, self._drawn = self._drawn, None
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
+        """Return 0: each candidate compiles in its own process, when it is verified."""
         return 0  # each compiles in its own process, when it is verified
 
     def quiet(self) -> None:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of a candidate, ready in its process. Index -1 computes nothing, in that of the reference.
+        """Return calls of the candidate at ``index`` on each of ``sets``, ready to run in its process. Index -1 makes
+        calls that compute nothing, in the reference's process.
 
         Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
         """
@@ -179,7 +197,9 @@ class JudgedBench:
         return CallBatch(witness, index, sets, poison)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference in processes of their own."""
+        """Compare the candidate at ``index`` with the reference on all cases, in its own process, and return the
+        outcome.
+        """
         # Without results of the reference nothing can be compared, and each candidate would fail for this one reason.
         if index and self._broken:
             return VerifyOutcome(f"the reference does not run: {self._broken}")
@@ -199,11 +219,16 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
+        """Return the reasons why names in the source of the candidate's function are suspicious, empty for other
+        candidates.
+        """
         candidate = self.candidates[index]
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Return the error of a candidate on a case, or "". The reference is compared with nothing."""
+        """Run a candidate on case number ``number`` in its process, and return its error or difference, or an empty
+        text. The reference is only run.
+        """
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
                 batch.run_calls([self.expected(number, case)] if index else None)
@@ -212,14 +237,16 @@ class JudgedBench:
         return ""
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the evidence of an exception, and end the process if it can no longer be used."""
+        """Return the text of an exception as evidence, and end the candidate's process if it can no longer be used."""
         self.hosts.doubted = True
         if isinstance(e, CandidateError) and e.check in ("process", "memory", "answer", "machine"):
             self.hosts.end_process(self.candidates[max(index, 0)].kernel)
         return str(e)
 
     def expected(self, number: int, case: SampleCase) -> ExpectedEffects:
-        """Return the reference's effects on a case, computed once."""
+        """Return the effects of the reference on case number ``number``, computed in this process once. Raises
+        CandidateError if the reference fails.
+        """
         if number not in self._expected:
             try:
                 self._expected[number] = expected_effects(self.op, case)
@@ -228,7 +255,9 @@ class JudgedBench:
         return self._expected[number]
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
-        """Measure candidates in turns; one whose process ends is taken out and the others go on."""
+        """Measure candidates in turns by the times that their processes claim. Return timings and failures; if a
+        process ends, the others are measured again.
+        """
         left, failed = list(indices), dict[int, str]()
         while left:
             batches: dict[int, CallBatch] = {}
@@ -248,7 +277,9 @@ class JudgedBench:
         return {}, failed
 
     def _entered(self, index: int) -> CallBatch:
-        """Return the batch of calls of a candidate in its process. Raises _Lost where the process cannot serve it."""
+        """Return the batch of one call of a candidate in its process. Raises _Lost where the process cannot serve
+        it.
+        """
         try:
             return self.batch(index, [self.inputs.real[0].args])
         except (CandidateError, UnsupportedArguments, ProcessUnavailable) as e:
@@ -257,12 +288,16 @@ class JudgedBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Measure the claims of a race again, by this process's clock, on values that the candidates have not seen."""
+        """Check the claimed times of a race by this process's clock, on values that the candidates have not seen, and
+        return the result for each.
+        """
         with _few_threads(self.inputs):
             return Confirmation(self, claims, seconds, believed).confirm_claims()
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure candidates on fresh values in turns until one is left or time ends. Return times and failures."""
+        """Measure candidates in turns by this process's clock on new values, without those that fail. Return seconds by
+        index, and failures.
+        """
         left, failed = list(indices), dict[int, str]()
         while len(left) > 1:
             with _few_threads(self.inputs):
@@ -271,6 +306,7 @@ class JudgedBench:
             if not lost:
                 return {i: float(t) for i, t in times.items()}, failed
             failed |= {i: why for i, why in lost.items() if i >= 0}
+            # Without the time of an empty batch, no other can be corrected.
             if -1 in lost:
                 break
             left = [i for i in left if i not in lost]
@@ -278,6 +314,6 @@ class JudgedBench:
 
 
 def _library_folders(op: Op) -> list[str]:
-    """Return the folders of the native libraries of an op."""
+    """Return the folders of the native libraries of an op's kernels, which their processes must be allowed to read."""
     kernels = [k for listed in op.kernels.values() for k in listed]
     return [str(k.native.library.parent) for k in kernels if k.native is not None]

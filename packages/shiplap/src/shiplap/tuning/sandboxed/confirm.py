@@ -52,20 +52,23 @@ class ConfirmingBench(Protocol):
     hosts: KernelProcesses
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of a candidate, ready in its process. Index -1 computes nothing."""
+        """Return calls of the candidate at ``index`` on each of ``sets``, ready to run in its process. Index -1 makes
+        calls that compute nothing.
+        """
         ...
 
     def ended(self, index: int, e: Exception) -> str:
-        """Return the evidence of an exception, and end the process if it can no longer be used."""
+        """Return the text of an exception as evidence, and end the candidate's process if it can no longer be used."""
         ...
 
     def drawn(self) -> ConfirmationInputs:
-        """Return new arguments, of which some may have been drawn ahead."""
+        """Return a source of new arguments, of which some may have been drawn ahead."""
         ...
 
 
 def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
-    """Return the effects of the reference on ``case``, with which the results of a process are compared.
+    """Return the effects of the op's reference on ``case``, and how they are compared, for checks of the results of a
+    sandboxed process.
 
     Results that agree with the reference in its own precision are correct. The reference in float64 is therefore
     computed only for the others.
@@ -78,6 +81,9 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
     def against(got: Sequence[Tensor]) -> Difference:
+        """Return the difference of results ``got`` from those of the reference, without computing it in float64 where
+        that is not needed.
+        """
         with torch.no_grad():
             if agrees_without_float64(got, own, sums, wide_sums=True):
                 return Difference()
@@ -96,15 +102,20 @@ class FreshValueTimes:
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], fresh: FreshArguments | None = None
     ) -> None:
+        """Prepare to time the candidates in ``claims``, which have the seconds of a call that each claims, on values
+        from ``fresh``.
+        """
         self.bench, self.claims = bench, claims
         self.op, self.inputs = bench.op, bench.inputs
         self.fresh = fresh or FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
         claimed, size = max(1e-9, min(claims.values())), max(1, argument_bytes(self.inputs.real[0]))
         self._count = max(1, min(MOST, int(LONG / claimed), ROOM // size))
+        # Index -1 makes calls that compute nothing, whose time is subtracted.
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Return the seconds of one call of each candidate, or the error of one of them.
+        """Time the candidates in turns. Return the seconds of one call of each by index, or, alone, the index and error
+        of one that failed.
 
         The least time counts, less the least time of a batch that computes nothing, because load can only increase
         either. On a busy machine there are more rounds, until load explains no difference any more or ``seconds`` have
@@ -119,22 +130,25 @@ class FreshValueTimes:
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
     def undisturbed_seconds(self, index: int) -> float:
-        """Return the seconds of one call, without the time in which it waited for a processor."""
+        """Return the seconds of one call of a candidate, without the time in which it waited for a processor."""
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _least(self, index: int) -> float:
+        """Return the least seconds of one call of a candidate, less those of an empty batch."""
         return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _is_known(self, index: int) -> bool:
-        """Return whether a candidate had a processor for a whole batch, or is no slower than it reported."""
+        """Return whether the time of a candidate needs no further round: it had a processor for a whole batch, or is
+        hardly slower than claimed.
+        """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
             return False
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
-        """Run each candidate on the same values, in separate memory. Return the error of one of them, or an empty
-        dict.
+        """Run each candidate on the same values, in separate memory, and record the times. Return the index and error
+        of one that failed, or an empty mapping.
         """
         with ExitStack() as stack:
             known, values = self._values()
@@ -154,13 +168,16 @@ class FreshValueTimes:
         return {}
 
     def _describe_failure(self, index: int, e: Exception) -> str:
+        """Return the text on a candidate that failed on new values, and end its process if it can no longer be used."""
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
 
     def _time_batch(
         self, index: int, batch: CallBatch, cases: list[SampleCase], expected: list[ExpectedEffects]
     ) -> RequestTime:
-        """Return the time of one batch of a candidate, as the only process that runs, and compare its results."""
+        """Run one batch of a candidate, as the only process that runs, compare its results, and return the time. Raises
+        CandidateError.
+        """
         prisoner = batch.witness.prisoner
         # Processes that the candidate has started are ended, as they could compute during other candidates' turns.
         prisoner.end_strays()
@@ -173,8 +190,8 @@ class FreshValueTimes:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
-        """Return arguments with which calls are prepared, and the values on which they then run, one list after
-        another.
+        """Return arguments with which calls are prepared, and lists of samples on whose values they then run, one list
+        after another.
         """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swap_stretches(c.args)) for c in first]
@@ -193,6 +210,9 @@ class Confirmation:
     def __init__(
         self, bench: ConfirmingBench, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> None:
+        """Prepare to confirm the claims, seconds of a call by index, each within about ``seconds``. The candidates
+        ``believed`` are only timed.
+        """
         self.bench, self.claims, self.seconds, self.believed = bench, claims, seconds, believed
         self.inputs = bench.inputs
         self._drawn = bench.drawn()
@@ -201,10 +221,11 @@ class Confirmation:
         self._kindest: dict[int, float] = {}
 
     def confirm_claims(self) -> dict[int, ConfirmedClaim]:
-        """Return the verdict on each candidate: a problem, or its time as a multiple of the reported time."""
+        """Return the verdict on each candidate by index: a problem, or its time as a multiple of the claimed time."""
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
+        # Last, so that whatever the calls have changed in the interpreter is seen.
         for index in [i for i, belief in told.items() if i and not belief.problem]:
             try:
                 self.bench.hosts.process_for(self.bench.candidates[index].kernel).check_interpreter()
@@ -213,7 +234,9 @@ class Confirmation:
         return told
 
     def _problem(self, index: int) -> str:
-        """Return the error of a candidate on other inputs and after some calls, or ""."""
+        """Run a candidate on other inputs and in other orders of calls, and return the error that shows, or an empty
+        text.
+        """
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
         drawn, self._drawn = self._drawn, self.bench.drawn()  # of each candidate its own
@@ -227,7 +250,7 @@ class Confirmation:
         return ""
 
     def _evidence(self, index: int, e: Exception) -> str:
-        """Return the sentence on why a candidate was not confirmed."""
+        """Return the text on why a candidate was not confirmed, and end its process if it can no longer be used."""
         if isinstance(e, UnsupportedArguments):
             return f"does not serve other values of this size: {e}"
         if isinstance(e, CandidateError):
@@ -236,8 +259,8 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
-        """Compare the reported times with the least times by this process's clock, as load on the machine can only
-        increase them.
+        """Measure the candidates ``left`` by this process's clock, and store in ``told`` a problem for each that is
+        much slower than it claimed, else the factor.
 
         A candidate is rejected only if its time is too long even without the part that load can explain.
         """
@@ -254,10 +277,15 @@ class Confirmation:
             told[index] = ConfirmedClaim(problem) if index in slow else ConfirmedClaim(factor=factor)
 
     def _longest(self, claimed: float) -> float:
+        """Return the longest seconds of a call that are accepted for a claim: a multiple of it, and time for arguments
+        that are not in the caches.
+        """
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates in turns, and return those that are correct on all values."""
+        """Time the candidates in turns, store the least times, and return those that are correct on all values. The
+        others get a problem in ``told``.
+        """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
             times = spells.measure(ROUNDS, self.seconds)
@@ -286,13 +314,16 @@ class _CandidateChecks:
         fresh: FreshArguments,
         ends: float,
     ) -> None:
+        """Prepare the checks of the candidate at ``index``, which claims ``claimed`` seconds for a call, until the time
+        ``ends``.
+        """
         self.bench, self.index, self.claimed, self.ends = bench, index, claimed, ends
         self.op, self.inputs, self.drawn, self.fresh = bench.op, bench.inputs, drawn, fresh
         self.fixed = bench.candidates[index].fixed
 
     def check_same_tensors(self) -> None:
-        """Make one call on the same tensors again and again, with other values each time. A candidate that caches
-        results fails.
+        """Make calls on the same tensors with other values each time, and raise CandidateError for a wrong result, as
+        of a candidate that caches results.
 
         Many calls whose results are not compared precede the last one, because a candidate may become wrong after some
         calls.
@@ -308,7 +339,7 @@ class _CandidateChecks:
                 batch.run_calls([expected_effects(self.op, case)])
 
     def check_many_calls(self) -> None:
-        """Check a candidate after some calls, on the smallest available size.
+        """Check a candidate before and after many calls, on the smallest available size. Raises CandidateError.
 
         The first and the last batch have new values. The batches between repeat the first one in another order.
         """
@@ -322,6 +353,7 @@ class _CandidateChecks:
             try:
                 with self.bench.batch(self.index, [case.args for case, _ in pairs]) as batch:
                     spell = batch.run_calls([expected for _, expected in pairs])
+                    # What a kernel does differently after many calls shows in the last batch.
                     if number == BATCHES - 2:
                         each = max(spell.took.quiet / MOST, 1e-6)
                         batch.sample(max(MOST, min(LATER, int(LONGEST / each))))
@@ -331,7 +363,9 @@ class _CandidateChecks:
                 return
 
     def check_other_inputs(self) -> None:
-        """Check sizes near those of the call, and other kinds of values. A candidate may decline them."""
+        """Check a candidate on sizes near those of the call, and on other kinds of values, which it may decline. Raises
+        CandidateError.
+        """
         for number, cases in enumerate(self.drawn.batches_of_others() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:
                 return
@@ -342,8 +376,8 @@ class _CandidateChecks:
             self._check_batch(pairs)
 
     def _check_batch(self, pairs: Sequence[tuple[SampleCase, ExpectedEffects]]) -> None:
-        """Check all pairs in one batch, and then one by one if a candidate declines one or raises, as it may not
-        support a size.
+        """Check all pairs of a sample and its expected effects in one batch, and then one by one if the candidate
+        declines one or raises. Raises CandidateError.
         """
         if not pairs:
             return

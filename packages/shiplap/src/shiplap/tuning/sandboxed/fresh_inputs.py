@@ -39,29 +39,32 @@ class ConfirmationInputs:
     """
 
     def __init__(self, op: Op, inputs: Inputs) -> None:
+        """Prepare to draw arguments for the confirmation of candidates of ``op``."""
         self.op, self.inputs = op, inputs
         self._made: deque[SampleCase | None] = deque()  # of the first recipes
 
     @cached_property
     def fresh(self) -> FreshArguments:
-        """Values of the call's size."""
+        """The source of new values with the size of the call."""
         return FreshArguments(self.op, self.inputs.recipe, self.inputs.device)
 
     @cached_property
     def small(self) -> FreshArguments | None:
-        """Values of the smallest available size."""
+        """The source of new values with the smallest available size, None if there is none."""
         small = self.inputs.small
         return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
     def draw_ahead(self, over: Callable[[], bool]) -> None:
-        """Draw the arguments of a confirmation until ``over`` returns True. The rest is drawn when it is needed."""
+        """Draw the arguments of a confirmation until ``over()`` is True, unless they are large. The rest is drawn when
+        it is needed.
+        """
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
                 if over():
                     return
 
     def _one_by_one(self) -> Iterator[None]:
-        """Draw one input after another, so that drawing can stop between two of them."""
+        """Draw and store one input after another, and yield after each, so that drawing can stop there."""
         for _ in range(AHEAD):
             self.fresh.store(1)
             yield
@@ -75,7 +78,9 @@ class ConfirmationInputs:
                 yield
 
     def batches_of_others(self) -> Iterator[list[SampleCase]]:
-        """Yield a few small sizes and every kind of values, sizes near those of the call, then more small sizes."""
+        """Yield lists of samples: a few small sizes and every kind of values, sizes near those of the call, then more
+        small sizes.
+        """
         for recipes in self._recipes:
             made = [self._made.popleft() if self._made else self._samples.make(recipe) for recipe in recipes]
             cases = [with_other_gaps(case) for case in made if case]
@@ -86,17 +91,21 @@ class ConfirmationInputs:
 
     @cached_property
     def _samples(self) -> Samples:
+        """A source of samples with a secret seed."""
         # The seed is secret, so that no candidate can compute the values of its own confirmation.
         return Samples(self.op, secrets.randbits(40), self.inputs.device)
 
     @cached_property
     def _recipes(self) -> list[list[SampleRecipe]]:
+        """The recipes of the samples that ``batches_of_others`` yields, in lists: some of small sizes, those of sizes
+        near the call's, then the other small ones.
+        """
         small, near = self._small(), self._near()
         return [small[:AT_ONCE], near, *(small[at : at + AT_ONCE] for at in range(AT_ONCE, len(small), AT_ONCE))]
 
     def _near(self) -> list[SampleRecipe]:
-        """Return recipes in which each size of the call is a little smaller or larger. Of many sizes, one of both is
-        chosen.
+        """Return recipes in which one size of the call is a little smaller or larger. Of many sizes, one of both is
+        chosen at random.
         """
         recipe, secret = self.inputs.recipe, secrets.SystemRandom()
         sizes = [(n, v) for n, v in recipe.sizes if type(v) is int and v > 2]
@@ -109,7 +118,7 @@ class ConfirmationInputs:
 
     def _small(self) -> list[SampleRecipe]:
         """Return recipes of small sizes around edges, tiles and numbers in the kernel's own code, and of every kind of
-        values.
+        values, in random order.
         """
         recipe, samples = self.inputs.recipe, self._samples
         same: dict[str, Any] = {"dtypes": dict(recipe.dtypes), "absent": recipe.absent, "layouts": dict(recipe.layouts)}
@@ -123,6 +132,7 @@ class ConfirmationInputs:
         for these, most in ((named, OTHERS // 2), (sizes, OTHERS)):
             recipes = [plain.but(sizes={n: size}) for n in names for size in dict.fromkeys(these)]
             left = [r for r in recipes if str(r) not in listed]
+            # Without a seed, so that no kernel can predict the sizes.
             drawn = secrets.SystemRandom().sample(left, min(most - len(listed), len(left)))
             listed |= {str(r): r for r in drawn}
         mixed = list(listed.values())
@@ -131,8 +141,8 @@ class ConfirmationInputs:
         return [*(plain.but(values=kind) for kind in kinds), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
-        """Return recipes in which one plain argument has another value, if the choice for this call holds for that
-        value as well.
+        """Return recipes in which one scalar argument has another value for which the choice of this call is used as
+        well.
         """
         secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[SampleRecipe]()
         for arg in self.op.spec.scalars:
@@ -144,22 +154,29 @@ class ConfirmationInputs:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Return whether a call of these sizes with these plain arguments falls into the bucket of the call."""
+        """Return whether a call of these sizes with these scalars falls into the same bucket as the call that is
+        tuned.
+        """
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)
 
 
 def with_other_gaps(case: SampleCase) -> SampleCase:
-    """Return a sample whose tensors with gaps in memory have other ones: their layout is of the same bucket."""
+    """Return a copy of the sample in which tensors with gaps in memory have other gaps, which are in the same bucket of
+    layouts.
+    """
     return replace(case, args=tree_map(_with_other_gaps, case.args))
 
 
 def _with_other_gaps(t: Tensor) -> Tensor:
-    """Return a copy of a tensor with the same order of dims in memory and, if it has gaps, with other ones."""
+    """Return a copy of a tensor with the same order of dims in memory and with other gaps; a tensor without gaps is
+    returned itself.
+    """
     order = sorted(range(t.dim()), key=lambda d: (t.stride(d), -d))
     if t.is_contiguous() or elements_overlap(t.shape, t.stride()) or t.permute(order[::-1]).is_contiguous():
         return t
     strides = list(t.stride())
+    # By chance they may be those of the tensor.
     while strides == list(t.stride()):
         reach = max(1, min(t.stride())) + (min(t.stride()) > 1)
         for d in order:
@@ -169,4 +186,5 @@ def _with_other_gaps(t: Tensor) -> Tensor:
 
 
 def argument_bytes(case: SampleCase) -> int:
+    """Return the bytes of the elements of all tensors of a sample."""
     return sum(t.numel() * t.itemsize for t in tensors_among(case.args))

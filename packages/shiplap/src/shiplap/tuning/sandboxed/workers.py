@@ -94,6 +94,9 @@ class KernelProcesses:
     """The processes of one op. Those of another op end when this one is opened."""
 
     def __init__(self, launcher: SandboxLauncher, seconds: float) -> None:
+        """Make the processes of an op's kernels, of which none is started yet. ``seconds`` is the limit for one
+        request.
+        """
         self.launcher, self.seconds = launcher, seconds
         self.started, self._ready = 0, False
         self.doubted = False  # whether anything was refused, or ended by itself
@@ -102,7 +105,9 @@ class KernelProcesses:
         self._failed: dict[str, str] = {}  # kernel → why its process was not made ready
 
     def open(self, opening: OpenTask, libraries: list[str]) -> None:
-        """Serve this task. Processes of the same op are kept, and load the task when they are next used."""
+        """Set the task that the processes serve. Processes of the same op are kept, and load the task when they are
+        next used; others are ended.
+        """
         if self._opening is None or self._opening.identity != opening.identity:
             self.close()
         self._opening = opening
@@ -111,23 +116,23 @@ class KernelProcesses:
         self._places = [*places, *([str(Path(opening.file).parent)] if opening.file else [])]
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes of kernels."""
         for witness, _ in self._running.values():
             witness.prisoner.kill()
         self._running.clear()
 
     def end_process(self, kernel: str) -> None:
-        """End the process of this kernel, if it has one, after an error of the kernel."""
+        """Kill the process of this kernel, if it has one, after an error of the kernel."""
         self.doubted = True
         witness, _ = self._running.pop(kernel, (None, None))
         if witness is not None:
             witness.prisoner.kill()
 
     def prepare(self, patience: Mapping[str, float]) -> None:
-        """Start processes for as many of these kernels as there are processors, because loading an op takes a while.
+        """Start processes for as many of these kernels as there are processors, and load the op in them in parallel.
+        ``patience`` has the factor of each kernel's time limit.
 
-        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested. ``patience``
-        is explained at ``of``.
+        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -141,7 +146,9 @@ class KernelProcesses:
             thread.join()
 
     def _try(self, step: Callable[[], None], kernel: str) -> None:
-        """Run ``step`` for a kernel's process, which ends where the step fails."""
+        """Run ``step`` for a kernel's process. If it fails, the process is killed and the reason is stored for
+        ``process_for``.
+        """
         if kernel in self._failed:
             return
         try:
@@ -151,11 +158,12 @@ class KernelProcesses:
             self._failed[kernel] = str(e)
 
     def process_for(self, kernel: str, patience: float = 1.0) -> TargetProcess:
-        """Return the process of this kernel, ready for the task. Raises ProcessUnavailable.
+        """Return the process of this kernel, started and with the task loaded. Raises ProcessUnavailable.
 
         ``patience`` is the factor by which one request to the process may take longer than others.
         """
         if kernel in self._failed:
+            # Raised once: the next request tries again.
             raise ProcessUnavailable(self._failed.pop(kernel))
         try:
             self._start(kernel, patience)
@@ -166,7 +174,7 @@ class KernelProcesses:
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
-        """Start the process of a kernel from the forked launcher, once."""
+        """Start the process of a kernel, unless it runs, with its time limit multiplied by ``patience``."""
         if kernel in self._running:
             return
         assert self._opening is not None
@@ -181,7 +189,7 @@ class KernelProcesses:
         self.started += 1
 
     def _load(self, kernel: str) -> None:
-        """Import the op in a kernel's process where it has another op open."""
+        """Let the process of a kernel import the op and open the present task, unless it has this task open."""
         witness, opened = self._running[kernel]
         if (opening := self._opening) is not None and opened != opening:
             witness.request(opening, "import")

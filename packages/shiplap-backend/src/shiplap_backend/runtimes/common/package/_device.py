@@ -37,7 +37,9 @@ REFUSED = {
 
 
 def register(name: str) -> None:
-    """Make this module ``torch.<name>``, with ``tensor.<name>()``, ``module.<name>()`` and ``tensor.is_<name>``."""
+    """Register this module as ``torch.<name>``, with ``tensor.<name>()``, ``module.<name>()``, ``tensor.is_<name>``,
+    generators and process groups.
+    """
     global NAME
     NAME = name
     torch._register_device_module(name, sys.modules[__name__])
@@ -66,7 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_available() -> bool:
-    """Return whether there is a device."""
+    """Return whether there is at least one device."""
     return device_count() > 0
 
 
@@ -76,7 +78,7 @@ def is_initialized() -> bool:
 
 
 def init() -> None:
-    """Do nothing, since loading ``_C`` registered everything.
+    """Do nothing, since loading the library has registered everything.
 
     RuntimeError in a process that was forked after the device was used.
     """
@@ -88,7 +90,7 @@ def init() -> None:
 
 
 def _lazy_init() -> None:
-    """Do nothing. A fork may still read tensors in shared memory."""
+    """Do nothing, also in a forked process, which may still read tensors in shared memory."""
 
 
 def _is_compiled() -> bool:
@@ -97,7 +99,7 @@ def _is_compiled() -> bool:
 
 
 def _is_in_bad_fork() -> bool:
-    """Return whether the process was forked after the vendor started threads in its parent."""
+    """Return whether this process was forked after the vendor had started threads in its parent."""
     return bool(_C.in_bad_fork())
 
 
@@ -112,8 +114,8 @@ def current_device() -> int:
 
 
 def _device_index(which: Any) -> int:
-    """Return the index of ``which``: an index, ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"`` are the
-    current one.
+    """Return the index of the device ``which``: an index, ``"name:0"`` or a ``torch.device``. None, -1 and ``"name"``
+    are the current one.
 
     ValueError if there is no such device.
     """
@@ -140,24 +142,29 @@ class device:
     """A context manager that uses a device in the block, and the one before after the block."""
 
     def __init__(self, device: Any) -> None:
+        """Take the device that is current within the context."""
         self._index = _device_index(device)
 
     def __enter__(self) -> None:
+        """Make the device current for the calling thread."""
         self._before = current_device()
         set_device(self._index)
 
     def __exit__(self, *exc: object) -> None:
+        """Make the previous device current again."""
         set_device(self._before)
 
 
 def get_device_name(device: Any = None) -> str:
-    """Return the device's name."""
+    """Return the name of the device type. Raises ValueError if there is no such device."""
     _device_index(device)
     return NAME
 
 
 def get_device_capability(device: Any = None) -> dict[str, Any]:
-    """Return torch's common vocabulary of capabilities, the dtypes of tensors; {} where this torch has none."""
+    """Return the capabilities of the device, such as the dtypes of its tensors, in torch's common form; ``{}`` where
+    this torch has none.
+    """
     index = _device_index(device)
     ask = getattr(torch.accelerator, "get_device_capability", None)
     return dict(ask(index)) if ask else {}
@@ -173,12 +180,14 @@ class DeviceProperties:
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
-    """Return what is known of the device."""
+    """Return the name, the bytes of memory and the number of processors of the device."""
     return DeviceProperties(NAME, memory_stats(device)["total"], os.cpu_count() or 1)
 
 
 def _exchange_device(index: int) -> int:
-    """Make ``index`` the device of the calling thread, unless it is negative, and return the one before."""
+    """Make ``index`` the device of the calling thread, unless it is negative, and return the index of the one
+    before.
+    """
     before = current_device()
     if index >= 0:
         set_device(index)
@@ -189,12 +198,12 @@ _maybe_exchange_device = _exchange_device
 
 
 def can_device_access_peer(device: Any, peer: Any) -> bool:
-    """Return whether ``device`` reads the memory of ``peer`` itself, which only the same device does."""
+    """Return whether ``device`` can read the memory of ``peer`` directly, which only the same device can."""
     return _device_index(device) == _device_index(peer)
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait for all streams of the device. RuntimeError names an op that failed in a stream.
+    """Wait for all streams of the device. Raises RuntimeError with the name of an op that failed in a stream.
 
     In shared memory every op is done when its call returns, so this returns at once.
     """
@@ -213,18 +222,18 @@ def default_stream(device: Any = None) -> torch.Stream:
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Let the calling thread use ``stream``, and its device."""
+    """Make ``stream`` the current stream of the calling thread, and its device the current device."""
     torch.accelerator.set_stream(stream)
 
 
 def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
-    """Let the calling thread use the stream with these three numbers."""
+    """Make the stream that these three numbers identify the current stream of the calling thread."""
     set_stream(torch.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type))
 
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Run the block's calls in ``stream``; None changes nothing."""
+    """Return a context in which ``stream`` is current for the calling thread. None changes nothing."""
     if stream is None:
         yield
         return
@@ -254,55 +263,57 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the current device's generator. Its numbers are those of the CPU for the same seed."""
+    """Seed the current device's random generator. Its numbers are those of the CPU for the same seed."""
     _C.manual_seed(-1, int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seed the generator of each device."""
+    """Seed the random generator of each device."""
     for index in range(device_count()):
         _C.manual_seed(index, int(seed) & 0xFFFF_FFFF_FFFF_FFFF)
 
 
 def seed() -> int:
-    """Seed the current device with a random number and return the number."""
+    """Seed the current device's random generator with a random number and return that number."""
     return int(_C.seed(-1))
 
 
 def seed_all() -> int:
-    """Seed each device with one random number and return the number."""
+    """Seed the random generator of each device with the same random number and return that number."""
     chosen = seed()
     manual_seed_all(chosen)
     return chosen
 
 
 def initial_seed() -> int:
-    """Return the seed in force on the current device."""
+    """Return the seed of the current device's random generator."""
     return int(_C.initial_seed(-1))
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """Return the state of the generator, a CPU tensor of bytes."""
+    """Return the state of the device's random generator as a uint8 tensor on the CPU."""
     return torch.frombuffer(bytearray(_C.rng_state(_device_index(device))), dtype=torch.uint8)
 
 
 def _get_generator(device: torch.device) -> torch.Generator:
-    """Return the generator that operators without one draw from."""
+    """Return the generator from which operators of the device draw that get no generator."""
     return default_generators[_device_index(device)]
 
 
 def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
-    """Restore a state of ``get_rng_state``. ValueError if it is not as long as one."""
+    """Restore a state of the device's random generator that ``get_rng_state`` returned. Raises ValueError if it is not
+    as long as one.
+    """
     _C.set_rng_state(_device_index(device), state.cpu().contiguous().numpy().tobytes())
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    """Return the state of each device."""
+    """Return the state of the random generator of each device, in order."""
     return [get_rng_state(index) for index in range(device_count())]
 
 
 def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
-    """Restore the state of each device."""
+    """Restore the states of the random generators of all devices, in order."""
     for index, state in enumerate(states):
         set_rng_state(state, index)
 
@@ -311,7 +322,7 @@ def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """Return figures of the device's memory.
+    """Return figures of the device's memory by name, most of them in bytes.
 
     ``allocated``, ``peak`` and ``limit`` (0: none) of the bytes that tensors hold, ``reserved`` with what is kept for
     the next tensors, ``free`` and ``total`` of the device, all in bytes; ``allocations`` so far. The figures of
@@ -327,45 +338,47 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes held since the start or ``reset_peak_memory_stats``."""
+    """Return the most bytes that tensors held since the start or ``reset_peak_memory_stats``."""
     return memory_stats(device)["peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Return the bytes that tensors hold, or that are kept for the next ones."""
+    """Return the bytes that tensors hold or that are kept for the next tensors."""
     return memory_stats(device)["reserved"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the most bytes reserved since the start or ``reset_peak_memory_stats``."""
+    """Return the most bytes that were held or kept since the start or ``reset_peak_memory_stats``."""
     return int(torch.accelerator.max_memory_reserved(_device_index(device)))
 
 
 def memory_summary(device: Any = None) -> str:
-    """Return the figures of ``memory_stats`` as a table."""
+    """Return the figures of the device's memory as a table in text."""
     lines = (f"{name:<12}{value:>20,}" for name, value in _C.memory_stats(_device_index(device)).items())
     return "\n".join((f"memory of {NAME}:{_device_index(device)}", *lines))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Restart the peak from the bytes that are held now."""
+    """Set the peak of the held bytes to the bytes that are held now."""
     _C.reset_peak_memory(_device_index(device))
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Restart the figures that only grow, such as the bytes allocated so far."""
+    """Set the figures that only grow, such as the bytes allocated so far, to zero."""
     torch.accelerator.reset_accumulated_memory_stats(_device_index(device))
 
 
 def set_memory_limit(limit: int | None, device: Any = None) -> None:
-    """Limit the bytes of all tensors, None for no limit. Beyond it an allocation raises OutOfMemoryError."""
+    """Limit the bytes of all tensors of the device, None for no limit. An allocation beyond the limit raises
+    OutOfMemoryError.
+    """
     if limit is not None and limit <= 0:
         raise ValueError(f"got a memory limit of {limit} bytes, expected a positive number, or None for no limit")
     _C.set_memory_limit(_device_index(device), limit or 0)
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return free and total bytes: of the limit if there is one, else of the device."""
+    """Return the free and the total bytes: of the limit if there is one, else of the device's memory."""
     stats = memory_stats(device)
     if stats["limit"]:
         return stats["limit"] - stats["allocated"], stats["limit"]
@@ -381,12 +394,14 @@ def empty_cache() -> None:
 
 
 def counters() -> dict[str, dict[str, Any]]:
-    """Return the calls since ``reset_counters``: ``{"aten::add.out": {"native": 3, "fallback": {"dtype": 1}}}``."""
+    """Return the calls of each operator since ``reset_counters``, native ones and CPU fallbacks by reason:
+    ``{"aten::add.out": {"native": 3, "fallback": {"dtype": 1}}}``.
+    """
     return dict(_C.counters())
 
 
 def reset_counters() -> None:
-    """Set all counters to zero."""
+    """Set the counters of all operators to zero."""
     _C.reset_counters()
 
 
@@ -401,27 +416,33 @@ class fallback_policy:
     """
 
     def __init__(self, policy: str, allow: Iterable[str] = ()) -> None:
+        """Set the policy for operators without a kernel, and the operators ``allow`` that may always fall back to the
+        CPU.
+        """
         self._before = (_C.fallback_policy(), _C.allowed_fallbacks())
         _C.set_fallback_policy(policy, list(allow))
 
     @staticmethod
     def current() -> str:
+        """Return the policy for operators without a kernel that is in force."""
         return str(_C.fallback_policy())
 
     def __enter__(self) -> fallback_policy:
+        """Return the object; the policy is in force already."""
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Restore the policy and the allowed fallbacks from before."""
         _C.set_fallback_policy(*self._before)
 
 
 def allowed_fallbacks() -> list[str]:
-    """Return the ops that may fall back under ``"error"``."""
+    """Return the operators that may fall back to the CPU under the policy ``"error"``."""
     return list(_C.allowed_fallbacks())
 
 
 def cache_info() -> dict[str, float]:
-    """Return the statistics of compiled graphs.
+    """Return statistics of the cache of compiled graphs by name.
 
     ``entries`` of at most ``capacity``, ``bytes`` of at most ``limit``, ``hits``, ``misses``, ``evictions`` and
     ``compile_seconds``. The bytes of a graph are what the heap of the process grew by while it was compiled and ran for
@@ -431,12 +452,12 @@ def cache_info() -> dict[str, float]:
 
 
 def cache_clear() -> None:
-    """Remove all compiled graphs and the statistics, and give their memory back to the system."""
+    """Remove all compiled graphs and their statistics, and give their memory back to the system."""
     _C.cache_clear()
 
 
 def cache_resize(capacity: int, bytes: int | None = None) -> None:
-    """Keep at most ``capacity`` graphs, the most recently used ones.
+    """Keep at most ``capacity`` compiled graphs, the most recently used ones.
 
     Args:
         capacity: how many.

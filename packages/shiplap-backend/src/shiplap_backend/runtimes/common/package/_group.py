@@ -11,9 +11,12 @@ import torch.distributed as dist
 
 
 def register(name: str) -> None:
-    """Register the backend of ``init_process_group("<name>")``, for tensors of the device and of the CPU."""
+    """Register the backend of ``torch.distributed.init_process_group("<name>")``, for tensors of the device and of the
+    CPU.
+    """
 
     def made(store: Any, rank: int, size: int, timeout: timedelta) -> HostGroup:
+        """Return the process group of this rank."""
         return HostGroup(name, store, rank, size, timeout)
 
     dist.Backend.register_backend(name, made, devices=[name, "cpu"])
@@ -23,11 +26,12 @@ class HostWork(dist.Work):
     """A collective that Gloo runs on copies. ``wait`` returns when the results are in the caller's tensors."""
 
     def __init__(self, work: Any, results: Any, copies: Any) -> None:
+        """Take the running ``work`` of Gloo on ``copies``, whose values ``results`` get at the end."""
         super().__init__()
         self._work, self._results, self._copies = work, results, copies
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for Gloo, then copy the results. The time-out is Gloo's default if it is zero."""
+        """Wait for Gloo, then copy its results into the caller's tensors. A zero time-out means Gloo's default."""
         if self._copies is not None:
             self._work.wait(timeout) if timeout else self._work.wait()
             # Cleared first, so that a second call does not copy again.
@@ -39,7 +43,7 @@ class HostWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether Gloo is done."""
+        """Return whether Gloo has ended the work."""
         return bool(self._copies is None or self._work.is_completed())
 
     def is_success(self) -> bool:
@@ -47,7 +51,9 @@ class HostWork(dist.Work):
         return self._copies is None
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Wait, and return the results as a future: work that follows in the current stream may use them."""
+        """Wait, and return the results as a future that is done, so that work which follows in the current stream may
+        use them.
+        """
         self.wait()
         results = _nested_tensors(self._results)
         # Futures must name their devices. Those of the CPU are not named.
@@ -57,6 +63,7 @@ class HostWork(dist.Work):
         return future
 
     def _source_rank(self) -> int:
+        """Return the rank from which a message was received."""
         return int(self._work._source_rank())
 
 
@@ -64,25 +71,30 @@ class HostGroup(dist.ProcessGroup):
     """A process group of the device: each collective is Gloo's, on copies of the tensors in host memory."""
 
     def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        """Make the group of this rank among ``size`` ranks, on a Gloo group."""
         place: list[Any] = [rank, size]  # torch's stub has another signature, of what no class in Python derives from
         super().__init__(*place)
         self._backend, self._called, self._described = name, "", ""
         self._host = dist.distributed_c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
 
     def getBackendName(self) -> str:
-        """Return the name that ``init_process_group`` takes."""
+        """Return the name of the backend, which ``init_process_group`` takes."""
         return self._backend
 
     def setGroupName(self, name: str) -> None:
+        """Store the name that torch gives the group."""
         self._called = name
 
     def getGroupName(self) -> str:
+        """Return the name that torch gave the group."""
         return self._called
 
     def setGroupDesc(self, text: str) -> None:
+        """Store torch's description of the group."""
         self._described = text
 
     def getGroupDesc(self) -> str:
+        """Return torch's description of the group."""
         return self._described
 
 
@@ -94,7 +106,7 @@ def _nested_tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _on_host(value: Any) -> Any:
-    """Return nested lists with each tensor as a dense copy in host memory."""
+    """Return nested lists with a dense copy in host memory in place of each tensor."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous()
     return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -126,11 +138,12 @@ _WRITES = (  # their first argument
 
 
 def _make_collective(name: str, writes: bool) -> Callable[..., HostWork]:
-    """Return the method ``name`` of the group: Gloo's collective on copies. ``writes`` if its first argument is
-    written.
+    """Return the method ``name`` of the group, which runs Gloo's collective on copies in host memory. With ``writes``,
+    its first argument is written.
     """
 
     def called(self: HostGroup, *args: Any, **kwargs: Any) -> HostWork:
+        """Run Gloo's collective on copies of the arguments and return the work."""
         copies = [_on_host(value) for value in args]
         # Torch renamed some collectives, so the group and Gloo may know different names.
         host = getattr(self._host, name, None) or getattr(self._host, _RENAMED.get(name, name))

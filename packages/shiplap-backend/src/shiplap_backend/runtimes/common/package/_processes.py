@@ -21,7 +21,9 @@ _NAME = ""  # of the device: `register`
 
 
 def register(name: str) -> None:
-    """Let ``torch.multiprocessing`` carry tensors, parameters and storages of the device ``name``."""
+    """Register with ``torch.multiprocessing`` how tensors, parameters and storages of the device ``name`` are sent to
+    other processes: as copies in host memory.
+    """
     global _NAME
     _NAME = name
     for kind in (torch.Tensor, torch.nn.Parameter):
@@ -30,7 +32,9 @@ def register(name: str) -> None:
 
 
 def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how a tensor is sent to another process: a copy of its values, for tensors of this device."""
+    """Return the function and its arguments by which another process rebuilds a tensor: from a copy of its values, for
+    tensors of this device.
+    """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_tensor(value)
         return reduced
@@ -42,7 +46,9 @@ def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
 
 
 def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how a storage is sent to another process: a copy of its bytes."""
+    """Return the function and its arguments by which another process rebuilds a storage: from a copy of its bytes, for
+    storages of this device.
+    """
     if value.device.type != _NAME:
         reduced: tuple[Callable[..., Any], tuple[Any, ...]] = shared.reduce_storage(value)
         return reduced
@@ -52,7 +58,9 @@ def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tu
 
 
 def _reduce_copy(value: Any, rebuild: Callable[..., Any], *more: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return how ``rebuild`` makes ``value`` of its copy on the host, or how to raise why there is no copy."""
+    """Return ``rebuild`` and its arguments, a pickled copy of ``value`` on the host and ``more``, or a function that
+    raises the reason why there is no copy.
+    """
     try:
         return rebuild, (pickle.dumps(value.cpu()), *more)
     except Exception as e:
@@ -60,23 +68,24 @@ def _reduce_copy(value: Any, rebuild: Callable[..., Any], *more: Any) -> tuple[C
 
 
 def _raise_unsent(text: str) -> None:
+    """Raise RuntimeError with ``text`` in the receiving process, since the sender could not make a copy."""
     raise RuntimeError(text)
 
 
 def _load_device() -> None:
-    """Register the device in a process that has not done so."""
+    """Register the device in a process that may not have done so."""
     importlib.import_module(__package__).autoload()
 
 
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
-    """Return the tensor that another process sent, on the device."""
+    """Return the tensor or parameter that another process has sent as the pickled ``copy``, on the device."""
     _load_device()
     made = pickle.loads(copy).to(device)
     return torch.nn.Parameter(made, requires_grad=grad) if parameter else made.requires_grad_(grad)
 
 
 def _rebuild_storage(copy: bytes, device: str) -> torch.UntypedStorage:
-    """Return the storage that another process sent, on the device."""
+    """Return the storage that another process has sent as the pickled ``copy``, on the device."""
     _load_device()
     made: torch.Tensor = pickle.loads(copy).to(device)
     return made.untyped_storage()

@@ -16,25 +16,32 @@ __all__ = ["hashmap_build", "hashmap_lookup", "hashmap_unique"]
 
 
 def hashmap_build(keys: Tensor) -> Tensor:
-    """Return the map of ``keys [n, d]``. Of equal rows it has the first."""
+    """Return the map of the rows ``keys [n, d]``, ``int32 [distinct]``: the first row number of each distinct key, in
+    ascending order of the keys.
+    """
     return _first_rows(*distinct_rows(keys))
 
 
 def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
-    """Return ``int32 [q]``: the row of ``keys`` in the map that equals each of ``queries [q, d]``, or -1."""
+    """Return ``int32 [q]``: the row number of ``keys`` that equals each of ``queries [q, d]`` among the rows in
+    ``hashmap``, or -1.
+    """
     found = lookup_pytorch(keys.index_select(0, hashmap), queries)
+    # An empty map has no row to index, and everything is -1 already.
     return torch.where(found >= 0, hashmap[found.clamp_min(0)], -1) if len(hashmap) else found.int()
 
 
 def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
-    """Return the distinct rows, ascending; if asked for also the first row of each, and the number of each row."""
+    """Return the distinct rows of ``keys [n, d]``, ascending, and if asked for the first row number of each
+    (``return_index``) and the number of each row among them (``return_inverse``), as a tuple.
+    """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
     return results if len(results) > 1 else rows
 
 
 def _first_rows(rows: Tensor, number: Tensor) -> Tensor:
-    """Return the first row of each distinct key: the lowest of those with the same ``number``."""
+    """Return ``int32 [distinct]``: for each of the distinct ``rows`` the first input with its ``number``."""
     here = torch.arange(number.shape[0], dtype=torch.int32, device=number.device)
     first = torch.full((rows.shape[0],), number.shape[0], dtype=torch.int32, device=number.device)
     return first.scatter_reduce(0, number.long(), here, reduce="amin")

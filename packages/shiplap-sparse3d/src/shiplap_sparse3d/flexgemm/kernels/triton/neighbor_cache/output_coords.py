@@ -30,7 +30,8 @@ def get_output_coords_kernel_size_dilation(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the outputs inside ``boundary``, ascending, and each pair's input, output and tap.
+    """Return the output voxels that a box kernel reaches inside ``boundary``, ascending, and for each pair of voxels
+    its input row, output row and tap, ``int32``.
 
     Outputs are at ``(input - offset - delta) / stride`` where that is whole, or if ``transposed`` at ``input * stride +
     offset + delta``.
@@ -47,7 +48,9 @@ def get_output_coords_kernel_delta(
     boundary: Boundary | None = None,
     transposed: bool = False,
 ) -> Reached:
-    """Return the same for taps at the offsets ``delta [V, axes]``."""
+    """Return the output voxels that taps at the offsets ``delta [V, axes]`` reach inside ``boundary``, ascending, and
+    for each pair of voxels its input row, output row and tap, ``int32``.
+    """
     axes = delta.shape[1]
     # Offsets may have columns for the batch, whose stride and offset are not given.
     stride = stride and (*[1] * (axes - len(stride)), *stride)
@@ -56,10 +59,13 @@ def get_output_coords_kernel_delta(
 
 
 def _reach(coords: Tensor, taps: Taps, boundary: Boundary | None, transposed: bool) -> Reached:
-    """Return the voxels that the taps reach in a boundary, and the input, output and tap of each pair."""
+    """Return the voxels that ``taps`` reach from ``coords`` inside ``boundary`` (a range for each axis, or None),
+    ascending, and the input row, the output row and the tap of each pair, ``int32``.
+    """
     wide, columns = with_scene(coords), taps.columns(coords.device)
     low, high = unbounded(coords.shape[1])
     if boundary is not None:
+        # The first column is the added scene, which is always 0.
         low, high = [0, *(b[0] for b in boundary)], [1, *(b[1] for b in boundary)]
     cells = offset_cells(wide, columns, taps.steps, low, high, transposed)
     ends = (cells, wide) if transposed else (wide, cells)

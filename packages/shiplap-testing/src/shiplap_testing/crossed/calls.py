@@ -1,0 +1,142 @@
+"""An op of a crossed declaration with its arguments and its reference, and the errors that a call of it may raise."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from shiplap_testing.crossed.arguments import Arguments, flat_tensors
+from shiplap_testing.crossed.declared import Declared
+from shiplap_testing.crossed.observe import Function, Observed, difference, observe
+
+TERMS = 4  # an element is a product and a sum of a few
+
+
+class NotMetError(Exception):
+    """The way does not apply to the declaration: nothing was compared."""
+
+
+class Calls:
+    """An op, its arguments, and what the reference does with them."""
+
+    def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
+        """Keep the op of the declaration ``case``, draw its arguments on ``device``, and find its reference."""
+        self.op, self.case, self.device = op, case, device
+        self.given = Arguments(case, device)
+        self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
+        # Sums over all elements round once for each of them.
+        self.terms = max(TERMS, self.given.values[self.given.names.index("x")].numel())
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients of the op are compared with those of the reference."""
+        return self.case.differentiable
+
+    def expected(
+        self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
+    ) -> tuple[Observed, Observed]:
+        """Return what the reference does with the arguments ``given``, by default those of the declaration: once in
+        their own dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """
+        given = given or self.given
+        found = []
+        # The result in float64 shows how far that in the dtype itself may be off.
+        for dtype in (None, torch.float64):
+            # A view of an argument has strides that follow from those of the argument.
+            values = given.fresh(gradients=differentiate, dtype=dtype, contiguous=self.case.state != "view")
+            found.append(observe(self.reference, given, values, differentiate=differentiate, twice=twice))
+        found[0].summed = self.bound_of_sum(given.values)
+        return found[0], found[1]
+
+    def bound_of_sum(self, values: list[Any]) -> float:
+        """Return what the terms of a result's sum over all of ``x`` may amount to in float64; 0 without such a sum.
+
+        Nothing is wider than float64, so the reference does not show what another order of the terms changes.
+        """
+        if "total" not in self.case.outs or self.case.dtype != "float64":
+            return 0.0
+        sizes = [v.double().abs() for v in flat_tensors(values)]
+        largest = max((float(v[v.isfinite()].max()) for v in sizes if v.isfinite().any()), default=0.0)
+        return float(self.terms**0.5 * max(1.0, largest) ** 2)
+
+    def compare(
+        self,
+        fn: Function,
+        given: Arguments | None = None,
+        *,
+        differentiate: bool | None = None,
+        twice: bool = False,
+        strides: bool = True,
+        requires: bool = True,
+    ) -> str:
+        """Call ``fn`` on copies of the arguments, and return how its results, gradients and writes differ from those of
+        the reference, as text, which is empty if they do not.
+        """
+        given = given or self.given
+        differentiate = self.differentiable if differentiate is None else differentiate
+        own, wide = self.expected(given, differentiate=differentiate, twice=twice)
+        values = given.fresh(gradients=differentiate)
+        got = observe(fn, given, values, differentiate=differentiate, twice=twice)
+        return difference(got, own, wide, self.terms, strides=strides, requires=requires)
+
+
+def _in_tuple(fn: Function) -> Function:
+    """Return a function that calls the reference ``fn`` and returns its only result in a tuple, as an op does whose
+    result is declared as a tuple of one.
+    """
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``fn`` in a tuple."""
+        return (fn(*args, **kwargs),)
+
+    return called
+
+
+def function_of(op: Any) -> Function:
+    """Return a plain function that calls ``op``, for torch to compile."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Return the result of ``op``."""
+        return op(*args, **kwargs)
+
+    return called
+
+
+class Model(torch.nn.Module):
+    """A module that calls an op."""
+
+    def __init__(self, op: Any) -> None:
+        """Make a module that calls the op ``op``."""
+        super().__init__()
+        self.op = op
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the op."""
+        return self.op(*args, **kwargs)
+
+
+# Errors that say that a kernel or a declaration is wrong. Those of this package are right, so they are no refusals.
+WRONG = ("SL211", "SL301", "SL302", "SL303", "SL305", "SL402", "SL403", "SL405")
+_ID = re.compile(r"\bSL\d{3}\b")
+
+
+def refusal_id(cause: BaseException) -> str:
+    """Return the id of the catalogue error that ``cause`` is, was caused by, or quotes in its text. The text is empty
+    if there is none.
+    """
+    seen: BaseException | None = cause
+    while seen is not None:
+        if found := getattr(seen, "id", None) or next(iter(_ID.findall(str(seen))), ""):
+            return str(found)
+        # torch wraps errors that are raised while it compiles.
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def one_line(e: BaseException) -> str:
+    """Return the message of the exception ``e`` as one line: its first eight lines joined by bars, cut at 500
+    characters.
+    """
+    return " | ".join(line.strip() for line in str(e).strip().splitlines()[:8])[:500]
