@@ -164,7 +164,7 @@ def main() -> None:
     if asked.json:
         from _record import ROOT, record, write
 
-        measured = {"load": load, "forms": results, "latency_ms": latency, "bytes": sizes}
+        measured: dict[str, Any] = {"load": load, "forms": results, "latency_ms": latency, "bytes": sizes}
         made_of = [*SOURCES, "benchmarks/deploy.py"]
         write(ROOT / "benchmarks" / "results" / "deploy.json", record(made_of, ["onnxruntime"], **measured))
 
