@@ -111,7 +111,11 @@ def run_in_onnxruntime(program: Any, scenes: list[Any], folder: Path) -> dict[st
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": " ".join(done.stderr.split())[-400:]}
-    return {"scenes": len(scenes), "off": float(done.stdout), "bytes": (folder / "net.onnx").stat().st_size}
+    return {
+        "scenes": len(scenes),
+        "off": float(f"{float(done.stdout):.1e}"),
+        "bytes": (folder / "net.onnx").stat().st_size,
+    }
 
 
 def try_network(name: str, form: str, runner: Path) -> dict[str, Any]:
@@ -178,8 +182,7 @@ def main() -> None:
     done: dict[str, Any] = before.get("networks", {}) if before and not changed_files(before) else {}
     names = [each for each in asked.networks or NETWORKS if each not in OUTSIDE and each not in done]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs + 1) as pool:
-        if form != "onnxruntime":
-            pool.submit(make_runner, Path(folder), device)
+        making = pool.submit(make_runner, Path(folder), device) if form != "onnxruntime" else None
 
         def try_one(name: str) -> tuple[str, dict[str, Any]]:
             left = end - time.monotonic()
@@ -191,6 +194,8 @@ def main() -> None:
             done |= {name: results} if results else {}
             if asked.json:
                 write_record(form, done)
+        if making is not None:
+            making.result()  # raises where it could not be compiled, which the children have waited for
     failed = [name for name, results in done.items() if "error" in results]
     print(f"{form}: {len(done)} networks, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
 
