@@ -111,11 +111,8 @@ def run_in_onnxruntime(program: Any, scenes: list[Any], folder: Path) -> dict[st
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": " ".join(done.stderr.split())[-400:]}
-    return {
-        "scenes": len(scenes),
-        "off": float(f"{float(done.stdout):.1e}"),
-        "bytes": (folder / "net.onnx").stat().st_size,
-    }
+    off, size = float(f"{float(done.stdout):.1e}"), (folder / "net.onnx").stat().st_size
+    return {"scenes": len(scenes), "off": off, "bytes": size}
 
 
 def try_network(name: str, form: str, runner: Path) -> dict[str, Any]:
