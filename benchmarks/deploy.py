@@ -106,7 +106,7 @@ def load(form: str, folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarr
 
 
 def resident(name: str) -> int:
-    """Return the resident size of this process in KiB: ``VmRSS`` now, ``VmHWM`` at most (rusage has the parent's)."""
+    """Return the resident size of this process in KiB: ``VmRSS`` now, ``VmHWM`` at most; rusage has the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
@@ -164,7 +164,7 @@ def main() -> None:
     if asked.json:
         from _record import ROOT, record, write
 
-        measured = {"load": load, "forms": results, "latency_ms": latency, "bytes": sizes}
+        measured: dict[str, Any] = {"load": load, "forms": results, "latency_ms": latency, "bytes": sizes}
         made_of = [*SOURCES, "benchmarks/deploy.py"]
         write(ROOT / "benchmarks" / "results" / "deploy.json", record(made_of, ["onnxruntime"], **measured))
 
