@@ -123,8 +123,8 @@ def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor
 
 
 def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
-    """Return in words the fault of ``op.out`` into the middle of a larger buffer: a result that differs from ``own``, the reference's,
-    or a write beside it. Empty if there is none.
+    """Return in words the fault of ``op.out`` into the middle of a larger buffer: a result that differs from ``own``,
+    the reference's, or a write beside it. Empty if there is none.
     """
     args = case.fresh()
     bound = op.bind(args)
