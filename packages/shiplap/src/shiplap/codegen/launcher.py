@@ -308,8 +308,8 @@ def _print_launch(launch: KernelLaunch, configs: Sequence[str], facts: _Facts) -
 
 
 def _parameter_statement(p: KernelParameter, tensors: Mapping[str, str], variable: Any) -> str:
-    """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form. Empty
-    for constants and configs, which are added elsewhere.
+    """Return the C++ statement that adds one kernel parameter to the launch and to the key of its compiled form.
+    ``tensors`` and ``variable`` give C++ names. Empty for constants and configs, which are added elsewhere.
     """
     aligns = "true" if p.specialises and p.aligns else "false"
     value = to_cpp(p.expr, variable) if p.expr is not None else tensors.get(p.source, "")

@@ -92,7 +92,9 @@ def _example_from_template(template: str) -> ExampleWriter:
 
 
 def _draft_declaration(message: BreakMessage, place: SourcePlace, call: str, paths: tuple[Path, ...]) -> str:
-    """Return the draft of an op declaration for the call at fault, or an empty text if no declaration can bind it."""
+    """Return the draft of an op declaration for ``call``, the call at fault, whose function is looked for in ``paths``
+    too, or an empty text if no declaration can bind it.
+    """
     module, _, name = call.rpartition(".")
     fn = _import_function(module, name, paths) if "qualname" in message.context else None
     if fn is None and module in ("", "self"):

@@ -84,8 +84,8 @@ class Probe:
             torch.compiler.set_stance("force_eager")
 
     def _wrap(self, torch: ModuleType, compiled: Callable[..., Any], model: Any) -> Callable[..., Any]:
-        """Return ``compiled`` as a function whose calls are timed, recorded or compared, except for those inside of
-        another such call.
+        """Return ``compiled``, made of ``model``, as a function whose calls are timed, recorded or compared, except for
+        those inside of another such call.
         """
         owner = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
         module = isinstance(owner, torch.nn.Module)

@@ -59,8 +59,9 @@ class Laboratory:
         self.ignored: tuple[str, ...] = ()
 
     def run(self, texts: dict[str, str], mode: str, *, uncompiled: bool = False, show: bool = False) -> Run | None:
-        """Run a copy of the program with the files ``texts`` changed. Return its diagnosis, and in ``mode`` compare the
-        differences of its results from the recorded run. None if it exceeds the time limit.
+        """Run a copy of the program with the files ``texts`` changed. Return its diagnosis and, in ``mode`` compare,
+        how its results differ from the recorded run, or None beyond the time limit. ``uncompiled`` runs it without
+        compilation, ``show`` shows its output.
         """
         self.number += 1
         place = self.folder / str(self.number)
@@ -248,7 +249,7 @@ def _try_entry(
     laboratory: Laboratory, entry: Break | Recompile, texts: dict[str, str], now: Run
 ) -> tuple[TriedEntry, dict[str, str], Run]:
     """Return ``(record, changed files, run)`` of the first remedy that removes ``entry``, a break or recompile, else of
-    the one that makes it rarer, else the files and the run as they were.
+    the one that makes it rarer, else the files ``texts`` and the run ``now`` as they were.
     """
     refused: dict[str, str] = {}
     fewer: tuple[TriedEntry, dict[str, str], Run] | None = None
@@ -288,7 +289,7 @@ def _candidates(
     program: Program, entry: Break | Recompile, texts: dict[str, str]
 ) -> Iterator[tuple[Remedy, dict[str, str]]]:
     """Yield ``(remedy, changed files)`` for each remedy of ``entry``, a break or recompile, and each alternative of its
-    edit, without equal results.
+    edit, made in the files ``texts``. Equal results are yielded once.
     """
     seen: list[dict[str, str]] = [texts]
     case = make_case(program, entry, texts)

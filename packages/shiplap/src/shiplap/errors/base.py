@@ -68,8 +68,8 @@ def register(kind: type[ShiplapError], rows: Iterable[tuple[str, str, str, str]]
 def error(
     id: str, *, where: str, got: object = "", expected: object = "", what: str = "", fix: str = ""
 ) -> ShiplapError:
-    """Return, without raising it, the catalogue error ``id`` with its particulars. ``what`` and ``fix`` default to the
-    catalogue entry's title and fix.
+    """Return, without raising it, the catalogue error ``id`` with its particulars: the place, the wrong value (``got``)
+    and the admitted ones (``expected``). ``what`` and ``fix`` default to the catalogue entry's title and fix.
     """
     entry = CATALOGUE[id]
     what, fix = what or entry.title, fix or entry.fix
