@@ -78,17 +78,21 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging ``members`` saves and adds on ``machine``, or the reason, as text, why merging
-        never pays.
+        """Return the times that merging the calls ``members`` saves and adds on ``machine`` (measured costs of a device
+        type), or the reason, as text, why merging these never pays.
         """
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return all nodes of the graph that are replaced together with the call ``member``, itself included."""
+        """Return all nodes of the graph that disappear when the call ``member`` is merged, such as the earlier calls of
+        a chain, itself included.
+        """
         return [member]
 
     @property
     def digest(self) -> str:
-        """The digest of all methods of the class hierarchy, the options and the costs of machines."""
+        """The digest of what decides this rewrite's effect: the methods of its class and base classes, its options, and
+        the measured costs of devices.
+        """
         # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
@@ -97,7 +101,9 @@ class GroupRewrite(Rewrite):
         return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
-        """Return a text of those options of a subclass that decide its effect. The text is part of the digest."""
+        """Return, as text for the digest, the further options of a subclass that decide what it does to a graph. There
+        are none here.
+        """
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
@@ -113,7 +119,9 @@ class GroupRewrite(Rewrite):
             yield from self._merge_family(graph, family)
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
-        """Merge the calls of one key, group by group, and yield the match or near miss of each group."""
+        """Merge ``calls``, which all have one key, in groups whose members do not depend on each other. Yield for each
+        group the match, or the near miss (place and reason) where it stays.
+        """
         alone = True
         while len(calls) >= self.least:
             # Not all calls of a key are independent, so there may be several groups.
@@ -128,7 +136,9 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge ``members`` in the graph if the model of costs allows it, and return the match, else the near miss."""
+        """Merge the calls ``members`` into one in the graph if the estimated times say that it pays, and return the
+        match, else the near miss (place and reason).
+        """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
@@ -156,8 +166,8 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged, with obstacle and reason, in which all of
-        ``members`` count as fitting.
+        """Return the record that the call ``node`` was not merged, with the kind of obstacle and the reason. All of
+        ``members``, the calls it would have been merged with, count as fitting.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)

@@ -93,8 +93,8 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers of one shape: sizes and dtypes of input and weight, and whether
-        there is a bias. None for other calls.
+        """Return a key that is equal for linear layers that can be stacked, with sizes and dtypes of input and weight,
+        and whether there is a bias. None for other calls.
         """
         linear = linear_operands(node)
         if linear is None:
@@ -143,8 +143,8 @@ class StackedLinears(GroupRewrite):
 def _batched_linears(
     xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of linear layers, one per input, computed as one ``bmm``. ``own`` says which results must not
-    share memory.
+    """Return the results of linear layers, one for each of ``xs`` with its weight and bias, computed as one ``bmm``.
+    ``own`` says for each result whether it must not share memory with the others.
     """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     # bmm takes three dims, so that leading dims of the rows become one.
