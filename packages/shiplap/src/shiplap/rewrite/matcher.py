@@ -414,7 +414,7 @@ def _splits(node: Node) -> bool:
 
 
 def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
-    """Return a call among ``inside``, the matched nodes, that writes to ``node`` after ``reader`` has read it, or None."""
+    """Return a call among the matched nodes inside that writes to node after reader has read it, or None."""
     return next((u for u in node.users if u in inside and node in written_arguments(u) and reader < u), None)
 
 

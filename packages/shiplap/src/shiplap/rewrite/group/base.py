@@ -68,7 +68,9 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls that can be merged into one, or None for a node of another kind."""
+        """Return a key that is equal for calls that this rewrite could merge into one, such as linear layers of one
+        shape, or None for a node that it never merges.
+        """
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
