@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def short_digest(*parts: object) -> str:
-    """Return a digest, 16 hexadecimal digits, of ``parts``, whose texts decide together what a rewrite does to a graph."""
+    """Return a digest, 16 hexadecimal digits, of the texts of ``parts``, which together decide what a rewrite does."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 

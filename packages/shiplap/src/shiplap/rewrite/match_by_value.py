@@ -103,8 +103,8 @@ class GraphPart:
 
 
 def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return ``shape`` with all sizes but the last made small: equal sizes in ``shapes`` stay equal, different sizes
-    stay different.
+    """Return ``shape`` with all sizes but the last replaced by small ones, by which a part of a graph can be run
+    quickly. Equal sizes in ``shapes`` stay equal, and different ones different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > LARGEST_KEPT_SIZE})
@@ -117,7 +117,9 @@ def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) 
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Return the result of the call ``node`` on the values in ``held``. A cast returns its argument unchanged."""
+    """Return the result of the call ``node`` on real tensors, where ``held`` has the values of the nodes that it reads.
+    A cast returns its argument unchanged, so that all is computed in one dtype.
+    """
     if torch_call_name(node) in CAST_OPERATORS:
         return held[tensor_argument(node)]
     # A size that the graph computes is replaced by the number of the call that is compiled for.

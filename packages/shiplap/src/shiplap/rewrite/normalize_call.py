@@ -60,7 +60,7 @@ def canonical_name(node: Node) -> Any:
 
 
 def base_and_exponent(node: Node) -> tuple[Node, float] | None:
-    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any spelling, such as ``x.square()``, ``x * x`` or
+    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any way of writing it, such as ``x.square()``, ``x * x`` or
     ``x.rsqrt()``, or None.
     """
     name, given = canonical_name(node), node.args

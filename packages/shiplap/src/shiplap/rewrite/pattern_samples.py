@@ -258,8 +258,8 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield sizes, by dim, at and just above the numbers in the guards and in the code of the replacement, one dim
-        at a time.
+        """Yield sizes as dicts by dim name, one dim at a time: each number in the guards and in the replacement's code,
+        and the number after it. A replacement may be right only up to such a size.
 
         The replacement may be right up to such a size only: it serves every size that the guards admit.
         """
@@ -271,8 +271,8 @@ class PatternSamples:
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``fn`` preceded by checks that dims of one name have one size, which a pattern itself need not
-        state.
+        """Return a function that calls ``fn``, the pattern, after asserting in the graph that dims of one name in the
+        annotations have one size.
         """
         pairs: list[tuple[int, int, int, int]] = []
         first: dict[str, tuple[int, int]] = {}
@@ -285,8 +285,8 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the pattern's result for ``args``, after stating by ``torch._check`` that dims of one name have
-            one size.
+            """Return the result of ``fn``, the pattern, for ``args``, after asserting by ``torch._check`` that dims of
+            one name in the annotations have one size.
             """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
@@ -375,7 +375,9 @@ class PatternSamples:
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the ranks that ``recipe`` gives to the arguments whose number of dims the declaration leaves open."""
+        """Return the numbers of dims that ``recipe``, the description of a sample, gives to the arguments whose
+        annotation leaves that number open.
+        """
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -479,5 +481,5 @@ def _pattern_results(graph: Graph) -> list[Any]:
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Whether a value is a floating-point tensor."""
+    """Whether ``value`` is a floating-point tensor, so that a gradient of it can be computed."""
     return isinstance(value, Tensor) and value.is_floating_point()

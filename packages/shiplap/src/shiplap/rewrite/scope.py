@@ -76,7 +76,7 @@ class Rewrites:
 
     @property
     def levels(self) -> set[Level]:
-        """The levels of the graph at which one of the rewrites runs."""
+        """The levels of compilation (before, during or after autograd) at which one of the rewrites runs."""
         return {r.level for r in self.rewrites}
 
     @property

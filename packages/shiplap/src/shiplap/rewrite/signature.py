@@ -62,8 +62,8 @@ class PatternSignature:
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
-        """Return the declaration of an op that computes nothing, with these arguments and preconditions, from which
-        samples are drawn.
+        """Return a declaration as of an op, with the pattern's arguments and the preconditions ``requires``, from which
+        the sampler draws arguments. It has no outputs.
         """
         return OpSpec(
             f"rewrite::{self.name}",

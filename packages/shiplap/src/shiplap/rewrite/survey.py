@@ -204,8 +204,8 @@ def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
 
 
 def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
-    """Return the SVG of the nodes called ``names``, at most ``most``, with those that they read and those that read
-    them.
+    """Return an SVG picture of the nodes called ``names``, at most ``most``, and of the nodes that they read or that
+    read them. ``calls`` are all nodes of the graph.
     """
     # A picture of more nodes cannot be read.
     inside = set(names[:most])
@@ -226,7 +226,7 @@ class _RecordingRewrites(Rewrites):
 
     @property
     def levels(self) -> set[Level]:
-        """All levels, since compiled graphs are counted at the last one."""
+        """All levels of compilation, also those without a rewrite, since the graphs are counted at the last level."""
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
@@ -375,7 +375,9 @@ def _measure_variants(
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
-    """Return the median seconds of a call of each variant. The variants run in turns."""
+    """Return the median seconds of a call of each variant, that is the same function compiled with different rewrites.
+    The variants run in turns.
+    """
     device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
     # No variant is given up: the times of slower ones are reported, too.

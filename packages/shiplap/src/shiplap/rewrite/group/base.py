@@ -74,8 +74,8 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all of ``members`` in one call and returns a tensor for each, and its
-        arguments.
+        """Return a function that computes all of ``members``, calls of one key, at once and returns a tensor for each,
+        and the arguments to call it with (nodes, constants and lists of them).
         """
 
     @abstractmethod
@@ -109,8 +109,8 @@ class GroupRewrite(Rewrite):
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge independent calls of the graph that have the same key. Yield the match of each merged group, and near
-        misses (place and reason) where calls of one key stay apart.
+        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield the match of each
+        merged group, and near misses (place and reason) where such calls stay apart.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -156,8 +156,8 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged with ``members``, since the node ``because`` keeps it
-        from that.
+        """Return the record that the call ``node`` was not merged with ``members`` because of the node ``because``: a
+        member from which it is computed, or a write or the edge of a ``no_grad`` or autocast block in between.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"

@@ -125,8 +125,8 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of independent linear layers on the entries of one
-        tensor, in and out of order.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: independent linear layers
+        on the entries of one tensor, in and out of order.
         """
         kinds = (
             (3, True, (3,), _layers_of_entries),
@@ -215,8 +215,8 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of several linear layers of one input, with and
-        without biases.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: several linear layers of
+        one input, with and without biases.
         """
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)

@@ -75,8 +75,8 @@ class StackedNorms(GroupRewrite):
         return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of five independent layer norms, with and without
-        scale and shift.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: five independent layer
+        norms, with and without scale and shift.
         """
         for rows, affine in (((3,), True), ((2, 4), False)):
             args = [torch.randn(5, *rows, 8)]

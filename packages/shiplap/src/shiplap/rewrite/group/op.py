@@ -94,8 +94,8 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of three calls of the op each, with values of their
-        own, so that exchanged results would be noticed.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: three calls of the op each,
+        with different values, so that exchanged results would be noticed.
         """
         samples = Samples(self.op, 0)
         # Absent arguments change which arguments are joined.

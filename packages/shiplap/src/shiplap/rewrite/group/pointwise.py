@@ -70,8 +70,8 @@ class StackedChains(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of four independent chains of pointwise
-        operators.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: four independent chains of
+        pointwise operators.
         """
         for rows in ((3, 8), (5,)):
             yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
@@ -101,8 +101,8 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Whether a chain of pointwise calls ends at ``node``: its result has several readers, or one that is not of the
-    chain.
+    """Whether the pointwise call ``node`` is the last of a chain of such calls, each the only reader of the one before:
+    its result has several readers, or one that does not continue the chain.
     """
     if not _is_dense_pointwise(node):
         return False
@@ -111,7 +111,9 @@ def _ends_chain(node: Node) -> bool:
 
 
 def _previous_chain_step(user: Node) -> Node | None:
-    """Return the input of ``user`` that is the step before it in the chain, or None."""
+    """Return the input of the call ``user`` that precedes it in a chain: a pointwise call of the same shape that only
+    ``user`` reads, or None.
+    """
     return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
@@ -136,7 +138,7 @@ def _chain_operands(chain: Sequence[Node]) -> list[Node]:
 
 
 def _nodes_read(step: Node) -> list[Node]:
-    """Return the nodes among the arguments of ``step``, each as often as it is read."""
+    """Return the nodes among the arguments of the call ``step``, each as often as the call reads it."""
     reads: list[Node] = []
     torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
     return reads

@@ -218,8 +218,8 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
-        """Return the convolution with the norm folded into its weights. This function is traced in place of convolution
-        and norm.
+        """Return the convolution with arguments ``named``, its weights and bias changed so that it includes a batch
+        norm with ``statistics`` (mean, variance, scale, shift, eps). This function is traced in place of both.
         """
         weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
@@ -249,13 +249,15 @@ def _fold_parameters(
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random mean, variance, scale and shift of ``co`` channels, for programs of a proof."""
+    """Return random mean, variance, scale and shift of a batch norm over ``co`` channels, for the functions on which a
+    rewrite is proven.
+    """
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _conv_norm_programs() -> Iterator[Program]:
-    """Yield the programs, convolutions with a norm behind them, on which the rewrite of torch's own convolution is
-    proven.
+    """Yield the programs (functions with arguments), convolutions with a norm behind them, on which the folding of
+    norms into torch's own convolution is proven.
     """
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 

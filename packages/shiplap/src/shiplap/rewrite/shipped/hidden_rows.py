@@ -70,8 +70,8 @@ def _is_bounded(bias: Any) -> bool:
 
 
 def restore_hidden_rows(q: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries and bias with which a fused kernel gives fully hidden rows the weights of the written-out form,
-    and a boolean tensor of the rows that become NaN.
+    """Return queries and bias with which a fused attention kernel gives rows whose columns are all masked the same
+    weights as the model's own calls do in ``dtype``, and a boolean tensor of the rows that become NaN.
 
     For 16 bits a mask swallows the scores of a hidden row, where a fused kernel adds it in float32, but keeps it in 16
     bits.

@@ -336,7 +336,7 @@ def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _programs() -> Iterator[Program]:
-    """Yield a program of the loss of a linear layer for each spelling."""
+    """Yield a program (a function with arguments) for each way in which models write the loss of a linear layer."""
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
     labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)

@@ -102,8 +102,8 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
-    """Return the base and the exponent where ``node`` is a root or a reciprocal, such as ``(x, -0.5)`` for
-    ``rsqrt(x)``, or None.
+    """Return the base and the exponent where ``node`` is one call that computes a root or a reciprocal, such as ``(x,
+    -0.5)`` for ``rsqrt(x)`` or ``x ** -0.5``, or None.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name else []
@@ -145,7 +145,9 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 
 def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed over the last dim or not, or None."""
+    """Return ``x`` where ``node`` computes ``x ** 2``, in any way of writing it, with or without a sum over the last
+    dim, or None.
+    """
     name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
         return summed
@@ -235,7 +237,9 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
-    """Return the sum in ``node`` where that is a sum over the last dim divided by the dim's size, or None."""
+    """Return the sum that ``node`` divides by the size of the last dim, over which the sum is, so that it computes a
+    mean, or None for any other node.
+    """
     given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
         return None

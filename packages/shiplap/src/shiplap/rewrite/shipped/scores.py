@@ -304,7 +304,9 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 
 def swaps_last_dims(node: Node) -> bool:
-    """Whether ``node`` swaps the last two dims, in any spelling."""
+    """Whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or any other call that does
+    so.
+    """
     if torch_call_name(node) != "transpose":
         return False
     given, rank = canonical_arguments(node), fake_value(node).dim()

@@ -158,8 +158,8 @@ def _paths_to_products(
 
 
 def mixes_heads(node: Node) -> bool:
-    """Whether ``node`` multiplies scores or weights by a square matrix of the model and keeps their shape, as the
-    talking heads of an attention do.
+    """Whether ``node`` multiplies attention scores or weights by a square matrix of the model and keeps their shape, by
+    which some models mix the scores of their heads.
     """
     name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
@@ -211,7 +211,9 @@ def _operands_of_product(node: Node) -> list[Node]:
 
 
 def _may_give_scores(node: Node, _: set[Node]) -> bool:
-    """Whether ``node`` is a product from which scores may come."""
+    """Whether ``node`` is a product that can compute attention scores: a matrix product of two tensors, a convolution,
+    or a product that is summed over a dim. The second parameter is not used.
+    """
     if _product_under_sum(node) is not None:
         return True
     name = torch_call_name(node)
