@@ -57,7 +57,9 @@ class TemplateCandidate(Candidate):
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def why_refused(self) -> str:
-        """Return the reason why ``supports`` of the template refuses this call with this config, or an empty text."""
+        """Return the reason why the template's ``supports`` function refuses this call with this config (tuning
+        parameters), or an empty text.
+        """
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
@@ -93,7 +95,8 @@ class TemplateCandidate(Candidate):
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
-        output, which is filled with NaN or a byte pattern before.
+        output. That is first filled with NaN, or a byte pattern, so that elements which the kernel does not write are
+        noticed.
 
         The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
