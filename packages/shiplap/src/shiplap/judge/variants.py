@@ -294,7 +294,7 @@ def _other_shape_forms(
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:
-    """Return the text by which reports name inputs of these shapes and this kind of values: ``3x4, 4``, and the kind."""
+    """Return the text by which reports name inputs of these shapes and this kind of values: ``3x4, 4 <kind>``."""
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 
