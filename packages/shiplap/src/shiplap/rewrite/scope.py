@@ -112,8 +112,8 @@ class Rewrites:
         _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites, after the passes in
-        ``options`` or those configured.
+        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites after the user's own compiler
+        passes, those in ``options`` or in Inductor's configuration.
 
         In a compilation inside of ``with`` blocks, the rewrites of the blocks come first.
         """

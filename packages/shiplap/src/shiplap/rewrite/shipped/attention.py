@@ -97,8 +97,8 @@ class AttentionRewrite(Rewrite):
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches and near
-        misses.
+        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches, and near
+        misses (place and reason) where one stays.
         """
         remove_dead_calls(graph)
         for node in list(graph.nodes):

@@ -139,7 +139,7 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Whether ``node`` is the exponential of a softmax that is written out (``by_hand``)."""
+    """Whether ``node`` is the ``exp`` of a softmax that is written out (``by_hand``) as several calls."""
     return by_hand and torch_call_name(node) == "exp"
 
 
@@ -156,7 +156,9 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
-    """Return the fix for a call that differs, or ``otherwise`` where none is listed for it."""
+    """Return the remedy to report for the call ``node``, which attention does not have, from a table of known calls, or
+    ``otherwise`` where the table lacks it.
+    """
     name = torch_call_name(node)
     if mixes_heads(node):
         return NO_FIX

@@ -78,7 +78,9 @@ class RmsNorm(Rewrite):
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace RMS norms that ``graph`` writes out by torch's function, and yield matches and near misses."""
+        """Replace RMS norms that ``graph`` computes by several calls by torch's function, and yield matches, and near
+        misses (place and reason).
+        """
         known: set[Node] = set()
         remove_dead_calls(graph)
         for node in list(graph.nodes):

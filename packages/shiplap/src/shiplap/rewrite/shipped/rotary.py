@@ -126,7 +126,9 @@ class Rotary(Rewrite):
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace rotations of pairs in ``graph``, the largest first, and yield matches and near misses."""
+        """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first, and
+        yield matches, then near misses (place and reason).
+        """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
         remove_dead_calls(graph)
