@@ -78,7 +78,7 @@ class PatternSamples:
 
     @cached_property
     def samples(self) -> Samples:
-        """The generator that draws arguments for the pattern from its annotations. Raises SL805 where there are none."""
+        """The generator that draws arguments for the pattern from its annotations. SL805 where there are none."""
         if not self.signature.args:
             raise error(
                 "SL805",
