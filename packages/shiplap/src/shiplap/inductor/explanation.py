@@ -202,8 +202,8 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
 
 
 def _explain_kernels(number: int, graph: ReportedGraph, made: Sequence[FusionChoice]) -> Iterator[CompiledKernel]:
-    """Yield the kernels of a compiled graph in their order, each with its operators, source lines, choices and unfused
-    neighbours. ``made`` holds the choices of this graph.
+    """Yield the kernels of the compiled graph with this ``number``, in their order, each with its operators, source
+    lines, choices and neighbours that were not fused. ``made`` holds the choices of kernels for calls in this graph.
     """
     groups = graph.groups_with_kernel_names()
     for group in groups:

@@ -58,7 +58,9 @@ class FusionChoice:
 
 
 def remember_fusion_choice(choice: FusionChoice) -> None:
-    """Keep ``choice`` among the recent 1000 of this process, and call each watcher with it."""
+    """Keep ``choice``, which kernel a compilation uses for one call, among the last 1000 of this process, and call each
+    function given to ``watch_fusion_choices`` with it.
+    """
     _recent.append(choice)
     for watcher in _watchers:
         watcher(choice)

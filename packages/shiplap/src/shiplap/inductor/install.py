@@ -73,8 +73,8 @@ def _lower_below(op: Op) -> None:
 
 
 def _make_kernel_visible(op: Op) -> None:
-    """Register the lowering that shows the Triton kernel of ``op`` to Inductor for fusion, where torch's flag for such
-    fusion is on. Do nothing for an op without such a kernel.
+    """Register a lowering that gives Inductor the Triton kernel of ``op`` itself, so that neighbours can be fused with
+    it, if torch's flag for such fusion is on. Do nothing for an op without such a kernel.
     """
     from shiplap.torch_private import inductor_lowering
 

@@ -117,8 +117,8 @@ def _choose_candidate(call: LoweredCall) -> FusionChoice:
 
 
 def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
-    """Return the candidate that will probably be proven first for a call, so that its compilation can start early, or
-    None if no proof is needed.
+    """Return the candidate kernel that will probably be tested and used for a call, so that its compilation can start
+    early, or None where that is not known or no test is needed.
     """
     switch = switches_of(call.op)
     valid = [c for c in template_candidates(call)[0] if switch.only in c.label] if switch.templates else []
@@ -232,7 +232,9 @@ def _opaque_call(call: LoweredCall, overload: Any, args: tuple[Any, ...], kwargs
 
 
 def _warn_unused_candidate(op: Op, verdict: CandidateVerdict) -> None:
-    """Issue a notice that a template candidate of ``op`` is not used, with the reason in ``verdict``."""
+    """Issue a notice that a candidate kernel of ``op``, rendered from a template, is not used, with the reason in
+    ``verdict``.
+    """
     notice(
         f"template {op.identity} {verdict.candidate}",
         f"{op.spec.name}: {verdict.candidate} is {verdict.status} and is not used ({verdict.detail})",

@@ -56,8 +56,8 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 
 
 def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
-    """Return the verdict that this process, or an earlier one on disk, has on an equal candidate for an equal call.
-    Return None where there is none, or where the candidate cannot be rendered.
+    """Return the verdict (whether its results are right) that this process, or an earlier one on disk, has on an equal
+    candidate kernel for an equal call. None where there is none, or where the candidate cannot be rendered.
     """
     key = _proof_key(candidate)
     if key is None:
@@ -88,8 +88,8 @@ def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) ->
 
 
 def _proof_key(candidate: TemplateCandidate) -> Key | None:
-    """Return the key under which verdicts on a candidate are stored: the text of its kernel, its call with sizes,
-    scalars, dtypes and memory, and the op's sampler. None if rendering fails.
+    """Return the key under which the verdict on a candidate kernel is stored: its text, the call's sizes, scalars,
+    dtypes and memory layout, and the op's sampler. Return None if the kernel cannot be rendered.
     """
     try:
         rendered = candidate.digest
@@ -179,9 +179,8 @@ class _Cases:
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
-        """Yield at most eight small samples of the call whose values lie around constants in the kernel's source, where
-        it may branch. ``values`` names that kind of values in a sample's recipe. Several samples let each constant
-        occur at every place.
+        """Yield at most eight small samples of the call with values of the kind ``values``, whose numbers lie around
+        constants in the kernel's source, where it may branch. Several samples let each constant occur at every place.
         """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]

@@ -59,8 +59,8 @@ _forced: ContextVar[dict[str, str]] = ContextVar("shiplap_forced_candidate")
 
 
 def forced_candidate(op: str) -> str | None:
-    """Return the label of the candidate of the op named ``op`` that the trial compilation in progress has to use, or
-    None.
+    """Return the label of the candidate that calls of ``op`` have to use in this context, set by ``force_candidate``
+    for a trial compilation, or None.
     """
     return _forced.get({}).get(op)
 
@@ -214,8 +214,8 @@ def _list_verdicts(
 
 
 def render_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> list[Any]:
-    """Return a list of the fallback and ``candidates``, each rendered in this thread. An error of rendering is left for
-    the verification to report.
+    """Return a list of the fallback (the op without a template) and ``candidates``, all rendered to kernels in this
+    thread, since that needs the current graph. An error is left for the verification to report.
     """
     listed: list[Any] = [FallbackCandidate(call), *candidates]
     for candidate in listed:  # needs the graph at hand, which is this thread's
@@ -368,8 +368,9 @@ def _selection_choice(
 
 
 def _describe_choice(listed: list[Any], ranked: list[int], times: dict[int, float], how: str, ranking: Ranking) -> str:
-    """Return the reason of a choice as one sentence: the best time, those of the fallbacks, the next candidate's, and
-    how many candidates were dropped.
+    """Return the reason of a choice as one sentence: the best time, those of the fallbacks and of the next candidate,
+    and how many were dropped. ``ranked`` holds indices in ``listed``, best first, ``times`` seconds by index, and
+    ``how`` the surroundings.
     """
     if not times:
         return "the fallback: no template could be run"

@@ -115,8 +115,8 @@ class SizeRange:
                     yield laid
 
     def _admits(self, sizes: Sizes) -> bool:
-        """Whether the conditions of the graph hold for ``sizes``, and tensors of such sizes can be laid out in
-        memory.
+        """Whether a graph may get ``sizes``: its conditions on size symbols hold for them, and tensors of such sizes
+        can be laid out in memory without sharing elements.
         """
         laid = self._with_strides(sizes)
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
@@ -240,8 +240,8 @@ class SizeRange:
 
 
 def size_range(call: SizedCall) -> SizeRange:
-    """Return the range of sizes that the graph of ``call`` may serve, as far as a proof can cover it. It is empty for
-    fixed sizes.
+    """Return the range of sizes at which the graph of ``call`` may be run, as far as a candidate kernel can be tested
+    over it. The range is empty for a call of fixed sizes.
     """
     sizes = [n for value in call.env.values() for n in (value if isinstance(value, (list, tuple)) else [value])]
     symbols = inductor_lowering.symbols_of([n for n in sizes if isinstance(n, torch.SymInt)])
@@ -368,8 +368,8 @@ def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> st
 
 
 def _name_symbol(call: SizedCall, s: SizeSymbol) -> str:
-    """Return the name of the op's dim that a symbol stands for, ``part of <dim>`` where a dim contains it, or ``a
-    size``.
+    """Return the name of the op's dim for which the size symbol ``s`` stands, ``part of <dim>`` where a dim is computed
+    from it, or ``a size``.
     """
     named = [(k, v) for k, v in call.env.items() if isinstance(v, torch.SymInt)]
     exact = next((k for k, v in named if v.node.expr == s.symbol), None)

@@ -53,11 +53,15 @@ class TemplateCandidate(Candidate):
 
     @property
     def label(self) -> str:
-        """The name of the candidate: the template's, followed by the config in parentheses if there is one."""
+        """The name of the candidate: that of its template, followed by its config (tuning parameters) in parentheses if
+        it has one.
+        """
         return f"{self.template.name}({self.config})" if self.config.items else self.template.name
 
     def why_refused(self) -> str:
-        """Return the reason why ``supports`` of the template refuses this call with this config, or an empty text."""
+        """Return the reason why the template's ``supports`` function refuses this call with this config (tuning
+        parameters), or an empty text.
+        """
         supports = self.template.supports
         verdict = True if supports is None else supports(self.call.hints, self.call.dtypes, self.config.as_dict())
         return "" if verdict is True else (verdict or "supports() returned False")
@@ -93,7 +97,8 @@ class TemplateCandidate(Candidate):
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
         """Compile the kernel without a graph, and return a function that runs it on copies of ``args`` and returns the
-        output, which is filled with NaN or a byte pattern before.
+        output. That is first filled with NaN, or a byte pattern, so that elements which the kernel does not write are
+        noticed.
 
         The candidates of one call share inputs and output, and each ``prepare`` fills them again.
 
@@ -110,8 +115,8 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(self._run, inputs, out)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the kernel on ``args``, of the sizes in ``sizes``, as the compiled graph may call
-        it. Inputs and output are in fresh memory.
+        """Return a function that runs the compiled kernel on ``args``, whose size symbols have the values in ``sizes``,
+        as the compiled graph may call it. Inputs and output are in new memory.
         """
         self.render()
         if self._run is None:
@@ -243,8 +248,8 @@ def _sum_partials(call: LoweredCall, partial_sums: Tensor) -> Tensor:
 def _render_template(
     call: LoweredCall, template: Template, config: Config, buffers: dict[str, Any], split_k: int
 ) -> Any:
-    """Return the Inductor choice of a template's kernel for a call, config and input buffers. Raises
-    NotImplementedError for two arguments that are views of one buffer.
+    """Return the kernel of ``template``, rendered for a call, config (tuning parameters) and input buffers, as an
+    object among which Inductor can choose. Raises NotImplementedError for two arguments that are views of one buffer.
     """
     layout = inductor_lowering.fixed_layout(call.output)
     if split_k > 1:

@@ -42,8 +42,8 @@ def is_collecting() -> bool:
 
 
 def provide(op: Op, drawn: Inputs) -> Sequence[Candidate]:
-    """Return the fallback and every template candidate for calls like ``drawn``, rendered by compiling the op alone,
-    ready to be verified and raced.
+    """Return the fallback (the op without a template) and every candidate kernel for calls like ``drawn``, rendered by
+    compiling the op alone, for the worker process that verifies and times them.
     """
     listed: list[Any] = []
     token = _collected.set(listed)

@@ -334,8 +334,8 @@ def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[In
 
 @contextmanager
 def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
-    """Accept an error that the candidate raises inside the ``with`` for a layout that is not contiguous, or a fault for
-    a tensor in place of None: record it as unchecked or missing, not as a fault.
+    """Run the checks of one ``form`` inside the ``with``. An error of the candidate for tensors that are not
+    contiguous, or a fault for a tensor in place of None, is recorded as unchecked or missing and not held against it.
 
     An error is loud, and nobody gets a wrong result. A tensor in the place of None is a guess at what the reference is
     meant for, so a fault there leaves the comparison open.
@@ -357,8 +357,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
-    """Return the properties (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which the
-    inputs of ``form`` differ from those of the form ``first``.
+    """Return the properties (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which inputs
+    of ``form`` differ from those of the form ``first``. A form says which shapes, values and layouts inputs have.
     """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
@@ -384,8 +384,8 @@ def _check_one_form(
     """
 
     def look(args: tuple[Any, ...], *, in_place: bool = False) -> None:
-        """Call the candidate once on ``args``, with ``in_place`` in the tensors of the call before, and compare the
-        results.
+        """Call the candidate once on ``args`` and compare its results with the reference's. With ``in_place`` the
+        values are written into the tensors of the call before, which shows results kept by address.
         """
         with pace.step(witness.prisoner):
             witness.call(args, case.problem.expect_effects(form, args), in_place=in_place)

@@ -102,7 +102,9 @@ class JudgeProblem:
         raise NotImplementedError
 
     def count_elements(self, form: InputForm) -> int:
-        """Return the number of elements of all tensor arguments of a form."""
+        """Return the number of elements of all tensor arguments together, for inputs of the shapes that ``form``
+        describes.
+        """
         shapes = form.shapes or [t.shape for t in tensors_among(self.draw(form))]
         return sum(map(math.prod, shapes))
 

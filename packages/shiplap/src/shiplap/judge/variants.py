@@ -194,8 +194,8 @@ def _unusual_value_forms(
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return a copy of the form of ordinary values with the kind of values ``kind``, described as ``what`` in its
-        label, and with its fields changed as ``changes`` says.
+        """Return a copy of ``plain``, the form of inputs given to ``_unusual_value_forms``, with the kind of values
+        ``kind``, described as ``what`` in its label, and with its fields changed as ``changes`` says.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -294,7 +294,7 @@ def _other_shape_forms(
 
 
 def _form_label(shapes: Shapes, kind: str) -> str:
-    """Return the label of a form for reports: its shapes, such as ``3x4, 4``, and the kind of values."""
+    """Return the text by which reports name inputs of these shapes and this kind of values: ``3x4, 4 <kind>``."""
     return f"{', '.join('x'.join(map(str, s)) or 'scalar' for s in shapes)} {kind}"
 
 

@@ -140,8 +140,8 @@ def _inputs_of(program: torch.export.ExportedProgram) -> dict[str, Any]:
 
 
 def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | None:
-    """Return the facts that the front library checks of inputs before the model reads them: rank, contiguity, equal
-    sizes. None where an input is no tensor.
+    """Return what the front library has to check of the program's inputs before the model reads them: rank, contiguity,
+    equal sizes. Return None where an input is no tensor.
 
     The model's own checks take their number and their axes for granted, and sizes that one symbol names for equal.
     """

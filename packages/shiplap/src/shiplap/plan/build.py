@@ -84,7 +84,7 @@ def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[St
 
 
 def dtype_step(at: TensorPlace) -> LetStep:
-    """Return the step that sets the variable ``type_<argument>`` to the dtype of the tensor at ``at``."""
+    """Return the step that sets the generated variable ``type_<argument>`` to the dtype of the tensor ``at``."""
     return LetStep(
         f"type_{at.arg}", VariableType.DTYPE, Expression(f"{at.tensor.python}.dtype", f"{at.tensor.cpp}.dtype()")
     )
@@ -346,8 +346,8 @@ class _PlanBuilder:
         return variable in self.loose
 
     def needed(self) -> list[str]:
-        """Return the variables that outputs, bounds and preconditions read, as names in generated code: the device,
-        then sizes, then dtypes, each sorted.
+        """Return the variables of the generated code that outputs, bounds and preconditions read: the device, then
+        sizes, then dtypes, each sorted. Every call has to set them.
         """
         spec = self.spec
         exprs = [e for _, e in (*spec.dims, *spec.bounds)] + list(spec.requires)

@@ -50,7 +50,9 @@ def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
 
 
 def argument_is_kind(op: str, arg: Arg) -> ArgumentRule:
-    """Return the rule (SL209) that an argument is of its annotated kind: a tensor, a number or a list."""
+    """Return the rule, a condition with the error SL209, that an argument is of its annotated kind: a tensor, a number
+    or a list.
+    """
     by = "the dispatcher, and tvm-ffi's Arguments, which convert each value or refuse it"
     mismatch = (Expression("mismatch(arg, value)", ""),)
     where, expected = (f"{op}, argument '{arg.name}'",), (argument_kind_text(arg),)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def short_digest(*parts: object) -> str:
-    """Return a digest, 16 hexadecimal digits, of ``parts``, the texts that decide the effect of a rewrite."""
+    """Return a digest, 16 hexadecimal digits, of the texts of ``parts``, which together decide what a rewrite does."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
@@ -41,7 +41,8 @@ class Rewrite(ABC):
 
     @property
     def prove_on_first_match(self) -> bool:
-        """Whether the proof of this rewrite waits for the first place that it finds in a graph.
+        """Whether the proof of this rewrite (a comparison of results before and after it) waits until a graph has a
+        first place for it, instead of running when the rewrite is switched on.
 
         The rewrites of Shiplap wait, since most graphs have no place for most of them. A rewrite of a user is proven
         when it is put into force, where an error names the user's line.
@@ -49,13 +50,15 @@ class Rewrite(ABC):
         return bool(self.anchors) and self.code_is_fully_hashed and type(self).__module__.startswith("shiplap.rewrite.")
 
     def may_match(self, graph: Graph) -> bool:
-        """Whether ``graph`` has a call of one of the ``anchors``, without which the rewrite has no place in it."""
+        """Whether ``graph`` has a call of one of this rewrite's ``anchors``, operator names without which the rewrite
+        has no place in a graph.
+        """
         return not self.anchors or any(torch_call_name(n) in self.anchors for n in graph.nodes)
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether ``digest`` and the code of Shiplap decide all that a proof depends on. Only then is the proof kept
-        between processes.
+        """Whether ``digest`` and the code of Shiplap cover everything that the result of this rewrite's proof depends
+        on. Only then is that result kept for other processes.
 
         True for the passes of Shiplap itself, and for a subclass elsewhere that overrides this.
         """
@@ -64,25 +67,27 @@ class Rewrite(ABC):
     @property
     @abstractmethod
     def digest(self) -> str:
-        """The digest of everything that decides the effect of :meth:`apply`: source, helpers, guards, options."""
+        """The digest of everything that decides what :meth:`apply` does to a graph: source, helper functions, guards,
+        options.
+        """
 
     @abstractmethod
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each place and a
-        ``NearMiss`` for each place where it almost fits.
+        """Change ``graph`` in place where the rewrite matches and is faster. Yield a ``Match`` for each changed place
+        and a ``NearMiss`` for each place where all but one thing fits.
 
         The caller lints and recompiles. New nodes get their meta from ``shiplap.rewrite.graph.place_replacement``.
         """
 
     @abstractmethod
     def programs(self) -> Iterable[Program]:
-        """Return the programs, functions with arguments, on which the proof runs the rewrite. It must apply in at least
-        one of them.
+        """Return the programs, that is functions with example arguments, on which the rewrite is proven: their results
+        before and after it are compared. It must apply in at least one of them.
         """
 
     def near_miss(self, at: RewriteObstacle, of: int) -> NearMiss:
-        """Return the record of a place where this rewrite fits but for one thing, the obstacle ``at``. ``of`` is the
-        number of nodes of the pattern.
+        """Return the record of a place where this rewrite fits but for one thing, the obstacle ``at``. ``of`` is how
+        many nodes the pattern has, to which the obstacle's number of fitting nodes is compared.
         """
         # The line of the user, who has to change it.
         line = source_line(at.node)

@@ -23,7 +23,9 @@ MOST_TRACED_PROGRAMS = 24  # programs of one trace: what is captured after a fir
 
 
 def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[list[Program]]:
-    """Yield ``programs`` in order, in lists of at most 24 that can be captured in one trace."""
+    """Yield ``programs`` (functions with example arguments) in order, in lists of at most 24 whose graphs can be
+    captured in one trace.
+    """
     held: list[Program] = []
     for program in programs:
         # Only neighbours share a trace, so that programs stay in the order of the rewrite.
@@ -36,8 +38,8 @@ def group_for_tracing(programs: Iterator[Program], level: Level) -> Iterator[lis
 
 
 def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
-    """Whether two programs can be captured in one trace at ``level`` without joining their graphs: only before autograd
-    and with fixed sizes.
+    """Whether two programs (functions with example arguments) can be captured in one trace at ``level`` of compilation
+    such that their graphs stay separate: only before autograd and with fixed sizes.
     """
     # Autograd builds one backward for all results, and symbols of sizes are shared by inputs of equal size: either
     # would join the graphs of two programs.
@@ -45,8 +47,8 @@ def _can_share_trace(first: Program, second: Program, level: Level) -> bool:
 
 
 def capture_program(program: Program, level: Level, train: bool) -> CapturedGraph:
-    """Return the graph of ``program`` at ``level``, traced alone, with gradients if ``train``. Raises the error that
-    torch raises.
+    """Return the graph of ``program``, a function with example arguments, at ``level`` of compilation, with gradients
+    if ``train``. Errors of torch's tracing are raised.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -55,8 +57,8 @@ def capture_program(program: Program, level: Level, train: bool) -> CapturedGrap
 
 
 def record_calls(program: Program, level: Level) -> CapturedGraph | None:
-    """Return ``program`` as a graph of the calls that it makes, recorded without Dynamo, or None where that is not
-    possible.
+    """Return the graph of the calls that ``program``, a function with example arguments, makes, recorded without
+    Dynamo, or None where sizes are symbols or ``level`` is not the one before autograd.
 
     Only the rewrites that ship use this: a test checks that Dynamo writes the same calls of their programs.
     """
@@ -70,8 +72,8 @@ def record_calls(program: Program, level: Level) -> CapturedGraph | None:
 
 
 def capture_together(programs: Sequence[Program], level: Level) -> list[CapturedGraph] | None:
-    """Return the graph of each program, from one trace of all ahead of autograd, or None where the trace fails or the
-    graphs cannot be separated.
+    """Return a graph for each of ``programs`` (functions with example arguments), all from one trace before autograd,
+    or None where that trace fails or the graphs cannot be separated.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -90,7 +92,8 @@ def capture_together(programs: Sequence[Program], level: Level) -> list[Captured
 
 
 def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
-    """Return a function of all tensors of ``programs`` that calls each program once and returns a list of the results.
+    """Return a function that takes the tensors of all ``programs`` (functions with example arguments) in order, calls
+    each program once and returns a list of the results.
 
     The code of the function is generated: loops over arguments took a quarter of the time of a trace (CPU, 2026-11-26).
     """
@@ -114,8 +117,8 @@ def _call_all_programs(programs: Sequence[Program]) -> Callable[..., Any]:
 
 
 def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Sequence[int]) -> dict[Node, int] | None:
-    """Return the number of the program that each node belongs to, or None if a node belongs to none or to several.
-    ``starts`` and ``ends`` are the ranges of the programs' inputs.
+    """Return for each node of the joint graph ``captured`` the number of the program that it belongs to, or None if a
+    node belongs to none or to several. ``starts`` and ``ends`` are the ranges of each program's inputs.
     """
     owners: dict[Node, int] = {}
     for node in captured.graph.nodes:
@@ -137,8 +140,8 @@ def _owning_programs(captured: CapturedGraph, starts: Sequence[int], ends: Seque
 
 
 def _split_off_program(captured: CapturedGraph, owners: dict[Node, int], number: int, start: int) -> CapturedGraph:
-    """Return program ``number`` as a graph of its own, copied from the shared trace. Its inputs, which begin at
-    ``start`` there, are counted from 0.
+    """Return program ``number`` as a graph of its own, copied from ``captured``, the graph of several programs whose
+    nodes belong to the programs in ``owners``. Its inputs, which begin at ``start`` there, are counted from 0.
     """
     graph, made, roles = Graph(), dict[Node, Node](), dict[Node, int | str]()
     for node in captured.graph.nodes:

@@ -113,15 +113,17 @@ def place_replacement(
 def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
-    """Return ``fn`` traced as a graph of flat results that can stand for ``outputs``, the nodes whose values change
-    with it, and the outputs whose layout no reader sees.
+    """Return ``fn`` traced as a graph that can stand for ``outputs``, then the nodes behind an output that are laid out
+    otherwise with it, each with its new fake value, and the outputs whose layout no reader sees.
 
     Returns the graph, the nodes behind an output that lie otherwise in memory now, with their values, and the outputs
     whose layout no reader sees. A result is copied to the layout of its output where a reader would see the difference.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:
-        """Return ``fn`` traced as a graph, on the fake values of the nodes among the replacement's arguments."""
+        """Return ``fn`` traced as a graph with a flat list of results, on fake tensors like those of the nodes among
+        the replacement's arguments.
+        """
         return fx.trace_to_nodes(
             lambda *values: fn(*_fill_arguments(args, inputs, values)), [fake_value(n) for n in inputs], level
         )
@@ -150,8 +152,9 @@ def _trace_replacement(
 def _why_results_differ(
     made: Graph, results: Sequence[Any], outputs: Sequence[Node], free: Collection[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and the reason why ``results`` of the replacement ``made`` cannot stand for ``outputs``, or
-    None if they can. The layout of nodes in ``free`` does not count.
+    """Return the kind of obstacle and the reason why ``results`` of the replacement ``made`` cannot stand for
+    ``outputs`` (another dtype, shape, layout and so on), or None if they can. The layout of outputs in ``free`` does
+    not count.
     """
     if constant := next((n for n in made.nodes if n.op == "get_attr"), None):
         return (
@@ -172,8 +175,8 @@ def _why_results_differ(
 
 
 def _near_miss_at(level: Level, rewrite: str, at: Node, of: int) -> Callable[[Obstacle, str], NearMiss]:
-    """Return a function that takes an obstacle and a reason and returns the near miss (a place where a rewrite fits but
-    for one thing) of ``rewrite`` at ``at``. ``of`` is the number of nodes of the pattern.
+    """Return a function that takes a kind of obstacle and a reason, and returns the record that ``rewrite`` fits at
+    ``at`` but for that. ``of`` is how many nodes the rewrite's pattern has.
     """
     return lambda obstacle, reason: NearMiss(
         rewrite, level, at.name, source_line(at), obstacle, reason, of, of, OBSTACLE_FIXES.get(obstacle, "")
@@ -186,7 +189,9 @@ def _node_positions(graph: Graph) -> Callable[[Node], int]:
 
 
 def _fill_arguments(args: Sequence[Any], inputs: Sequence[Node], values: Sequence[Any]) -> list[Any]:
-    """Return ``args`` with each node of ``inputs`` replaced by the value at its place in ``values``."""
+    """Return ``args`` with each node among ``inputs``, also in lists, replaced by the value at the same position of
+    ``values``.
+    """
     given = dict(zip(inputs, values, strict=True))
     return list(map_arg(tuple(args), given.__getitem__))
 
@@ -220,14 +225,16 @@ def _value_difference(new: Any, old: Any) -> tuple[Obstacle, str] | None:
 
 
 def _inputs_behind(made: Graph, inputs: Sequence[Node], result: Any) -> set[Node]:
-    """Return the inputs from which ``result`` of the traced replacement ``made`` is computed."""
+    """Return those of ``inputs``, nodes of the user's graph, from which ``result`` of the traced replacement ``made``
+    is computed.
+    """
     given = dict(zip((n for n in made.nodes if n.op == "placeholder"), inputs, strict=True))
     return {given[n] for n in walk_from(flat_nodes(result), inputs_of) if n in given}
 
 
 def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and the reason if a result would be computed from itself through others, or None. ``needs``
-    holds the inputs of each result.
+    """Return the kind of obstacle and the reason if a replaced output would be computed from itself through others, or
+    None. ``needs`` holds, for each of ``outputs``, the input nodes from which its new value is computed.
 
     In training this happens: gradients are computed from results.
     """
@@ -244,8 +251,8 @@ def _find_dependency_loop(needs: Sequence[set[Node]], outputs: Sequence[Node]) -
 def _find_barrier_between(
     graph: Graph, inputs: Sequence[Node], replaced: Sequence[Node]
 ) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and the reason if a write or the edge of a mode lies between the nodes that would be merged,
-    or None.
+    """Return the kind of obstacle and the reason if a write, or the edge of a ``no_grad`` or autocast block, lies
+    between the nodes ``replaced`` that would be merged into one place, or None.
     """
     order = _node_positions(graph)
     # The merged call stands at the last of these nodes, so everything in between is passed.
@@ -259,8 +266,8 @@ def _find_barrier_between(
 
 
 def barrier_reason(node: Node) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and the reason why other nodes must not be moved past ``node`` (it writes, or switches a
-    mode), or None if they may.
+    """Return the kind of obstacle and the reason why other calls must not be moved past ``node`` (it writes to a
+    tensor, or enters or leaves a ``no_grad`` or autocast block), or None if they may.
     """
     if mutates_argument(node):
         return "mutation", "writes to a tensor"
@@ -357,8 +364,8 @@ def _insert_replacement(
     outputs: Sequence[Node],
     writers: Sequence[Node] = (),
 ) -> list[Node]:
-    """Copy the nodes of the traced replacement ``made`` ahead of the last output, or behind the last of ``writers``,
-    let the users of ``outputs`` read the copies, and return these.
+    """Copy the nodes of ``made``, the traced replacement, into ``graph`` before the last of ``outputs``, or behind the
+    last of ``writers``, let the users of ``outputs`` read the copies of ``results``, and return all copies.
     """
     order = _node_positions(graph)
     given = iter(inputs)

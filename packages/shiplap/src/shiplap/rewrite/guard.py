@@ -112,8 +112,9 @@ class Guard:
         return text if expr.names and expr.names <= dims else ""
 
     def why_refused(self, env: Mapping[str, Any], *, may_guard: bool = True) -> str:
-        """Return an empty text when the guard holds for the arguments and dims in ``env``, else the reason:
-        ``x.shape[-1] is 100``.
+        """Return an empty text when the guard holds for ``env``, the arguments and dims by name, else the reason:
+        ``x.shape[-1] is 100``. With ``may_guard``, symbolic sizes become a condition of the compiled code, else the
+        guard does not hold for them.
 
         On symbolic sizes the guard becomes a condition of the compiled code, or, unless ``may_guard``, does not hold.
         """

@@ -43,8 +43,8 @@ def _is_strided_tensor(held: Any) -> bool:
 
 
 def restore_layouts(fn: Callable[..., Any], wanted: Sequence[Tensor | None]) -> Callable[..., list[Any]]:
-    """Return a function that calls ``fn`` and copies each result to the dim order of the tensor in ``wanted``, where
-    that is not None.
+    """Return a function that calls ``fn`` and returns its results as a list, each copied so that its dims lie in memory
+    in the order of those of the tensor in ``wanted`` at its position. None there leaves it.
     """
 
     def laid_out(*args: Any) -> list[Any]:
@@ -84,8 +84,8 @@ def dims_by_stride(t: Tensor) -> list[int]:
 
 
 def readers_with_new_layout(old: Node, new: Tensor) -> list[tuple[Node, Any]] | None:
-    """Return the readers of ``old`` with the fake values that they have if it is laid out as ``new``, or None if a
-    reader would see the difference.
+    """Return the readers of ``old``, direct and through views, with the fake values that they get if ``old`` is laid
+    out in memory as ``new``, or None if a reader would see the difference.
 
     The list ends at the readers that are laid out as before. A chain of views that ends in a copy hides the difference:
     ``attended.transpose(1, 2).reshape(b, l, -1)``.

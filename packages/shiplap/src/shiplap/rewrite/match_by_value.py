@@ -75,8 +75,8 @@ class GraphPart:
     constants: Mapping[Node, Tensor] = field(default_factory=dict)
 
     def run(self, x: Tensor, sides: Sequence[Tensor]) -> Tensor:
-        """Return the result of the part on ``x`` and ``sides``, with all casts left out. Raises the error that torch
-        raises.
+        """Return the result that this part of a graph (the calls between one value and another) computes from ``x`` and
+        ``sides``, the other tensors that it reads, with all casts left out. Errors of torch are raised.
         """
         held: dict[Node, Any] = {self.x: x, **self.constants, **dict(zip(self.sides, sides, strict=True))}
         # Tensors that are computed twice get the values of the side that they equal.
@@ -88,8 +88,8 @@ class GraphPart:
         return result
 
     def draw_inputs(self, rng: torch.Generator) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Yield random values for ``x`` and the sides in float64: first of small sizes, which the calls may not admit,
-        then of the sizes of the graph.
+        """Yield random float64 values for ``x`` and for the other tensors that this part of a graph reads: first of
+        small sizes, for which its calls may fail, then of the graph's own sizes.
         """
         held = [fake_value(n) for n in (self.x, *self.sides)]
         shapes = [tuple(size_hint_of(n) for n in t.shape) for t in held]
@@ -103,8 +103,8 @@ class GraphPart:
 
 
 def _shrink_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return ``shape`` with all sizes but the last made small: equal sizes in ``shapes`` stay equal, different sizes
-    stay different.
+    """Return ``shape`` with all sizes but the last replaced by small ones, by which a part of a graph can be run
+    quickly. Equal sizes in ``shapes`` stay equal, and different ones different.
     """
     # The last dim keeps its size: pairs of a rotary embedding lie in it.
     large = sorted({n for s in shapes for n in s[:-1] if n > LARGEST_KEPT_SIZE})
@@ -117,7 +117,9 @@ def _random_tensor(shape: Sequence[int], imaginary: bool, rng: torch.Generator) 
 
 
 def _run_call(node: Node, held: dict[Node, Any]) -> Any:
-    """Return the result of the call ``node`` on the values in ``held``. A cast returns its argument unchanged."""
+    """Return the result of the call ``node`` on real tensors, where ``held`` has the values of the nodes that it reads.
+    A cast returns its argument unchanged, so that all is computed in one dtype.
+    """
     if torch_call_name(node) in CAST_OPERATORS:
         return held[tensor_argument(node)]
     # A size that the graph computes is replaced by the number of the call that is compiled for.
@@ -125,8 +127,8 @@ def _run_call(node: Node, held: dict[Node, Any]) -> Any:
 
 
 def part_between(x: Node, out: Node) -> GraphPart | None:
-    """Return the part of the graph between ``x`` and ``out``, or None where ``out`` is not computed from ``x`` through
-    calls that a part may hold.
+    """Return the part of the graph that computes ``out`` from ``x`` and other tensors, or None where calls in between
+    are neither arithmetic, casts nor moves of values, or ``out`` does not depend on ``x``.
     """
     reached = _nodes_above(out)
     if x not in reached:
@@ -192,8 +194,8 @@ def _computation_key(node: Any, depth: int = 8) -> Any:
 
 
 def candidate_starts(out: Node) -> list[Node]:
-    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first. Each is a
-    candidate for the ``x`` of a part.
+    """Return the floating-point values of the shape of ``out`` from which it is computed, the nearest first: candidates
+    for the start of a part of the graph whose meaning is found by running it.
     """
     held = fake_value(out)
     shaped = [
@@ -204,13 +206,15 @@ def candidate_starts(out: Node) -> list[Node]:
 
 
 def operator_names_above(out: Node) -> set[str]:
-    """Return the names of the calls behind ``out``, as far as a part may reach, that a part may hold."""
+    """Return the names of the calls from which ``out`` is computed through at most 24 calls of arithmetic, casts and
+    moves of values.
+    """
     return {torch_call_name(n) for n in _nodes_above(out) if is_understood(n)}
 
 
 def _nodes_above(out: Node) -> set[Node]:
-    """Return ``out`` and all nodes from which it is computed through at most 24 calls that a part may hold, with the
-    values before them.
+    """Return ``out`` and all nodes from which it is computed through at most 24 calls of arithmetic, casts and moves of
+    values, with the values that the first of these calls read.
     """
     reached, layer = {out}, [out]
     # Layer by layer, so that a graph with many paths is not walked once per path.
@@ -221,8 +225,8 @@ def _nodes_above(out: Node) -> set[Node]:
 
 
 def is_understood(node: Node) -> bool:
-    """Whether a part may hold the call ``node``: arithmetic, a cast, or an operator that moves values, without a
-    write.
+    """Whether the call ``node`` is of a kind that a part of the graph may contain whose meaning is found by running it:
+    arithmetic, a cast, or an operator that moves values, without a write.
     """
     name = torch_call_name(node)
     # A cast to an integer changes values.

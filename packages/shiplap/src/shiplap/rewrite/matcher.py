@@ -53,19 +53,23 @@ class PatternGraph:
 
     @cached_property
     def picked(self) -> list[int]:
-        """The numbers of the pattern's results that are computed: those that are neither None nor an argument
-        unchanged.
+        """The positions, among the pattern function's flat results, of those that it computes: not None, and not an
+        argument that is returned unchanged.
         """
         return [i for i, n in enumerate(self.results) if isinstance(n, Node) and n not in self.inputs]
 
     @cached_property
     def outputs(self) -> list[Node]:
-        """The nodes of the pattern's results that are computed."""
+        """The pattern's nodes for those of its results that it computes, without None and arguments that are returned
+        unchanged.
+        """
         return [self.results[i] for i in self.picked]
 
     @property
     def calls(self) -> list[Node]:
-        """The nodes of the pattern that a graph must have: its calls, except those that compute only sizes."""
+        """The nodes of the pattern for which a graph must have a counterpart: its calls, except those that compute only
+        sizes.
+        """
         return [n for n in self.graph.nodes if n.op.startswith("call") and not is_number(fake_value(n))]
 
 
@@ -88,7 +92,9 @@ class PartialMatch:
 
     @property
     def replaced(self) -> list[Node]:
-        """The nodes of the graph for which the pattern stands: those of its nodes, and idle casts between them."""
+        """The nodes of the user's graph that the replacement replaces: those matched to nodes of the pattern, and calls
+        between them that return their argument unchanged.
+        """
         return [*self.nodes.values(), *self.passed]
 
 
@@ -102,8 +108,9 @@ class _PatternWalker:
         self.pattern = pattern
 
     def match_node(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> list[PartialMatch]:
-        """Return the ways in which the pattern's node ``want`` is ``actual`` of the graph, which ``user`` reads, or the
-        one way that came farthest.
+        """Return the extensions of the partial match ``fit`` in which the pattern's node ``want`` is the value
+        ``actual`` of the graph, which ``user`` reads, or if none fits, the one that matched the most nodes, with its
+        obstacle.
         """
         # A cast to the dtype that a value already has is stepped over, unless the pattern has the same call there.
         if keeps_tensor(actual) and (want in self.pattern.inputs or canonical_name(actual) != canonical_name(want)):
@@ -137,8 +144,9 @@ class _PatternWalker:
         return self._writers(self._arguments(fit, want, actual), want, actual)
 
     def _writers(self, fits: list[PartialMatch], want: Node, actual: Node) -> list[PartialMatch]:
-        """Extend ``fits`` by the calls of libraries' ops that write to ``want`` in the pattern, compared in order with
-        those that write to ``actual``. Return the ways that fit, or with an obstacle.
+        """Extend each partial match of ``fits`` by the calls of custom ops that write to ``want`` in the pattern,
+        matched in order to those that write to ``actual`` in the graph. Return the matches that fit, or one with an
+        obstacle.
         """
         ours, theirs = ([u for u in n.users if n in written_arguments(u)] for n in (want, actual))
         if len(theirs) < len(ours):
@@ -150,8 +158,8 @@ class _PatternWalker:
         return fits
 
     def _input(self, fit: PartialMatch, want: Node, actual: Any, user: Node) -> PartialMatch:
-        """Return ``fit`` with the pattern's input ``want`` bound to ``actual``, or with an obstacle where that input is
-        bound to another value.
+        """Return the partial match ``fit`` with the pattern's input ``want`` bound to ``actual``, a value of the graph
+        that ``user`` reads, or with an obstacle where that input is bound to another value already.
         """
         name = self.pattern.inputs[want]
         if name not in fit.args:
@@ -170,8 +178,9 @@ class _PatternWalker:
         )
 
     def _arguments(self, fit: PartialMatch, want: Node, actual: Node) -> list[PartialMatch]:
-        """Return the ways in which the arguments of two calls of one operator agree, in both orders if they commute, or
-        the one that came farthest.
+        """Return the extensions of the partial match ``fit`` in which the arguments of the pattern's call ``want`` and
+        the graph's call ``actual`` agree, in both orders if they commute, or if none fits, the one that matched the
+        most nodes.
         """
         wanted, given = canonical_arguments(want), canonical_arguments(actual)
         # The graph may leave out an argument that has its default, while the pattern states it.
@@ -191,8 +200,8 @@ class _PatternWalker:
         return _best_matches(tried)
 
     def _match_pairs(self, fit: PartialMatch, pairs: Sequence[tuple[str, Any, Any]], user: Node) -> list[PartialMatch]:
-        """Return the ways in which all of ``pairs`` agree: the name of an argument of ``user``, its value in the
-        pattern, its value in the graph.
+        """Return the extensions of the partial match ``fit`` in which all ``pairs`` agree, each the name of an argument
+        of the graph's call ``user``, its value in the pattern and its value in the graph.
         """
         fits = [fit]
         # The ways of one argument restrict the ways of the next, so the list is trimmed after each: else it would
@@ -202,8 +211,8 @@ class _PatternWalker:
         return fits
 
     def _match_argument(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> list[PartialMatch]:
-        """Return the ways in which the argument ``name`` of ``user`` agrees: ``want`` in the pattern, ``given`` in the
-        graph.
+        """Return the extensions of the partial match ``fit`` in which the argument ``name`` of the graph's call
+        ``user`` agrees: ``want`` is its value in the pattern, ``given`` that in the graph.
         """
         if isinstance(want, (list, tuple)):
             if not isinstance(given, (list, tuple)) or len(want) != len(given):
@@ -224,7 +233,8 @@ class _PatternWalker:
         return [fit if _equal_constants(want, given) else self._differs(fit, user, name, given, _operand_name(want))]
 
     def _size(self, fit: PartialMatch, want: Any, given: Any, name: str, user: Node) -> PartialMatch:
-        """Return ``fit`` after comparing a size. A size that is a symbol in the pattern is kept in ``sizes``, for
+        """Return the partial match ``fit`` after comparing a size, the argument ``name`` of the graph's call ``user``.
+        Where ``want``, that of the pattern, is a symbol, the pair is kept in ``sizes`` and compared at the end by
         :func:`check_sizes`.
         """
         if isinstance(given, (list, tuple)) and len(given) == 1:  # torch.roll(x, 2, -1) has shifts=[2]
@@ -243,8 +253,8 @@ class _PatternWalker:
         return fit
 
     def _scalar(self, fit: PartialMatch, name: str, given: float, user: Node) -> PartialMatch:
-        """Return ``fit`` with the pattern's argument ``name`` bound to the number ``given`` of the graph, or with an
-        obstacle where another number is bound.
+        """Return the partial match ``fit`` with the pattern function's number argument ``name`` bound to ``given``, a
+        constant of the graph's call ``user``, or with an obstacle where another number is bound already.
         """
         fit = fit.copy()
         if fit.args.setdefault(name, given) == given:
@@ -252,7 +262,9 @@ class _PatternWalker:
         return self._stop_at(fit, user, "constant", f"{name} would be both {fit.args[name]} and {given}")
 
     def _differs(self, fit: PartialMatch, user: Node, name: str, given: Any, want: str) -> PartialMatch:
-        """Return ``fit`` with the obstacle that the argument ``name`` of ``user`` is ``given`` and not ``want``."""
+        """Return the partial match ``fit`` with the obstacle that the argument ``name`` of the graph's call ``user`` is
+        ``given``, where the pattern has ``want``.
+        """
         return self._stop_at(
             fit,
             user,
@@ -261,8 +273,8 @@ class _PatternWalker:
         )
 
     def _stop_at(self, fit: PartialMatch, node: Node, obstacle: Obstacle, reason: str) -> PartialMatch:
-        """Return a copy of ``fit`` with an obstacle, unless it has one. The walk goes on, to count the nodes that fit
-        besides.
+        """Return a copy of the partial match ``fit`` with an obstacle at ``node`` of this kind and reason, unless it
+        has an earlier one. The comparison goes on, to count how many nodes fit.
         """
         stopped = fit.copy()
         stopped.stop = fit.stop or RewriteObstacle(node, obstacle, reason)
@@ -282,8 +294,8 @@ def _bases_of_equal_power(want: Node, actual: Node) -> tuple[Node, Node] | None:
 def match_output(
     pattern: PatternGraph, at: Node, known: PartialMatch | None = None, output: int = 0
 ) -> list[PartialMatch]:
-    """Return the ways in which ``pattern`` may lie in a graph with its output number ``output`` at the node ``at``, on
-    top of the partial match ``known``.
+    """Return the partial matches in which output number ``output`` of ``pattern`` is the node ``at`` of a graph, as
+    extensions of ``known``.
 
     There are several where arguments commute, and only a later comparison decides between them. The list holds one
     match with a ``stop`` where an obstacle is in the way.
@@ -292,15 +304,15 @@ def match_output(
 
 
 def match_first_way(pattern: PatternGraph, at: Node) -> PartialMatch:
-    """Return the first way in which ``pattern`` may lie with its first output at ``at``, or the one that came
-    farthest.
+    """Return the first match in which the first output of ``pattern`` is the node ``at`` of a graph, or if there is
+    none, the partial match that covers the most nodes, with its obstacle.
     """
     return match_output(pattern, at)[0]
 
 
 def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
-    """Return the matches without an obstacle, each binding of arguments once and at most 32, or else the one that came
-    farthest.
+    """Return those of ``tried`` that have no obstacle, each binding of arguments once and at most 32, or if all have
+    one, the partial match that covers the most nodes.
     """
     fitting: list[PartialMatch] = []
     for way in tried:
@@ -311,8 +323,8 @@ def _best_matches(tried: Sequence[PartialMatch]) -> list[PartialMatch]:
 
 
 def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) -> PartialMatch:
-    """Return ``fit``, whose first output fits, extended by the other outputs of the pattern, wherever in the graph they
-    are, or with an obstacle.
+    """Return the partial match ``fit``, in which the pattern's first output has its place in ``graph``, extended by
+    places of all other outputs, or with an obstacle where there is none for one.
     """
     for index, output in enumerate(pattern.outputs[1:], 1):
         if output in fit.nodes:
@@ -335,8 +347,8 @@ def match_other_outputs(pattern: PatternGraph, fit: PartialMatch, graph: Graph) 
 
 
 def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> RewriteObstacle | None:
-    """Return the obstacle if sizes disagree once every argument is bound, or None. ``any_rank`` accepts other ranks
-    than the pattern's.
+    """Return the obstacle if sizes of the complete match ``fit`` disagree with each other or with the pattern, else
+    None. With ``any_rank``, arguments may have more or fewer dims than in the pattern.
     """
     sizes, at = SizeBindings(), fit.nodes[pattern.outputs[0]]
     for want, name in pattern.inputs.items():
@@ -367,7 +379,9 @@ def check_sizes(pattern: PatternGraph, fit: PartialMatch, *, any_rank: bool) -> 
 
 
 def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-    """Return the obstacle if a node outside of the match reads a value that would no longer be computed, or None."""
+    """Return the obstacle if a node outside of the match ``fit`` reads a value that would no longer be computed after
+    the replacement, else None.
+    """
     inside, outputs = set(fit.replaced), {fit.nodes[o] for o in pattern.outputs if o in fit.nodes}
     # Views cost nothing, so they may stay for other readers.
     free = _views_of_inputs(pattern, fit)
@@ -382,8 +396,8 @@ def check_users(pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | N
 
 
 def _views_of_inputs(pattern: PatternGraph, fit: PartialMatch) -> set[Node]:
-    """Return the matched nodes that are views of the pattern's arguments, such as a split. They stay in the graph for
-    other readers and cost nothing.
+    """Return the matched nodes that are views of the pattern's arguments, such as a split. They need not disappear with
+    the match: other readers may keep them, and they cost nothing.
     """
     free: set[Node] = set()
     for want in pattern.graph.nodes:
@@ -400,7 +414,7 @@ def _splits(node: Node) -> bool:
 
 
 def _writer_behind(node: Node, reader: Node, inside: set[Node]) -> Node | None:
-    """Return a call of the match (``inside``) that writes to ``node`` after ``reader`` has read it, or None."""
+    """Return a call among the matched nodes inside that writes to node after reader has read it, or None."""
     return next((u for u in node.users if u in inside and node in written_arguments(u) and reader < u), None)
 
 

@@ -48,8 +48,8 @@ SWAP_NAMES = {"transpose", "swapaxes", "swapdims", "permute", "t", "getattr"}
 
 
 def canonical_name(node: Node) -> Any:
-    """Return one name for all spellings of the call of ``node``: a cast is ``to``, and a swap of two dims is
-    ``transpose``.
+    """Return the name of the operator that ``node`` calls, the same for all ways in which it can be written: every cast
+    is ``to``, and every swap of two dims ``transpose``.
     """
     name = _raw_operator_name(node)
     if not isinstance(name, str) and (mutation := whole_mutation(node)) is not None:
@@ -60,7 +60,7 @@ def canonical_name(node: Node) -> Any:
 
 
 def base_and_exponent(node: Node) -> tuple[Node, float] | None:
-    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any spelling, such as ``x.square()``, ``x * x`` or
+    """Return ``(x, p)`` where ``node`` is ``x ** p`` in any way of writing it, such as ``x.square()``, ``x * x`` or
     ``x.rsqrt()``, or None.
     """
     name, given = canonical_name(node), node.args
@@ -141,8 +141,8 @@ class DimNumber(int):
         return made
 
     def fits_dim(self, other: int) -> bool:
-        """Whether this dim of a pattern fits the dim ``other`` of a graph: counted from the end if it was written so,
-        else from the front.
+        """Whether this dim, written in a pattern, is the dim ``other`` of a graph: compared from the end if it was
+        written as a negative number, else from the front.
         """
         return (
             self - self.rank == other - other.rank if self.from_end and isinstance(other, DimNumber) else self == other

@@ -23,7 +23,9 @@ class RewriteObstacle(Exception):
 
 
 def obstacle_of_reader(node: Node, reader: Node, fix: str = "", fitting: int = 1) -> RewriteObstacle:
-    """Return the obstacle that ``reader`` reads the value of ``node``, which would no longer be computed."""
+    """Return the obstacle to a replacement that ``reader`` reads the value of ``node``, which would no longer be
+    computed. ``fix`` is the remedy, and ``fitting`` the number of nodes that fit.
+    """
     who = "the graph returns it" if reader.op == "output" else f"{reader.name} reads it, too"
     what = f"{name_and_operator(node)} would no longer be computed, but {who}"
     return RewriteObstacle(node, "user", what, fix, fitting)

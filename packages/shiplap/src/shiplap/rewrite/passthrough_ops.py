@@ -126,8 +126,8 @@ def single_user(node: Node) -> Node | None:
 
 
 def skip_idle_calls(node: Any, passed: list[Node] | None = None) -> Any:
-    """Return the first node above ``node`` that does not merely return its argument's values. The nodes in between are
-    appended to ``passed``.
+    """Return the first value at or above ``node`` that is not merely the result of a call which returns its argument's
+    values, such as a cast or an inactive dropout. The calls in between are appended to ``passed``.
     """
     while keeps_values(node):
         if passed is not None:

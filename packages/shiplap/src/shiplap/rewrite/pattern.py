@@ -95,8 +95,8 @@ class PatternRewrite(Rewrite):
         return self._drawn.programs(self.pattern, self.level)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Put the replacement where the pattern matches in ``graph``, and yield these matches, then the near misses:
-        places where the pattern fits but for one thing.
+        """Replace the pattern's computation wherever it matches in ``graph``, and yield these matches, then the near
+        misses: places where all but one thing fits.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -121,8 +121,8 @@ class PatternRewrite(Rewrite):
         yield from (miss for root, miss in misses if root not in gone)  # what belongs to a match is no miss
 
     def _replace_match(self, graph: Graph, node: Node, patterns: Sequence[PatternGraph]) -> Match | NearMiss | None:
-        """Replace the first form of the pattern that fits at the result ``node``, and return the match, else the near
-        miss of the form that fits best, or None.
+        """Replace the computation of ``node`` by the first of ``patterns``, the graphs that the pattern may have, that
+        matches there, and return the match, else the near miss of the one that fits best, or None if none nearly fits.
         """
         best: tuple[PatternGraph, PartialMatch, RewriteObstacle] | None = None
         # Forms are tried in the order of pattern_samples: the usual one first.
@@ -140,8 +140,8 @@ class PatternRewrite(Rewrite):
         return self._near(*best) if best else None
 
     def _why_refused(self, pattern: PatternGraph, fit: PartialMatch) -> RewriteObstacle | None:
-        """Return the obstacle if arguments, sizes, other readers, guards or costs speak against the match ``fit``, or
-        None.
+        """Return the obstacle if the complete match ``fit`` must not be replaced because of its arguments, sizes, other
+        readers, guards or costs, else None.
         """
         # After autograd the guards of the compiled code are fixed.
         may_guard = self.level != "post-grad"
@@ -159,8 +159,8 @@ class PatternRewrite(Rewrite):
         return RewriteObstacle(at, "cost", why) if why else None
 
     def _why_not_worth_it(self, pays: Callable[..., bool | str], env: Mapping[str, Any]) -> str:
-        """Return the reason why ``pays`` declines the replacement for the arguments in ``env``, or an empty text if it
-        accepts.
+        """Return the reason why ``pays``, the user's function, says that the replacement is not worth it for the
+        arguments in ``env``, or an empty text if it is.
         """
         try:
             answer = pays(**{n: env[n] for n in self.signature.parameters})
@@ -177,8 +177,8 @@ class PatternRewrite(Rewrite):
             return f"pays= raises {error_line(e)}"
 
     def _place(self, graph: Graph, pattern: PatternGraph, fit: PartialMatch) -> Match | NearMiss:
-        """Put the replacement into the graph where ``fit`` lies. Return the match, or the near miss where it cannot
-        stand there.
+        """Put the replacement into the graph in place of the matched nodes of ``fit``. Return the match, or a near miss
+        with the reason where its results cannot take that place.
         """
         args = {**pattern.fixed, **fit.args}
         names = self.signature.parameters
@@ -195,8 +195,8 @@ class PatternRewrite(Rewrite):
         )
 
     def _near(self, pattern: PatternGraph, fit: PartialMatch, stop: RewriteObstacle) -> NearMiss | None:
-        """Return the near miss (place and reason) of the incomplete match ``fit``, which ``stop`` ended, or None if
-        less than half of the pattern fits.
+        """Return the near miss (place and reason) for the partial match ``fit``, which ended at the obstacle ``stop``,
+        or None if less than half of the pattern's calls fit.
         """
         fitting, of = len(fit.nodes), len(pattern.calls)
         # A match of less than half of the pattern is no near miss: every product would be one of attention.
@@ -207,7 +207,9 @@ class PatternRewrite(Rewrite):
 
 
 def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
-    """Return the nodes of the match to replace, without idle calls that other nodes read as well."""
+    """Return the nodes that a match replaces: the matched ones, and calls between them that return their argument
+    unchanged, unless other nodes read these too.
+    """
     inside = set(fit.replaced)
     return [*fit.nodes.values(), *(n for n in fit.passed if all(u in inside for u in n.users))]
 
@@ -215,19 +217,22 @@ def _nodes_to_replace(fit: PartialMatch) -> list[Node]:
 def make_replacement(
     pattern: PatternGraph, replacement: Callable[..., Any], names: Sequence[str]
 ) -> Callable[..., list[Any]]:
-    """Return the function that computes the outputs of ``pattern``: the replacement's results and, in a form for
-    training, its gradients. ``names`` are the replacement's parameters.
+    """Return the function that computes the outputs of ``pattern`` by ``replacement``: its results and, for a pattern
+    traced with gradients, their gradients. ``names`` are the parameters of ``replacement``.
     """
 
     def forward(*args: Any) -> list[Any]:
-        """Return, as a list, those results of the replacement for ``args`` that the pattern computes."""
+        """Return, as a list, the results of the replacement for ``args``, without those at positions where the pattern
+        computes nothing.
+        """
         results = replacement(*args)
         flat = as_list(results)
         return [flat[i] for i in pattern.picked]
 
     def both(*given: Any) -> list[Any]:
-        """Return the results of the replacement, then its gradients. ``given`` are its arguments, then the gradients of
-        its results. Raise ReplacementRefused where a gradient is missing.
+        """Return the results of the replacement, then its gradients, without those that the pattern does not compute.
+        ``given`` are its arguments, then the gradients of its results. Raise ReplacementRefused where a gradient is
+        missing.
         """
         args, tangents = list(given[: len(names)]), given[len(names) :]
         with torch.enable_grad():

@@ -78,7 +78,7 @@ class PatternSamples:
 
     @cached_property
     def samples(self) -> Samples:
-        """The generator of samples from the annotations. Raises SL805 where there are none."""
+        """The generator that draws arguments for the pattern from its annotations. SL805 where there are none."""
         if not self.signature.args:
             raise error(
                 "SL805",
@@ -109,8 +109,8 @@ class PatternSamples:
 
     @cached_property
     def base(self) -> SampleRecipe:
-        """The recipe of the base sample: float32 where that is admitted, and no two dims of one size, which would share
-        a symbol in a trace.
+        """The recipe of the sample that all others are derived from: float32 where that is admitted, and no two dims of
+        one size, which would share a symbol in a trace.
 
         The smallest admitted size is avoided where there is another. A pattern that halves a size of 2 would compute
         with 1, which torch does not treat as a symbol.
@@ -138,8 +138,8 @@ class PatternSamples:
         return self._with_running_sizes(next((r for r in (recipe, *tried) if self._admitted(r)), recipe))
 
     def _with_running_sizes(self, recipe: SampleRecipe) -> SampleRecipe:
-        """Return ``recipe``, with its sizes exchanged between dims if the pattern raises an error otherwise. Raises
-        SL804 if no order runs.
+        """Return ``recipe`` (sizes, dtypes and so on of a sample), with its sizes exchanged between dims if the pattern
+        raises an error otherwise. Raises SL804 if no order of the sizes runs.
 
         For example, the rotated part of a head is no longer than the head.
         """
@@ -176,8 +176,8 @@ class PatternSamples:
         return ""
 
     def _forms(self) -> Iterator[SampleRecipe]:
-        """Yield the recipes of samples for which the pattern's graph may look different: the base, each optional
-        argument absent, sizes of 1 that broadcast, and other ranks.
+        """Yield the recipes of samples on which the pattern may be traced to different graphs: the usual one, each
+        optional argument absent, sizes of 1 that broadcast, and other ranks.
         """
         yield self.base
         yield from (self.base.but(absent=group) for group in name_groups(self.signature.optional))
@@ -187,7 +187,8 @@ class PatternSamples:
             yield from (self.base.but(sizes={dim: rank}) for rank in VARIADIC_RANKS)
 
     def _note_narrowing(self, fn: Callable[..., Any], level: Level) -> None:
-        """Find out whether the pattern computes in float32 on float64 arguments, and set ``_narrows``.
+        """Set ``_narrows``: whether the pattern ``fn`` casts float64 arguments down to float32. It is then less exact
+        than a replacement that does not, so nothing is proven or replaced in float64.
 
         It is then less exact than a replacement that keeps float64: nothing is proven, and nothing placed, in float64.
         """
@@ -205,7 +206,9 @@ class PatternSamples:
             self._narrows = any(fake_value(n.args[0]).dtype.itemsize > fake_value(n).dtype.itemsize > 2 for n in casts)
 
     def _in_dtype(self, recipe: SampleRecipe, dtype: str) -> SampleRecipe | None:
-        """Return ``recipe`` in another floating dtype, or None where the declaration does not admit that."""
+        """Return ``recipe``, the description of a sample, with floating dtype ``dtype``, or None where the pattern's
+        annotations do not admit that dtype.
+        """
         if dtype == "float64" and self._narrows:
             return None
         classes = self.spec.dtype_classes
@@ -213,7 +216,9 @@ class PatternSamples:
         return recipe.but(dtypes=changed) if changed else None
 
     def _admitted(self, recipe: SampleRecipe | None) -> SampleCase | None:
-        """Return the sample of ``recipe``, or None if there is none or a guard does not hold for it."""
+        """Return the sample that ``recipe`` describes, or None if none can be made, its arguments do not fit the
+        annotations, or a guard of the rewrite does not hold for them.
+        """
         case = self.samples.make(recipe) if recipe is not None else None
         if case is None:
             return None
@@ -221,8 +226,8 @@ class PatternSamples:
         return None if problem or any(g.why_refused(env) for g in self.guards) else case
 
     def programs(self, fn: Callable[..., Any], level: Level) -> Iterator[Program]:
-        """Yield the programs of the proof: wide and narrow dtypes, ranks, kinds of values, other layouts, symbolic
-        sizes, sizes 1 and 0.
+        """Yield the programs, functions with arguments, on which the rewrite of ``fn`` is proven: wide and narrow
+        dtypes, ranks, kinds of values, other layouts, symbolic sizes, sizes 1 and 0.
 
         Programs with sizes 1 and 0 may look different in ATen, so the pattern need not match there.
         """
@@ -253,8 +258,8 @@ class PatternSamples:
         yield from islice(chain.from_iterable(near), MOST_NEAR)
 
     def _near_constants(self) -> Iterator[dict[str, int]]:
-        """Yield sizes, by dim, at and just above the numbers in the guards and in the code of the replacement, one dim
-        at a time.
+        """Yield sizes as dicts by dim name, one dim at a time: each number in the guards and in the replacement's code,
+        and the number after it. A replacement may be right only up to such a size.
 
         The replacement may be right up to such a size only: it serves every size that the guards admit.
         """
@@ -266,8 +271,8 @@ class PatternSamples:
             yield from ({name: size} for size in (number + 1, number) for name in names)
 
     def _with_equal_sizes(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``fn`` preceded by checks that dims of one name have one size, which a pattern itself need not
-        state.
+        """Return a function that calls ``fn``, the pattern, after asserting in the graph that dims of one name in the
+        annotations have one size.
         """
         pairs: list[tuple[int, int, int, int]] = []
         first: dict[str, tuple[int, int]] = {}
@@ -280,8 +285,8 @@ class PatternSamples:
                         pairs.append((*known, i, at))
 
         def stated(*args: Any) -> Any:
-            """Return the pattern's result for ``args``, after stating by ``torch._check`` that dims of one name have
-            one size.
+            """Return the result of ``fn``, the pattern, for ``args``, after asserting by ``torch._check`` that dims of
+            one name in the annotations have one size.
             """
             for i, a, j, b in pairs:
                 if args[i] is not None and args[j] is not None:
@@ -291,7 +296,7 @@ class PatternSamples:
         return stated
 
     def _edges(self) -> Iterator[dict[str, int]]:
-        """Yield the sizes of the edge cases by dim: all 1, then each dim 0."""
+        """Yield unusual sizes as dicts by dim name: all sizes 1, then each dim in turn 0."""
         names = [n for n, kind in free_dims(self.spec).items() if kind != "variadic"]
         yield dict.fromkeys(names, 1)
         yield from ({n: 0} for n in names)
@@ -299,16 +304,16 @@ class PatternSamples:
     def _program(
         self, fn: Callable[..., Any], recipe: SampleRecipe | None, *, runs: bool = True, **options: Any
     ) -> Iterator[Program]:
-        """Yield the program of ``recipe``, if it is admitted and the pattern raises no error on it. ``runs`` says that
-        the latter is known.
+        """Yield the program (``fn`` with arguments) of the sample that ``recipe`` describes, if guards admit it and
+        ``fn`` raises no error on it. ``runs`` says that it raises none, which saves a call.
         """
         case = self._admitted(recipe)
         if case is not None and ((runs and options.get("fires", True)) or not self._error_of_pattern(case)):
             yield Program(fn, case.fresh(), case.label, **options)
 
     def patterns(self, fn: Callable[..., Any], level: Level, graph: Graph) -> list[PatternGraph]:
-        """Return the graphs that ``fn``, the pattern, may have inside ``graph``. Each is traced once, when it is first
-        needed.
+        """Return the graphs to search for in ``graph``: those that the pattern ``fn`` is traced to for the dtypes,
+        ranks and optional arguments that may occur there. Each is traced once.
 
         Before autograd, rank does not change the traced graph, and dtype only where a pattern casts to one. After
         autograd, rank, dtype and autocast do.
@@ -336,8 +341,9 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield for each graph that the pattern may have: a key, the arguments to trace with, the stand-ins for float
-        arguments, and whether only the dtype differs from the form.
+        """Yield, for each graph that the pattern may have in ``graph``, a key, the arguments to trace it with, a dict
+        from the unusual number put in each float argument to that argument's name, and whether it differs from an
+        earlier one in dtype only.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
@@ -354,19 +360,24 @@ class PatternSamples:
                     yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
     def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Return arguments with a number in each float that no model contains by accident, and the names of the
-        arguments for which these numbers stand.
+        """Return the arguments ``given`` with an unusual number, which no model contains by accident, in each float
+        argument, and a dict from these numbers to the arguments' names. In a trace such a constant shows where the
+        argument is used.
         """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)
         return tuple(floats.get(n, a) for n, a in pairs), dict(self._stands)
 
     def _rank(self, recipe: SampleRecipe) -> dict[str, Any]:
-        """Return the sizes of the variadic dims, which decide how many dims arguments have, by name."""
+        """Return, by name, the sizes of the variadic dims in ``recipe``, which stand for any number of axes and so
+        decide how many dims arguments have.
+        """
         return {n: v for n, v in recipe.sizes if isinstance(v, tuple)}
 
     def _ranks(self, recipe: SampleRecipe) -> set[int]:
-        """Return the ranks that ``recipe`` gives to the arguments whose number of dims the declaration leaves open."""
+        """Return the numbers of dims that ``recipe``, the description of a sample, gives to the arguments whose
+        annotation leaves that number open.
+        """
         sizes = dict(recipe.sizes)
         kinds = [a.tensor.dims for a in self.spec.tensors if a.tensor and a.tensor.variadic]
         return {sum(len(sizes.get(d.text, ())) if d.kind == "variadic" else 1 for d in dims) for dims in kinds}
@@ -380,8 +391,9 @@ def trace_pattern(
     stand_ins: dict[float, str],
     leaves: Collection[str | None] = (),
 ) -> PatternGraph:
-    """Return ``fn`` on ``args`` as a pattern graph whose sizes are symbols, with the gradients of ``leaves``. Raises
-    SL804 where it is no usable graph.
+    """Return ``fn``, traced on ``args`` with symbolic sizes, as a pattern graph, with gradients of the arguments
+    ``leaves``. ``stand_ins`` maps the unusual number in each float argument to its name. Raises SL804 where it is no
+    usable graph.
     """
     from shiplap.torch_private.inductor_passes import capture_graph
 
@@ -441,7 +453,9 @@ def _remove_idle_casts(graph: Graph) -> bool:
 
 
 def _missing_scalars(graph: Graph, stand_ins: dict[float, str]) -> list[str]:
-    """Return the names of the float arguments whose stand-in number does not occur in ``graph``."""
+    """Return the names of the float arguments that ``graph`` does not use: the unusual number that stood for each
+    during the trace, a key of ``stand_ins``, does not occur there.
+    """
     # The printed graph contains every constant, those inside of lists too.
     text = str(graph)
     return [name for constant, name in stand_ins.items() if repr(constant) not in text]
@@ -467,5 +481,5 @@ def _pattern_results(graph: Graph) -> list[Any]:
 
 
 def _is_differentiable(value: Any) -> bool:
-    """Whether a value is a floating-point tensor."""
+    """Whether ``value`` is a floating-point tensor, so that a gradient of it can be computed."""
     return isinstance(value, Tensor) and value.is_floating_point()

@@ -50,7 +50,9 @@ class Program:
     constants: tuple[int, ...] = ()
 
     def of_tensors(self) -> tuple[Callable[..., Any], list[Tensor]]:
-        """Return ``fn`` as a function of its tensor arguments alone, and these tensors."""
+        """Return ``fn`` as a function of its tensor arguments alone, with the program's other arguments filled in, and
+        these tensors.
+        """
         at = [i for i, a in enumerate(self.args) if isinstance(a, Tensor)]
 
         def of_tensors(*tensors: Tensor) -> Any:
@@ -63,15 +65,15 @@ class Program:
         return of_tensors, [self.args[i] for i in at]
 
     def leaves(self, tensors: Sequence[Tensor], train: bool) -> list[Tensor]:
-        """Return ``tensors`` detached, with ``requires_grad`` set where the model is trained (``train``) and they are
-        floating-point and no constants.
+        """Return ``tensors``, the tensor arguments, detached. With ``train``, those that are floating-point and not
+        listed in ``constants`` require gradients.
         """
         asked = (train and t.is_floating_point() and i not in self.constants for i, t in enumerate(tensors))
         return [t.detach().requires_grad_(needs) for t, needs in zip(tensors, asked, strict=True)]
 
     def others(self, tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-        """Yield ``tensors`` with values of each further kind in ``kinds``, with the same sizes, dtypes and strides.
-        Integers keep their values.
+        """Yield lists like ``tensors`` with values of each further kind that the program names in ``kinds``, with the
+        same sizes, dtypes and strides. Integers keep their values.
         """
         for seed, kind in enumerate(self.kinds):
             rng = torch.Generator().manual_seed(seed)
@@ -94,14 +96,20 @@ class Provable(Hashable, Protocol):
 
     @property
     def digest(self) -> str:
-        """The digest of everything that decides the effect of :meth:`apply`."""
+        """The digest of everything that decides what :meth:`apply` does to a graph."""
 
     @property
     def code_is_fully_hashed(self) -> bool:
-        """Whether ``digest`` and the code of Shiplap decide all that a proof depends on."""
+        """Whether ``digest`` and the code of Shiplap cover everything that the result of the proof depends on, so that
+        the result may be kept for other processes.
+        """
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Change ``graph`` in place where the change applies, and yield a match or near miss for each place."""
+        """Change ``graph`` in place wherever the change applies. Yield a match for each changed place, and a near miss
+        (place and reason) where all but one thing fits.
+        """
 
     def programs(self) -> Iterable[Program]:
-        """Return the programs on which the proof runs the change."""
+        """Return the programs, functions with example arguments, on which the change is proven by comparing their
+        results before and after it.
+        """

@@ -30,8 +30,8 @@ class RewriteProof:
 
     @staticmethod
     def run(rewrite: Rewrite) -> RewriteProof:
-        """Return the proof of ``rewrite``. A pattern that is no graph or has no samples has one failed finding,
-        ``traced``.
+        """Return the proof of ``rewrite``: a finding for each check of its effect on programs. A pattern that cannot be
+        traced or has no samples yields one failed finding, ``traced``.
         """
         try:
             findings = rewrite.findings
@@ -52,7 +52,7 @@ class RewriteProof:
 
 
 def prove_each(rewrites: Iterable[Rewrite]) -> tuple[RewriteProof, ...]:
-    """Return the proof of each rewrite, in order, those that are refused included."""
+    """Return the proof of each rewrite, in the given order. Nothing is raised for rewrites that fail theirs."""
     return tuple(map(RewriteProof.run, rewrites))
 
 

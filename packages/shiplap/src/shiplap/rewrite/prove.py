@@ -61,7 +61,9 @@ _findings: WeakKeyDictionary[Provable, tuple[str, tuple[Finding, ...]]] = WeakKe
 
 
 def require_proof(rewrite: R) -> R:
-    """Return ``rewrite`` unchanged after its proof. Raises SL801 with the failed check if the proof refuses it."""
+    """Return ``rewrite`` unchanged after proving that it keeps results, gradients, strides and writes. Raises SL801
+    with the failed check if it does not.
+    """
     for finding in prove_rewrite(rewrite):
         if finding.verdict == "fail":
             raise error(
@@ -96,7 +98,9 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
 
 
 def _run_and_store_proof(rewrite: Provable, digest: str) -> None:
-    """Run the proof of ``rewrite``, whose digest is given, and store its findings in this process and in the cache."""
+    """Prove ``rewrite``, whose digest is given, by running it on its programs, and store the findings in this process
+    and, for other processes, in the cache.
+    """
     from shiplap.torch_private.inductor_passes import preserving_state, without_autocast
 
     # A proof may run while a user's model is compiled, so the compiler's state is restored afterwards. A collection of
@@ -123,7 +127,9 @@ def _read_findings(rewrite: Provable, digest: str) -> tuple[Finding, ...]:
 
 
 def _keep_findings(rewrite: Provable, digest: str, findings: tuple[Finding, ...]) -> None:
-    """Store ``findings`` in the cache, unless one is a fault or more than the code decides the proof."""
+    """Store ``findings`` of a proof in the cache on disk, unless one of them is a fault, or the proof depends on more
+    than the code that ``digest`` covers.
+    """
     if rewrite.code_is_fully_hashed and all(f.verdict in GOOD for f in findings):
         keep_proof(_proof_key(rewrite, digest), {"findings": [asdict(f) for f in findings]})
 
@@ -145,7 +151,9 @@ def _parse_finding(kept: Any) -> Finding | None:
 
 
 def _run_proof_programs(rewrite: Provable) -> tuple[Finding, ...]:
-    """Run ``rewrite`` on the programs of its proof and return a finding for each check."""
+    """Apply ``rewrite`` to the programs (functions with arguments) of its proof, compare their runs before and after,
+    and return a finding for each check.
+    """
     # Costs are not compared in a proof: its samples are too small to pay.
     token = proving.set(True)
     try:
@@ -164,7 +172,9 @@ class _CheckObservation:
 
 
 def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
-    """Yield the observations of all checks, program by program, up to the first program with a difference."""
+    """Apply ``rewrite`` to its programs (functions with arguments) one by one, and yield what each check observed. Stop
+    after the first program in which the rewrite changed something that it must not.
+    """
     for batch in batched_trace.group_for_tracing(iter(rewrite.programs()), rewrite.level):
         for program, captured in zip(batch, _capture_batch(rewrite, batch), strict=True):
             seen = list(_check_program(rewrite, program, captured))
@@ -175,7 +185,9 @@ def _observe_programs(rewrite: Provable) -> Iterator[_CheckObservation]:
 
 
 def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]) -> Iterator[Finding]:
-    """Yield one finding per check from all observations ``seen``. Raises SL805 where there are none."""
+    """Yield one finding per check from ``seen``, what the checks observed on all programs. Raises SL805 where nothing
+    was observed, since the rewrite applied in no program.
+    """
     if not seen:
         raise error(
             "SL805",
@@ -196,11 +208,13 @@ def _summarize_observations(rewrite: Provable, seen: Sequence[_CheckObservation]
 
 
 def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph) -> Iterator[_CheckObservation]:
-    """Apply the rewrite to one captured program, run it before and after, and yield the observations of all checks."""
+    """Apply the rewrite to ``captured``, the graph of one program, run the graph before and after, and yield what each
+    check observed: a difference, or none.
+    """
 
     def seen(check: str, problem: str = "") -> _CheckObservation:
-        """Return the observation of ``check`` on this program, with the difference ``problem``, empty where the check
-        passes.
+        """Return the record of what ``check`` observed on the program being checked: the difference ``problem``, or an
+        empty text where the check passes.
         """
         return _CheckObservation(check, problem, program.label)
 
@@ -225,8 +239,8 @@ def _check_program(rewrite: Provable, program: Program, captured: CapturedGraph)
 def _why_it_did_not_fire(
     outcomes: Sequence[Outcome], seen: Callable[[str, str], _CheckObservation]
 ) -> _CheckObservation:
-    """Return the observation for a program in which the rewrite did not apply, with the near miss that came farthest as
-    its reason.
+    """Return the record of a program in which the rewrite should have applied and did not, made by ``seen``, with the
+    reason of that near miss in ``outcomes`` in which the most nodes fit.
     """
     misses = [o for o in outcomes if isinstance(o, NearMiss)]
     nearest = max(misses, key=lambda o: o.fitting, default=None)
@@ -237,14 +251,16 @@ def _why_it_did_not_fire(
 
 
 def _compares_gradients(rewrite: Provable, program: Program) -> bool:
-    """Whether gradients of ``program`` are compared: it is trained, and autograd has not run before the rewrite's
-    level.
+    """Whether gradients are compared for ``program``: it is one to be trained, and the rewrite runs before autograd has
+    run.
     """
     return program.train and rewrite.level != "post-grad"
 
 
 def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[CapturedGraph]:
-    """Yield each program of a batch as a graph at the rewrite's level, from one trace where that is possible."""
+    """Yield the graph of each program (a function with arguments) of ``batch``, at the level of compilation where the
+    rewrite runs, from one trace of all where that is possible.
+    """
     # Programs of Shiplap's own rewrites are plain calls, which can be recorded without Dynamo.
     if type(rewrite).__module__.startswith(TRUSTED_MODULES):
         for program in batch:
@@ -255,7 +271,9 @@ def _capture_batch(rewrite: Provable, batch: Sequence[Program]) -> Iterator[Capt
 
 
 def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
-    """Return the graph of one program. Raises SL804 where it cannot be traced."""
+    """Return the graph of ``program`` at the level of compilation where the rewrite runs. Raises SL804 where the
+    program cannot be traced.
+    """
     try:
         return batched_trace.capture_program(program, rewrite.level, _compares_gradients(rewrite, program))
     except ShiplapError:
@@ -308,8 +326,8 @@ class _GraphRun:
         return _RunEffect(outs, leaves, _gradients_of_leaves(outs, leaves) if self.differentiate else grads)
 
     def _input(self, node: Any, role: Any, leaves: Sequence[Tensor], rng: torch.Generator, wide: bool) -> Any:
-        """Return the value of one input of the graph, by its role: a leaf by its number, a size, or a random
-        gradient.
+        """Return the value of one input of the graph. ``role`` says what it is: a number for the argument of ``leaves``
+        at that position, ``size`` for a size, else a gradient, which is drawn with ``rng``, in float64 if ``wide``.
         """
         if isinstance(role, int):
             return leaves[role]
@@ -346,8 +364,8 @@ def _gradients_of_leaves(outs: Sequence[Tensor], leaves: Sequence[Tensor]) -> li
 
 
 def _compare_runs(run: _GraphRun, before: Interpreter, after: Interpreter) -> Iterator[tuple[str, str]]:
-    """Yield each check with the difference between the runs of the graph before and after the rewrite, empty where
-    there is none.
+    """Yield pairs (check, difference) from running the graph before and after the rewrite on equal values. The
+    difference is a text, empty where the check finds none.
     """
     # Two runs of the pattern itself show whether a difference can be blamed on the replacement.
     own, repeat, got = run(before), run(before), None

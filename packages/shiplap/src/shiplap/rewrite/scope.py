@@ -76,7 +76,7 @@ class Rewrites:
 
     @property
     def levels(self) -> set[Level]:
-        """The levels of the graph at which one of the rewrites runs."""
+        """The levels of compilation (before, during or after autograd) at which one of the rewrites runs."""
         return {r.level for r in self.rewrites}
 
     @property
@@ -112,8 +112,8 @@ class Rewrites:
         _active_scopes.reset(token)
 
     def options(self, **options: Any) -> dict[str, Any]:
-        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites, after the passes in
-        ``options`` or those configured.
+        """Return options for ``torch.compile(fn, options=...)`` that apply these rewrites after the user's own compiler
+        passes, those in ``options`` or in Inductor's configuration.
 
         In a compilation inside of ``with`` blocks, the rewrites of the blocks come first.
         """
@@ -128,8 +128,8 @@ class Rewrites:
         return made
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of one level to ``graph``, in place, and add their matches and near misses to
-        ``outcomes``.
+        """Apply those of the rewrites that run at ``level`` of compilation to ``graph``, in place, and append their
+        matches and near misses to ``outcomes``.
         """
         for rewrite in self.rewrites:
             if rewrite.level == level and rewrite.may_match(graph):
@@ -140,15 +140,17 @@ class Rewrites:
         self.graphs += 1
 
     def identity(self, level: Level) -> str:
-        """Return the digest of the effect of :meth:`run` at ``level``. It is a part of the compiler's cache key."""
+        """Return the digest of what :meth:`run` does to graphs at ``level`` of compilation, which becomes a part of the
+        compiler's cache key.
+        """
         # The order of rewrites is part of the digest, since an earlier one may take the place of a later one.
         parts = [f"{r.name} {r.digest}" for r in self.rewrites if r.level == level]
         return hashlib.sha256("\n".join([_engine_digest(), *parts]).encode()).hexdigest()[:16]
 
 
 def _prove_and_apply(rewrite: Rewrite, graph: Graph) -> list[Outcome]:
-    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. The rewrite is proven before it changes
-    the graph.
+    """Apply ``rewrite`` to ``graph`` and return its matches and near misses. Unless it has been proven in this process,
+    it is proven before it changes the graph.
     """
     if not rewrite.prove_on_first_match:
         return list(require_proof(rewrite).apply(graph))
@@ -176,7 +178,7 @@ class _ProofOnFirstCall:
 
 
 def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
-    """Return a unique label for each rewrite: its name, with ``_2`` and so on where a name repeats."""
+    """Return a unique name for each rewrite in reports: its own name, with ``_2`` and so on where names repeat."""
     labels: dict[Rewrite, str] = {}
     taken = {r.name for r in rewrites}
     for rewrite in rewrites:
@@ -190,8 +192,8 @@ def _make_labels(rewrites: tuple[Rewrite, ...]) -> dict[Rewrite, str]:
 
 @cache
 def _engine_digest() -> str:
-    """Return the digest of the code that finds and places: another version of that code may have another effect with
-    the same rewrite.
+    """Return the digest of the code that finds patterns and puts replacements in their place, a part of cache keys:
+    another version of it may treat a graph otherwise.
     """
     package = Path(__file__).parent
     names = ("graph_nodes", "inductor_passes", "symbolic_sizes")
@@ -219,14 +221,14 @@ def rewrites(*rewrites: Rewrite) -> Rewrites:
 
 
 def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before: Any) -> InductorPass:
-    """Return a compiler pass that runs the scopes which ``scopes()`` returns at each compilation, behind the user's
-    pass ``before``.
+    """Return a compiler pass for one level of compilation: it runs the user's own pass ``before``, then all sets of
+    rewrites that ``scopes()`` returns at that moment.
     """
 
     from shiplap.torch_private import inductor_passes
 
     def run(graph: Graph) -> None:
-        """Apply the rewrites of all scopes in force to ``graph``, after sorting it and removing dead calls."""
+        """Sort ``graph``, remove calls without use, and apply to it all sets of rewrites that ``scopes()`` returns."""
         active = scopes()
         if not active:
             return
@@ -241,7 +243,7 @@ def _make_pass(level: Level, scopes: Callable[[], tuple[Rewrites, ...]], before:
 
 
 def _pass_of_active_scopes(level: Any, before: Any) -> InductorPass:
-    """Return a compiler pass that runs the scopes whose blocks are entered at the time of a compilation, behind the
-    user's pass ``before``.
+    """Return a compiler pass that runs the user's own pass ``before``, then all sets of rewrites whose ``with`` blocks
+    the compilation runs inside.
     """
     return _make_pass(level, _active_scopes.get, before)

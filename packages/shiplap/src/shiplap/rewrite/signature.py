@@ -62,8 +62,8 @@ class PatternSignature:
         return tuple(a.name for a in self.args if a.scalar)
 
     def spec(self, requires: Iterable[str] = ()) -> OpSpec:
-        """Return the declaration of an op that computes nothing, with these arguments and preconditions, from which
-        samples are drawn.
+        """Return a declaration as of an op, with the pattern's arguments and the preconditions ``requires``, from which
+        the sampler draws arguments. It has no outputs.
         """
         return OpSpec(
             f"rewrite::{self.name}",
@@ -76,8 +76,9 @@ class PatternSignature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """Return the values of arguments and dims by name, for guards, and the obstacle with its reason if the pattern
-        does not accept these values, else None.
+        """Return the values of arguments and dims by name, for guards, from ``bound``, the values that a match binds to
+        the arguments, and the obstacle with its reason if their dtypes or shapes do not fit the pattern's annotations,
+        else None.
 
         ``may_guard``: the equality of two symbols may become a guard of the compiled code.
         """
@@ -101,8 +102,9 @@ class PatternSignature:
 def _why_dtype_unfit(
     arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
 ) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and its reason if the dtype of the argument is not admitted, or None. ``seen`` holds the
-    dtypes of dtype classes.
+    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the dtype of
+    ``held``, its value, or None. ``seen`` keeps the dtype of each group of arguments that are annotated to have the
+    same one.
     """
     assert arg.tensor is not None
     name = str(held.dtype).removeprefix("torch.")
@@ -118,8 +120,8 @@ def _why_dtype_unfit(
 def _why_shape_unfit(
     arg: Arg, kind: TensorType, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any, may_guard: bool
 ) -> tuple[Obstacle, str] | None:
-    """Return the obstacle and its reason if the shape of the argument is not admitted, or None. Sizes of named dims are
-    added to ``seen``.
+    """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the shape of
+    ``held``, its value, or None. The sizes of its named dims are added to ``seen``.
     """
     fixed = len(kind.dims) - kind.variadic
     if held.dim() < fixed or (held.dim() > fixed and not kind.variadic):

@@ -204,8 +204,8 @@ def _each_once(texts: Iterator[str], style: str) -> Iterator[Line]:
 
 
 def _drawing(calls: Sequence[GraphCall], names: Sequence[str], most: int = 40) -> str:
-    """Return the SVG of the nodes called ``names``, at most ``most``, with those that they read and those that read
-    them.
+    """Return an SVG picture of the nodes called ``names``, at most ``most``, and of the nodes that they read or that
+    read them. ``calls`` are all nodes of the graph.
     """
     # A picture of more nodes cannot be read.
     inside = set(names[:most])
@@ -226,12 +226,12 @@ class _RecordingRewrites(Rewrites):
 
     @property
     def levels(self) -> set[Level]:
-        """All levels, since compiled graphs are counted at the last one."""
+        """All levels of compilation, also those without a rewrite, since the graphs are counted at the last level."""
         return set(LEVELS)  # graphs are counted where they end
 
     def run(self, level: Level, graph: Graph) -> None:
-        """Apply the rewrites of one level to ``graph``, and keep the graph before and after where there was a match or
-        near miss.
+        """Apply the rewrites that run at ``level`` of compilation to ``graph``, and keep the graph before and after
+        where one matched or nearly matched.
         """
         seen = len(self.outcomes)
         number, before = self.graphs, list_calls(graph)
@@ -346,8 +346,9 @@ class _CompiledVariant:
 def _measure_variants(
     fn: Callable[..., Any], args: Sequence[Any], scope: Rewrites, changed: _CompiledVariant, say: Callable[[str], None]
 ) -> SurveyMeasurement:
-    """Return the measurements of ``changed``, with all rewrites, against no rewrites, and of the rewrites that matched,
-    one more each time.
+    """Return the measurements (kernels, times, differences of results) of ``fn`` compiled without rewrites, and with
+    one more at a time of those of ``scope`` that matched, up to ``changed``, the variant that has all. ``say`` is
+    called before each compilation.
     """
     rewrites = {m.rewrite for m in scope.matches}
     # In the order in which the compiler applies them, so that each step adds to the code of the one before.
@@ -374,7 +375,9 @@ def _measure_variants(
 
 
 def _time_variants(variants: Sequence[_CompiledVariant]) -> list[float]:
-    """Return the median seconds of a call of each variant. The variants run in turns."""
+    """Return the median seconds of a call of each variant, that is the same function compiled with different rewrites.
+    The variants run in turns.
+    """
     device = next((t.device for t in tensors_among(variants[0].args)), torch.device("cpu"))
     runs = {i: lambda v=v: tuple(v()) for i, v in enumerate(variants)}
     # No variant is given up: the times of slower ones are reported, too.

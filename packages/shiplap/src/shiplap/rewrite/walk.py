@@ -12,7 +12,9 @@ T = TypeVar("T", bound=Hashable)
 
 
 def walk_from(starts: Iterable[T], step: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield ``starts`` and all values that repeated ``step`` reaches from them, each once, depth first."""
+    """Yield ``starts`` and all values that ``step``, a function to a value's neighbours, reaches from them when it is
+    repeated, each once, depth first.
+    """
     stack = list(dict.fromkeys(starts))
     seen = set(stack)
     while stack:

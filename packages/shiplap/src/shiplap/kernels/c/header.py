@@ -14,8 +14,8 @@ from shiplap.errors import error
 
 
 def prototype_signature(spec: OpSpec, parameters: Sequence[str] = ()) -> str:
-    """Return a digest of the C prototype of an op and of its config's names ``parameters``. A library proves by it that
-    it was built for this declaration.
+    """Return a digest of the C prototype that an op's kernel must have, including ``parameters``, the names of its
+    config. A library contains it to show for which declaration it was built.
     """
     text = ", ".join([*(str(p) for p in c_prototype(spec)), *(f"config {name}" for name in parameters)])
     return hashlib.sha256(f"{spec.name}({text})".encode()).hexdigest()[:16]

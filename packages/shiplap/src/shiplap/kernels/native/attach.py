@@ -288,7 +288,9 @@ def _exception_text(e: Exception) -> str:
 
 
 def _send_all_choices() -> None:
-    """Send the tuned choices of all attached ops to their native code."""
+    """Send the choices that tuning has made (a kernel and its config by sizes and dtypes) to the native code of all ops
+    that have such code loaded.
+    """
     for op in registry.declared_op_list():
         if op.native is not None:
             op.native.update_choices()

@@ -62,7 +62,9 @@ _started_builds: dict[Path, subprocess.Popen[bytes]] = {}  # in the background: 
 
 
 def can_record(op: Op) -> bool:
-    """Whether the gradient of ``op`` is declared as ops in a form that C++ can record its calls."""
+    """Whether C++ can record calls of ``op`` for autograd: its gradient is declared as calls of other ops, of a kind
+    that C++ can make.
+    """
     spec, gradient = op.spec, op.gradient
     if gradient is None or not gradient.ops or not op.can_skip_dispatcher or not available("gradients in C++"):
         return False

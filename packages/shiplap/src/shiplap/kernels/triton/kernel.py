@@ -324,8 +324,8 @@ def launched_kernels(op: Op) -> list[LaunchedKernel]:
 
 
 def compile_call(op: Op, call: Binding, architectures: Iterable[int], others: Iterable[Kernel] = ()) -> None:
-    """Compile the Triton kernels that the bound ``call`` of ``op`` launches, for each of ``architectures``, with the
-    config in use and with those of ``others``.
+    """Compile the Triton kernels that ``call``, a checked call of ``op``, launches, for each of ``architectures``, with
+    the tuning parameters that the op would use now, and with those of the kernels ``others``.
     """
     targets, more = tuple(architectures), set(others)
     # The config that a call runs with now is packed as well as the default.

@@ -149,8 +149,8 @@ def _read_step(
 
 
 def _known_expr(where: str, what: str, text: str, known: Iterable[str], tensors: Iterable[str]) -> Expr:
-    """Return the parsed expression ``text``, which may use the names ``known`` and facts of the tensors ``tensors``.
-    Raise SL105 for a wrong expression, or SL618 for another name.
+    """Return the parsed expression ``text``, which may use the names ``known`` and properties, such as ``stride_x_0``,
+    of the tensors ``tensors``. Raise SL105 for a wrong expression, or SL618 for another name.
     """
     expr, names = Expr.parse(text, f"{where}, {what}"), set(known)
     for name in sorted(expr.names - names):
@@ -330,8 +330,8 @@ class _LaunchReader:
         return default if isinstance(default, (int, float)) else None
 
     def _expr(self, what: str, text: str, constants: set[str]) -> Expr:
-        """Return the parsed expression ``text``, which may use the names of integers, ``constants`` and facts of
-        tensors. Raise SL618 for another name.
+        """Return the parsed expression ``text``, which may use the names of integers, ``constants`` and properties of
+        tensors such as ``stride_x_0``. ``what`` names its place in errors. Raise SL618 for another name.
         """
         known = self.numbers | constants | {n for n, p in self.declared.constants.items() if isinstance(p, int)}
         return _known_expr(self.where, what, text, known, self.tensors)

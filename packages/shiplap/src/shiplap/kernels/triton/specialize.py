@@ -231,8 +231,8 @@ def _packed_element(packed: int, p: KernelParameter) -> str:
 
 
 def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int) -> Cubin:
-    """Return the cubin of a form for devices of this architecture, made by Triton's own compiler or read from its
-    cache. No GPU is needed.
+    """Return the compiled GPU kernel (cubin) of ``form``, the types, constants and options of a launch's arguments, for
+    this architecture, from Triton's compiler or its cache. No GPU is needed.
 
     Raises:
         LaunchError: SL619 for a kernel that needs what a launcher does not give.
@@ -260,8 +260,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
 
 
 def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
-    """Return the options for Triton's compiler: those of the form, and whether assertions on the device are
-    compiled.
+    """Return the options for Triton's compiler: those in ``form``, such as ``num_warps``, and whether assertions on the
+    device are compiled.
     """
     import triton
 

@@ -130,8 +130,8 @@ class TemplateKernel(Kernel):
         return replay.choose_rerun(op, plain, self._recording(kept, len(there), out), there, out)
 
     def _recording(self, kept: KeptLaunch, count: int, out: Tensor) -> replay.LaunchRecording:
-        """Return the recording of the launches ``kept`` for an output like ``out`` and ``count`` tensors, for replay by
-        C++.
+        """Return the launches ``kept`` as a recording that C++ can repeat, for an output like ``out`` and ``count``
+        tensors that each call passes.
         """
         made, added, target = replay.LaunchRecording(out.get_device(), count + 1), None, out
         result = replay.BroughtTensor(count)
@@ -217,8 +217,8 @@ class TemplateKernel(Kernel):
     # --- which config takes a call ------------------------------------------------------------------------------------
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return the kernel with the first config that supports ``call``, or the reason why none does. The answer is
-        kept for equal calls.
+        """Return a kernel like this one with the first config (tuning parameters) that supports ``call``, or the reason
+        why none does. The answer is kept for equal calls.
         """
         key = self._key(call)
         kernel = self._firsts.get(key)
@@ -228,7 +228,9 @@ class TemplateKernel(Kernel):
         return kernel if isinstance(kernel, str) else self.with_config(kernel)
 
     def _first_config(self, call: Binding) -> Config | str:
-        """Return the first config of the template that serves the call, or the reason why none does."""
+        """Return the first of the template's configs (tuning parameters) that its ``supports`` accepts for the call, or
+        the reason why it accepts none.
+        """
         env, reason = _env_for_template(call.env), ""
         takes = self._config_refusal(call, env)
         for values in self.template.candidates(env):
@@ -366,8 +368,8 @@ class TemplateKernel(Kernel):
 
 
 def _repeat_launch(kept: KeptLaunch, places: Sequence[int], out: Tensor, split_k: int) -> Rerun:
-    """Return a function of a call's arguments that allocates an output like ``out`` and repeats the launch ``kept``
-    from Python.
+    """Return a function of a call's arguments that allocates an output like ``out`` and makes the recorded launch
+    ``kept`` again from Python. ``places`` are the positions of the tensors among the arguments.
     """
     shape, dtype, device, sizes = out.shape, out.dtype, out.device, (split_k, *out.shape)
     target, strides = (out.shape, out.stride()) if split_k == 1 else (sizes, (out.numel(), *out.stride()))

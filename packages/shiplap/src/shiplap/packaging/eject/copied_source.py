@@ -217,7 +217,9 @@ class SourceCopy:
         raise CannotCopy(f"the function {function.__qualname__} is not written as a def in {source.module.__name__}")
 
     def _bind_globals(self, source: _ModuleSource, names: Iterator[str] | list[str], world: Mapping[str, Any]) -> None:
-        """Bind, in the new module, those of ``names`` that copied code reads from its globals ``world``."""
+        """Make those of ``names`` that are globals of the copied code, ``world``, available in the new module, by
+        copies or imports from ``source``.
+        """
         for name in names:
             # A module has names of its own for some that it does not define, such as __name__.
             if name in world and not (name.startswith("__") and hasattr(builtins, name)):
@@ -257,8 +259,8 @@ class SourceCopy:
         return name
 
     def _copy_statement(self, statement: ast.stmt, source: _ModuleSource, world: Mapping[str, Any]) -> None:
-        """Copy a statement of the module ``source``, without annotations of Shiplap, and bind the names that it
-        reads.
+        """Copy a statement of the module ``source`` into the new module, without annotations that name Shiplap, and
+        make the names that it reads, globals in ``world``, available there.
         """
         for other in _bound_names(statement):
             self._names.setdefault(other, world.get(other))
@@ -418,8 +420,8 @@ def _plain_definition(source: _ModuleSource, node: ast.FunctionDef, name: str) -
 
 
 def _literal(name: str, value: object) -> str:
-    """Return as Python source the value of a constant that no statement makes alone, such as the variable of a loop.
-    Raise CannotCopy if it has no literal.
+    """Return the constant ``value`` of the global ``name`` as Python source, for a constant that no single statement
+    makes, such as one set in a loop. Raise CannotCopy if it has no literal.
     """
     if isinstance(value, (bool, int, float, str, bytes, tuple, list, dict, set, type(None))):
         try:

@@ -197,7 +197,9 @@ def _generated_names(op: Op) -> set[str]:
 
 
 def _why_not_printed(kernels: Sequence[Kernel]) -> str:
-    """Return the reason why the kernels of one device cannot be printed as plain source, or an empty text."""
+    """Return the reason why the kernels of one device, in the order in which they are tried, cannot become plain
+    source, or an empty text.
+    """
     for index, kernel in enumerate(kernels):
         if not isinstance(kernel, (PythonKernel, LaunchedKernel, CKernel)):
             return f"its kernel {kernel.name} is a {type(kernel).__name__}, which has no plain form"
@@ -215,7 +217,9 @@ def _why_not_printed(kernels: Sequence[Kernel]) -> str:
 
 
 def _template_losses(op: Op) -> list[str]:
-    """Return a text about the op's templates, which its plain form loses, in a list, empty without templates."""
+    """Return a list with a text about the templates of ``op``, which its ejected plain source does not have, or an
+    empty list if it has no templates.
+    """
     names = [t.name for templates in op.templates.values() for t in templates]
     return [f"it has the template {', '.join(names)}, which only Shiplap's lowering renders"] if names else []
 

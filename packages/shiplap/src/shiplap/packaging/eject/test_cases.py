@@ -21,8 +21,8 @@ MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
 
 def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
-    """Return the facts that the tests of an ejected op read, JSON-ready: names, reference and cases. Raise CannotCopy
-    for a sample builder without a source.
+    """Return what the tests of an ejected op read, JSON-ready: its names, its reference and test cases. Raise
+    CannotCopy for a function that draws samples and has no source to copy.
     """
     spec = op.spec
     named = [a.name for a in spec.args]

@@ -68,27 +68,33 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls that can be merged into one, or None for a node of another kind."""
+        """Return a key that is equal for calls that this rewrite could merge into one, such as linear layers of one
+        shape, or None for a node that it never merges.
+        """
 
     @abstractmethod
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all of ``members`` in one call and returns a tensor for each, and its
-        arguments.
+        """Return a function that computes all of ``members``, calls of one key, at once and returns a tensor for each,
+        and the arguments to call it with (nodes, constants and lists of them).
         """
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging ``members`` saves and adds on ``machine``, or the reason, as text, why merging
-        never pays.
+        """Return the times that merging the calls ``members`` saves and adds on ``machine`` (measured costs of a device
+        type), or the reason, as text, why merging these never pays.
         """
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return all nodes of the graph that are replaced together with the call ``member``, itself included."""
+        """Return all nodes of the graph that disappear when the call ``member`` is merged, such as the earlier calls of
+        a chain, itself included.
+        """
         return [member]
 
     @property
     def digest(self) -> str:
-        """The digest of all methods of the class hierarchy, the options and the costs of machines."""
+        """The digest of what decides this rewrite's effect: the methods of its class and base classes, its options, and
+        the measured costs of devices.
+        """
         # The whole class hierarchy counts: a change in a base class may change the merged call.
         methods = [m for c in type(self).__mro__ for m in vars(c).values() if callable(m) or isinstance(m, property)]
         plain = [m.fget if isinstance(m, property) else m for m in methods]
@@ -97,12 +103,14 @@ class GroupRewrite(Rewrite):
         return short_digest(*parts, *options)
 
     def describe_options(self) -> str:
-        """Return a text of those options of a subclass that decide its effect. The text is part of the digest."""
+        """Return, as text for the digest, the further options of a subclass that decide what it does to a graph. There
+        are none here.
+        """
         return ""
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Merge independent calls of the graph that have the same key. Yield the match of each merged group, and near
-        misses (place and reason) where calls of one key stay apart.
+        """Merge calls of the graph that have the same ``key`` and do not depend on each other. Yield the match of each
+        merged group, and near misses (place and reason) where such calls stay apart.
         """
         families: dict[Hashable, list[Node]] = {}
         for node in graph.nodes:
@@ -113,7 +121,9 @@ class GroupRewrite(Rewrite):
             yield from self._merge_family(graph, family)
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
-        """Merge the calls of one key, group by group, and yield the match or near miss of each group."""
+        """Merge ``calls``, which all have one key, in groups whose members do not depend on each other. Yield for each
+        group the match, or the near miss (place and reason) where it stays.
+        """
         alone = True
         while len(calls) >= self.least:
             # Not all calls of a key are independent, so there may be several groups.
@@ -128,7 +138,9 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge ``members`` in the graph if the model of costs allows it, and return the match, else the near miss."""
+        """Merge the calls ``members`` into one in the graph if the estimated times say that it pays, and return the
+        match, else the near miss (place and reason).
+        """
         # All members are on one device, which is a part of their key.
         machine = machine_of_node(members[0])
         price = self.price(members, machine) if machine else "nothing was measured on this device"
@@ -144,8 +156,8 @@ class GroupRewrite(Rewrite):
         )
 
     def _near_miss(self, node: Node, because: Node, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged with ``members``, since the node ``because`` keeps it
-        from that.
+        """Return the record that the call ``node`` was not merged with ``members`` because of the node ``because``: a
+        member from which it is computed, or a write or the edge of a ``no_grad`` or autocast block in between.
         """
         if because in members:
             reason = f"{node.name} is computed from {because.name}; only independent calls are merged"
@@ -156,8 +168,8 @@ class GroupRewrite(Rewrite):
         return self.make_near_miss(node, obstacle, reason, members)
 
     def make_near_miss(self, node: Node, obstacle: Obstacle, reason: str, members: Sequence[Node]) -> NearMiss:
-        """Return the record that the call ``node`` was not merged, with obstacle and reason, in which all of
-        ``members`` count as fitting.
+        """Return the record that the call ``node`` was not merged, with the kind of obstacle and the reason. All of
+        ``members``, the calls it would have been merged with, count as fitting.
         """
         count = len(members)
         return self.near_miss(RewriteObstacle(node, obstacle, reason, fitting=count), of=count)

@@ -88,8 +88,8 @@ def _format_microseconds(ns: float) -> str:
 
 
 def machine_of_node(node: Node) -> Machine | None:
-    """Return the measured numbers for the type of the device on which ``node`` is computed, or None for a device that
-    was never measured.
+    """Return the measured costs (launch, copy, arithmetic and so on) of the type of device on which ``node`` is
+    computed, or None for a type that was never measured.
     """
     held = fake_value(node)
     return MACHINES.get(held.device.type) if isinstance(held, Tensor) else None
@@ -103,8 +103,8 @@ def tensor_bytes(nodes: Iterable[Node]) -> int:
 
 
 def linear_ns(machine: Machine, out: Node, weight: Node) -> float:
-    """Return the nanoseconds of a linear layer, with result ``out``, on ``machine``: arithmetic and reading ``weight``,
-    without its launch.
+    """Return the estimated nanoseconds of a linear layer with the result ``out`` on ``machine``: its arithmetic and the
+    reading of ``weight``, but not its launch.
     """
     return linear_arithmetic_ns(machine, out, weight) + tensor_bytes([weight]) / machine.read
 
@@ -118,15 +118,16 @@ def linear_arithmetic_ns(machine: Machine, out: Node, weight: Node) -> float:
 
 
 def visible_launch_ns(machine: Machine, hidden: float) -> float:
-    """Return the nanoseconds that one launch adds behind a kernel that computes for ``hidden`` ns. The launch may be
-    hidden by it.
+    """Return the nanoseconds that launching one more kernel adds. Where launches run ahead of the device, a kernel that
+    computes for ``hidden`` ns before it hides that part of the launch.
     """
     # Where kernels are launched ahead, a launch is hidden by the kernel that runs meanwhile.
     return max(0.0, machine.launch - hidden) if machine.ahead else machine.launch
 
 
 def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
-    """Return the number of kernels that copy the operands of each stack side by side into one tensor, at least one.
+    """Return how many kernels are needed to copy the tensors of each of ``stacks`` side by side into one tensor, at
+    least one.
 
     A stack needs one kernel if it is short, or if its inputs have fixed sizes (a "foreach" kernel). Else each operand
     has a kernel of its own, unless the kernel that computes the operand writes it there.
@@ -146,7 +147,7 @@ def kernels_to_stack(machine: Machine, *stacks: Sequence[Node]) -> int:
 
 
 def _is_fixed_input(node: Node) -> bool:
-    """Whether ``node`` is an input of the graph of fixed sizes, or an entry of one."""
+    """Whether ``node`` is an input of the graph whose sizes are fixed, or an entry of such an input, as by ``x[0]``."""
     fixed = isinstance(held := fake_value(node), Tensor) and all(isinstance(n, int) for n in held.shape)
     # An entry of an input is as fixed in memory as the input.
     while canonical_name(node) in ENTRY_OPERATORS and isinstance(source := node.args[0], Node):
@@ -155,8 +156,8 @@ def _is_fixed_input(node: Node) -> bool:
 
 
 def _needs_copy(node: Node) -> bool:
-    """Whether a kernel that stacks tensors has to copy ``node``. A pointwise result with one reader is computed in
-    place instead.
+    """Whether stacking ``node`` with other tensors needs a kernel that copies it. A pointwise result with a single
+    reader is written into the stack at once.
     """
     packet = getattr(torch.ops.aten, str(canonical_name(node)), None) if node.op.startswith("call") else None
     tags = getattr(packet, packet.overloads()[0]).tags if packet is not None else ()

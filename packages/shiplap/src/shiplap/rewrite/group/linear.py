@@ -93,8 +93,8 @@ class StackedLinears(GroupRewrite):
     anchors = frozenset({"linear"})
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for linear layers of one shape: sizes and dtypes of input and weight, and whether
-        there is a bias. None for other calls.
+        """Return a key that is equal for linear layers that can be stacked, with sizes and dtypes of input and weight,
+        and whether there is a bias. None for other calls.
         """
         linear = linear_operands(node)
         if linear is None:
@@ -125,8 +125,8 @@ class StackedLinears(GroupRewrite):
         return MergePrice(count * machine.launch + work, saved, added, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of independent linear layers on the entries of one
-        tensor, in and out of order.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: independent linear layers
+        on the entries of one tensor, in and out of order.
         """
         kinds = (
             (3, True, (3,), _layers_of_entries),
@@ -143,8 +143,8 @@ class StackedLinears(GroupRewrite):
 def _batched_linears(
     xs: Tensor | list[Tensor], weights: list[Tensor], biases: list[Tensor], own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of linear layers, one per input, computed as one ``bmm``. ``own`` says which results must not
-    share memory.
+    """Return the results of linear layers, one for each of ``xs`` with its weight and bias, computed as one ``bmm``.
+    ``own`` says for each result whether it must not share memory with the others.
     """
     stacked = torch.stack(xs) if isinstance(xs, list) else xs
     # bmm takes three dims, so that leading dims of the rows become one.
@@ -215,8 +215,8 @@ class WideLinears(GroupRewrite):
         return MergePrice(len(members) * machine.launch + work, (len(members) - 1) * machine.launch, added, what)
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of several linear layers of one input, with and
-        without biases.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: several linear layers of
+        one input, with and without biases.
         """
         for sizes, bias, rows in (((8, 4, 4), True, (3,)), ((6, 6), False, (2, 5)), ((4, 4), True, (1,))):
             x = torch.randn(*rows, 8)

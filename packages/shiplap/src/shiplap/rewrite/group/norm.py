@@ -75,8 +75,8 @@ class StackedNorms(GroupRewrite):
         return MergePrice(total, (len(members) - 1) * machine.launch, moved, "stacking the inputs costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of five independent layer norms, with and without
-        scale and shift.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: five independent layer
+        norms, with and without scale and shift.
         """
         for rows, affine in (((3,), True), ((2, 4), False)):
             args = [torch.randn(5, *rows, 8)]
@@ -87,8 +87,8 @@ class StackedNorms(GroupRewrite):
 def _norm_stacked_rows(
     xs: list[Tensor], shape: list[int], scales: list[Tensor], shifts: list[Tensor], eps: float, own: list[bool]
 ) -> list[Tensor]:
-    """Return the results of layer norms, computed as one of stacked inputs in float32 and rounded once. ``own`` says
-    which results must not share memory.
+    """Return the results of layer norms over ``shape``, computed as one norm of the stacked inputs ``xs`` in float32
+    and rounded once. ``own`` says for each result whether it must not share memory with the others.
     """
     stacked = torch.stack(xs)
     out = F.layer_norm(stacked.to(torch.promote_types(stacked.dtype, torch.float32)), shape, eps=eps)

@@ -54,19 +54,23 @@ class JoinedCalls(GroupRewrite):
         return False  # the kernels of the op decide as well
 
     def describe_options(self) -> str:
-        """Return the key of the op's code and the declared batching as text, a part of the digest."""
+        """Return the key of the op's code and the declared way of joining its calls, as a text that becomes a part of
+        the rewrite's digest.
+        """
         return f"{compile_cache_key.op_cache_key(self.op)} {self.batching}"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for calls of the op whose joined arguments differ at most in the size along the
-        joined dim, and whose other arguments are the same. None for other calls.
+        """Return a key that is equal for calls of the op that can be joined into one: arguments that have the joined
+        dim differ at most in its size, and all others are the same. None for other calls.
         """
         if node.op != "call_function" or canonical_name(node) != self.op.spec.name:
             return None
         return tuple(_unjoined_properties(v, at) for v, at in zip(self._arguments(node), self._places(), strict=True))
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that makes one call of the op on arguments joined along the dim, and its arguments."""
+        """Return a function that makes one call of the op on the members' arguments, concatenated along the joined dim,
+        and splits the result, and the arguments of that function.
+        """
         calls = [self._arguments(m) for m in members]
         joined = [
             [c[i] for c in calls] if at is not None and calls[0][i] is not None else None
@@ -90,8 +94,8 @@ class JoinedCalls(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, added, "joining arguments costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of three calls of the op each, with values of their
-        own, so that exchanged results would be noticed.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: three calls of the op each,
+        with different values, so that exchanged results would be noticed.
         """
         samples = Samples(self.op, 0)
         # Absent arguments change which arguments are joined.
@@ -101,7 +105,9 @@ class JoinedCalls(GroupRewrite):
             yield self._program(draws, case.label)
 
     def _program(self, draws: Sequence[tuple[Any, ...]], label: str) -> Program:
-        """Return a program of several calls of the op, one for each of ``draws``, the arguments of a call."""
+        """Return a program (a function with arguments) that calls the op once for each of ``draws``, the arguments of a
+        call, and is used to prove this rewrite. ``label`` names it in findings.
+        """
         places = self._places()
         shared = [draws[0][i] if at is None else None for i, at in enumerate(places)]
         own = [[d[i] for d in draws] if at is not None else None for i, at in enumerate(places)]
@@ -109,8 +115,8 @@ class JoinedCalls(GroupRewrite):
         return Program(_make_separate_calls(self.op, shared, own), tuple(flat), f"{CALLS_IN_PROOF} x {label}")
 
     def _places(self) -> list[int | None]:
-        """Return for each argument of the op the position of the joined dim, or None where an argument does not have
-        it.
+        """Return for each argument of the op the position of the dim along which calls are joined, or None where the
+        argument does not have that dim.
         """
         joined = dict(self.batching.joined)
         return [joined.get(a.name) for a in self.op.spec.args]
@@ -123,8 +129,8 @@ class JoinedCalls(GroupRewrite):
 
 
 def _unjoined_properties(given: Any, at: int | None) -> Hashable:
-    """Return the properties of an argument that must be equal in calls that are joined: the value itself, or all of a
-    tensor but its size at the dim ``at``.
+    """Return what must be equal in an argument of calls that are joined: the value itself where ``at`` is None, else
+    dtype, device and sizes of the tensor without the size at the dim ``at``.
     """
     held = fake_tensor(given)
     if at is None or held is None:
@@ -134,13 +140,13 @@ def _unjoined_properties(given: Any, at: int | None) -> Hashable:
 
 
 def _make_joined_call(op: Op, places: Sequence[int | None], out: int) -> Callable[..., list[Tensor]]:
-    """Return a function that concatenates the members' arguments, calls ``op`` once, and splits the result along dim
-    ``out``.
+    """Return a function that concatenates the arguments of several calls at the dims in ``places`` (None: not joined),
+    calls ``op`` once, and splits the result along the dim ``out``.
     """
 
     def call(joined: list[Any], first: list[Any]) -> list[Tensor]:
-        """Return the results of the members, from one call. ``joined`` has the members' values of each joined argument,
-        ``first`` the other arguments.
+        """Return the results of all joined calls of the op, computed by one call. ``joined`` holds, for each joined
+        argument, the values of all calls, and ``first`` the other arguments.
         """
         parts = list(zip(joined, first, places, strict=True))
         args = [v if own is None or at is None else torch.cat(own, at) for own, v, at in parts]

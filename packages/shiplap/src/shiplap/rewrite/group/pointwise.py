@@ -29,8 +29,8 @@ class StackedChains(GroupRewrite):
     level: Level = "post-grad"
 
     def key(self, node: Node) -> Hashable | None:
-        """Return a key that is equal for chains of the same pointwise steps, for the chain that ends at ``node``. None
-        where no chain of two or more ends there.
+        """Return a key that is equal for chains of the same pointwise calls, each the only reader of the one before, if
+        such a chain of two or more calls ends at ``node``, else None.
         """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
@@ -41,14 +41,18 @@ class StackedChains(GroupRewrite):
         return (tensor_signature(fake_tensor(node)), tuple(steps))
 
     def nodes(self, member: Node) -> list[Node]:
-        """Return the nodes of the chain that ends at ``member``, first step first."""
+        """Return the nodes of the chain of pointwise calls, each the only reader of the one before, that ends at
+        ``member``, first call first.
+        """
         chain = [member]
         while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
             chain.insert(0, inner)
         return chain
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes the chain on stacked operands, and the operands of all members."""
+        """Return a function that computes the members' chains of pointwise calls at once, on stacked operands, and its
+        arguments, the operands of all chains.
+        """
         chains = [self.nodes(m) for m in members]
         operands = [list(row) for row in zip(*map(_chain_operands, chains), strict=True)]
         return _make_stacked_chain(chains[0]), (operands, [may_be_returned(m) for m in members])
@@ -66,8 +70,8 @@ class StackedChains(GroupRewrite):
         return MergePrice(count * machine.launch + work, (count - 1) * machine.launch, moved, "stacking operands costs")
 
     def programs(self) -> Iterator[Program]:
-        """Yield programs on which the rewrite is proven: functions of four independent chains of pointwise
-        operators.
+        """Yield programs (functions with example arguments) on which the rewrite is proven: four independent chains of
+        pointwise operators.
         """
         for rows in ((3, 8), (5,)):
             yield Program(_run_chains, (torch.randn(4, *rows), torch.randn(4, *rows)), f"4 chains of {list(rows)}")
@@ -86,7 +90,9 @@ def _is_dense_pointwise(node: Node) -> bool:
 
 
 def _is_chain_step(node: Node, user: Node) -> bool:
-    """Whether the pointwise call ``node`` is a step of the chain of ``user``, its only reader, and no operand of it."""
+    """Whether ``node`` and ``user`` may be neighbours in a chain of pointwise calls: ``user`` is the only reader of the
+    pointwise call ``node``, and both results have one shape.
+    """
     return (
         _is_dense_pointwise(node)
         and list(node.users) == [user]
@@ -95,8 +101,8 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Whether a chain of pointwise calls ends at ``node``: its result has several readers, or one that is not of the
-    chain.
+    """Whether the pointwise call ``node`` is the last of a chain of such calls, each the only reader of the one before:
+    its result has several readers, or one that does not continue the chain.
     """
     if not _is_dense_pointwise(node):
         return False
@@ -105,13 +111,15 @@ def _ends_chain(node: Node) -> bool:
 
 
 def _previous_chain_step(user: Node) -> Node | None:
-    """Return the input of ``user`` that is the step before it in the chain, or None."""
+    """Return the input of the call ``user`` that precedes it in a chain: a pointwise call of the same shape that only
+    ``user`` reads, or None.
+    """
     return next((n for n in user.all_input_nodes if _is_chain_step(n, user)), None)
 
 
 def _step_form(given: Any, place: dict[Node, int]) -> str:
-    """Return the arguments of a step as text that is equal for equal chains: steps by number, operands by their
-    properties, constants by value.
+    """Return the argument ``given`` of a call in a chain as text that is equal for equal chains: earlier calls by their
+    number in ``place``, operands by their properties, constants by value.
     """
     if isinstance(given, Node):
         return f"step {place[given]}" if given in place else f"operand {tensor_signature(fake_tensor(given))}"
@@ -123,28 +131,28 @@ def _step_form(given: Any, place: dict[Node, int]) -> str:
 
 
 def _chain_operands(chain: Sequence[Node]) -> list[Node]:
-    """Return the nodes that the chain reads from outside, place by place. An operand that is read twice counts
-    twice.
+    """Return the nodes outside of the chain of calls that its calls read, in order. An operand that is read twice is
+    listed twice.
     """
     return [n for step in chain for n in _nodes_read(step) if n not in chain]
 
 
 def _nodes_read(step: Node) -> list[Node]:
-    """Return the nodes among the arguments of ``step``, each as often as it is read."""
+    """Return the nodes among the arguments of the call ``step``, each as often as the call reads it."""
     reads: list[Node] = []
     torch.fx.node.map_arg([step.args, step.kwargs], lambda n: reads.append(n))
     return reads
 
 
 def _make_stacked_chain(chain: Sequence[Node]) -> Callable[..., list[Tensor]]:
-    """Return the chain as a function of its operands, each a list with one tensor per member, and of ``own``, which
-    results must not share memory.
+    """Return the chain of pointwise calls as a function of its operands, each a list with one tensor per member, and of
+    ``own``, which says for each result whether it must not share memory with the others.
     """
     inside = set(chain)
 
     def run(operands: list[list[Tensor]], own: list[bool]) -> list[Tensor]:
-        """Return a result for each member, computed once on stacked ``operands``, a list of members' tensors for each.
-        ``own`` says which results must not share memory.
+        """Return the result of the chain for each member, computed once on stacked tensors. ``operands`` holds, for
+        each value that the chain reads, the members' tensors. ``own`` says which results must not share memory.
         """
         # In the order in which the steps read their operands.
         given = iter([torch.stack(each) for each in operands])

@@ -97,8 +97,8 @@ class AttentionRewrite(Rewrite):
         return super().may_match(graph) or any(map(is_softmax_by_hand, graph.nodes))
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches and near
-        misses.
+        """Replace the attention around each softmax of ``graph`` by torch's fused call, and yield matches, and near
+        misses (place and reason) where one stays.
         """
         remove_dead_calls(graph)
         for node in list(graph.nodes):
@@ -111,8 +111,9 @@ class AttentionRewrite(Rewrite):
                     yield outcome
 
     def _replace_attention(self, graph: Graph, softmax: Node) -> Outcome | None:
-        """Replace the attention around one softmax and return the match, a near miss where it stays, or None for a
-        softmax of no attention. Raise ``RewriteObstacle`` for an attention with a difference.
+        """Replace the attention around one softmax and return the match, a near miss (place and reason) where it stays,
+        or None for a softmax that belongs to no attention. Raise ``RewriteObstacle`` for an attention that the fused
+        call cannot compute.
         """
         if not _is_softmax(softmax) or not is_over_last_dim(softmax):
             return _raise_if_attention(softmax)
@@ -142,8 +143,9 @@ class AttentionRewrite(Rewrite):
     def _place_fused_call(
         self, graph: Graph, softmax: Node, above: ScoresOfAttention, below: _WeightedValues
     ) -> Outcome:
-        """Put the fused call where the scores ``above`` and the weighted values ``below`` a softmax meet, and return
-        the outcome. Raises ``RewriteObstacle`` where it cannot stand.
+        """Put torch's fused attention call in place of the computation that consists of ``above``, the product of
+        queries and keys up to the softmax, and ``below``, the product with the values. Return the match or near miss.
+        Raise ``RewriteObstacle`` where it would be wrong or slower.
         """
         held = _fake_qkv(above, below)
         if reason := _why_qkv_unfit(held):
@@ -182,8 +184,8 @@ class AttentionRewrite(Rewrite):
 
 
 def _raise_if_attention(softmax: Node) -> NearMiss | None:
-    """Raise the obstacle that keeps a softmax from being an attention that can be replaced. Return None where the
-    softmax weighs no activations.
+    """Raise the obstacle that keeps the computation around ``softmax`` from being replaced as an attention. Return None
+    where it is no attention: its weights multiply no activation.
     """
     region = find_region(softmax)
     if region is not None:
@@ -220,15 +222,18 @@ class _WeightedValues:
         self.out, self.v, self.nodes, self.dropped, self.spelled, self.mask = out, v, nodes, dropped, spelled, mask
 
     def rescaled(self, scores: Any) -> sinks.RescaledProduct | None:
-        """Return the product together with its rescaling by ``sigmoid(logsumexp(scores) - sink)``, which has the effect
-        of an attention sink, or None where it is not so rescaled.
+        """Return the product of weights and values together with the calls that multiply it by
+        ``sigmoid(logsumexp(scores) - sink)``, which has the effect of an attention sink (extra logits), or None where
+        no such calls follow.
         """
         plain = not self.dropped and self.spelled is None and self.mask is None
         return sinks.find_rescaled_product(self.out, scores) if plain else None
 
 
 def _fake_qkv(above: ScoresOfAttention, below: _WeightedValues) -> list[Tensor]:
-    """Return the fake queries, keys and values, with their dims in the order in which a product reads them."""
+    """Return the fake tensors of queries, keys and values of the attention that consists of ``above``, its scores, and
+    ``below``, its product with the values. Their dims are in the order in which a matrix product reads them.
+    """
     q, k, v = (fake_value(n) for n in (above.q, above.k, below.v))
     if above.orders is not None:
         q, k = (einsum.arrange_dims(t, order) for t, order in zip((q, k), above.orders, strict=True))
@@ -254,8 +259,9 @@ def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
 
 
 def _require_no_gradients(out: Node, held: Sequence[Tensor], hiding: Sequence[ScoreStep]) -> None:
-    """Raise ``RewriteObstacle`` where gradients are computed, and a mask in ``hiding`` may hide a row as a whole, whose
-    gradients would differ.
+    """Raise ``RewriteObstacle`` where gradients are computed for ``held``, the fake queries, keys and values, and a
+    mask of ``hiding`` may hide all columns of a row, for which the fused call has other gradients. ``out`` is the
+    place.
     """
     if _asks_for_gradients(held):
         name = next((s.given.name for s in hiding if isinstance(s.given, Node)), "the mask")
@@ -284,7 +290,9 @@ def _calls_of_softmax(softmax: Node) -> list[Node]:
 
 
 def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None:
-    """Raise ``RewriteObstacle`` where weights are set to 0 by another mask than the scores were filled in by."""
+    """Raise ``RewriteObstacle`` where ``below``, the attention's part behind the softmax, sets weights to 0 by another
+    mask than the one by which ``above``, the part before it, fills a number into the scores.
+    """
     plain = below.spelled is None and below.dropped == 0 and not any(step.kind == "view" for step in above.steps)
     if below.mask is not None and not (plain and zeroed.fills_scores_by_mask(below.mask, above.steps)):
         what = f"the weights are set to 0 where {below.mask.name} is true; the scores are masked otherwise"
@@ -292,8 +300,8 @@ def _require_same_mask(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
-    """Follow the weights of a softmax down to the product with the values. Return that product, the obstacle on the
-    way, or None where there is no product.
+    """Follow the result of a softmax (weights) down the graph to its product with the values. Return that product with
+    the calls in between, the obstacle on the way, or None where there is no product.
     """
     node, nodes, dropped, mask, turned = softmax, list[Node](), 0, None, False
     while True:
@@ -338,7 +346,9 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
 
 
 def _describe_product(turned: bool) -> str:
-    """Return the product of values and weights, or that with the weights ``turned``, in words for an error."""
+    """Return, in words for an error, the product of values and weights, or with ``turned`` that of the weights'
+    transpose and the values.
+    """
     return "the product of the weights' transpose and the values" if turned else "the product of values and weights"
 
 
@@ -438,7 +448,9 @@ class _FusedCall:
         return out.reshape(self.out) if self.viewed else out
 
     def _in_blocks(self, q: Tensor, k: Tensor, v: Tensor, given: tuple[Any, ...]) -> Tensor:
-        """Return attention whose scores are capped by tanh, computed in blocks of rows."""
+        """Return the attention of ``q``, ``k`` and ``v`` computed in blocks of query rows, for scores that ``tanh``
+        caps, which the fused call does not support. ``given`` holds the tensors (masks, biases) applied to the scores.
+        """
         k = k.transpose(-1, -2) if self.scores.natural else k
         out = softcap.attend_in_blocks(q, k, v, self.scores, given[:-1] if self.masked else given)
         if self.masked:
@@ -447,8 +459,9 @@ class _FusedCall:
 
 
 def _apply_to_bias(step: ScoreStep, bias: Tensor | None, given: Any, *, lone: bool) -> Tensor | None:
-    """Return the additive bias of the fused call after one step on the way from the product to the softmax. ``given``
-    is the tensor of the step.
+    """Return ``bias``, the tensor that the fused call adds to the scores, changed by ``step``, one call that a model
+    applies to the scores, whose mask or bias is ``given``. ``lone`` says that at most one of its masks may hide a whole
+    row.
     """
     if step.kind == "add":
         term: Tensor = given if step.number == 1 else given * step.number

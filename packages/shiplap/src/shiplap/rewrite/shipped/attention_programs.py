@@ -114,8 +114,8 @@ def _by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def attention_programs() -> Iterator[Program]:
-    """Yield programs of attention in each spelling, on values as models have them, and of the usual spelling in all
-    dtypes and with symbolic sizes.
+    """Yield programs (functions with arguments) that compute attention in each of the ways in which models write it,
+    and in the most frequent one in all dtypes and with symbolic sizes.
     """
     # A fixed seed: the proof of one digest must have one result.
     rng = torch.Generator().manual_seed(0)

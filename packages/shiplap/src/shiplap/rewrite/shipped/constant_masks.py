@@ -62,8 +62,8 @@ HiddenPart = Literal["", "nothing", "later", "some"]
 
 
 def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
-    """Return the steps of an attention with a ``causal`` step in place of a mask that hides later columns, and without
-    masks that hide nothing.
+    """Return ``steps``, the calls that an attention applies to its scores, with a ``causal`` step in place of the one
+    mask that hides the later columns of each row, and without masks that hide nothing.
 
     A mask that is causal stays a mask beside another mask or a bias, and where scores are changed after it.
     """
@@ -80,8 +80,8 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return the part of the scores that the mask of a step hides: ``nothing``, ``later`` columns, ``some`` of each row
-    but never all, or an empty text for any other or unknown mask.
+    """Return which scores the mask of ``step``, a call that an attention applies to its scores, hides: ``nothing``,
+    ``later`` columns, ``some`` of each row but never all, or an empty text for any other or unknown mask.
 
     "nothing" is only returned for a mask that changes no score.
     """
@@ -97,8 +97,8 @@ def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
 
 
 def _classify_mask(kind: str, node: Node) -> HiddenPart:
-    """Return the part of the scores that the mask computed by ``node`` hides, or an empty text where it is not
-    constant. ``kind`` is that of the step.
+    """Return which scores the mask computed by ``node`` hides, as ``hidden_part_of_step`` does, or an empty text where
+    it is not constant. ``kind`` is how it is applied: ``add``, ``fill`` or ``keep``.
     """
     mask = constant_value(node)
     return "" if mask is None else _classify_hidden(_hidden_positions(kind, mask))
@@ -158,8 +158,8 @@ def _compute_mask(calls: Sequence[Node]) -> Tensor:
 
 
 def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
-    """Return a boolean tensor of the scores that ``mask`` hides in a step of this kind, or None where it changes a
-    score otherwise.
+    """Return a boolean tensor that is True where ``mask``, applied to scores as ``kind`` says (``add``, ``fill`` or
+    ``keep``), hides a score, or None where it changes a score in another way.
     """
     if kind != "add":
         hidden = mask if mask.dtype == torch.bool else mask != 0
@@ -172,7 +172,9 @@ def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
-    """Return the part of the scores that a boolean mask of hidden positions hides, an empty text for None."""
+    """Return which scores are hidden, given a boolean tensor that is True for these: ``nothing``, ``later`` columns,
+    ``some`` of each row but never all, or an empty text for any other and for None.
+    """
     if hidden is None:
         return ""
     if not bool(hidden.any()):

@@ -91,7 +91,9 @@ class FoldedNorm(Rewrite):
         self.anchors = frozenset({operator})
 
     def forced(self) -> FoldedNorm:
-        """Return a copy of this rewrite that folds whether it pays or not."""
+        """Return a copy of this rewrite that folds every norm that it can, also where that is not faster or the weights
+        are no constants.
+        """
         norms = {dtype: fn for dtype, (fn, _) in self.written_out.items()}
         return FoldedNorm(
             self.name,
@@ -123,8 +125,8 @@ class FoldedNorm(Rewrite):
         return short_digest(*parts)
 
     def programs(self) -> Iterator[Program]:
-        """Return the programs (functions with arguments) on which the rewrite is proven: a convolution with a norm
-        behind it.
+        """Return the programs (functions with arguments) on which the rewrite is proven, that is compared with the
+        unchanged graph: a convolution with a norm behind it.
         """
         return self.examples()
 
@@ -140,7 +142,7 @@ class FoldedNorm(Rewrite):
                 yield self._fold_norm(graph, norm)
 
     def _is_conv(self, node: Any) -> bool:
-        """Whether ``node`` is a call of the convolution."""
+        """Whether ``node`` is a call of the convolution into which this rewrite folds norms."""
         return isinstance(node, Node) and node.op.startswith("call") and canonical_name(node) == self.operator
 
     def _norms(self, graph: Graph) -> Iterator[_NormAfterConv]:
@@ -158,8 +160,8 @@ class FoldedNorm(Rewrite):
             yield from self._spelled(graph, fn, drawn)
 
     def _spelled(self, graph: Graph, fn: Callable[..., Tensor], drawn: PatternSamples) -> Iterator[_NormAfterConv]:
-        """Yield norms in ``graph`` that are written out as the function ``fn``, where no other node reads a value in
-        between.
+        """Yield the norms in ``graph`` that are written as the calls of ``fn`` instead of ``batch_norm``, where no
+        other node reads a value in between. ``drawn`` holds the arguments with which ``fn`` is traced to a pattern.
         """
         from shiplap.torch_private.inductor_passes import preserving_state
 
@@ -205,8 +207,8 @@ class FoldedNorm(Rewrite):
         )
 
     def _declined(self, named: dict[str, Any]) -> str:
-        """Return the reason why folding is not worth it for the convolution's arguments by name, or an empty text where
-        it is.
+        """Return the reason why folding a norm is not worth it for a convolution with the arguments ``named``, such as
+        a weight that is no constant, or an empty text where it is.
         """
         if not is_folded(named["weight"]):
             reason = f"{describe_node(named['weight'])} is no constant: folding would be a pass over it in each call"
@@ -216,8 +218,8 @@ class FoldedNorm(Rewrite):
         return "" if answer is True else answer or "it does not pay here"
 
     def _folded(self, named: dict[str, Any], *statistics: Any) -> Tensor:
-        """Return the convolution with the norm folded into its weights. This function is traced in place of convolution
-        and norm.
+        """Return the convolution with arguments ``named``, its weights and bias changed so that it includes a batch
+        norm with ``statistics`` (mean, variance, scale, shift, eps). This function is traced in place of both.
         """
         weight, bias = _fold_parameters(named["weight"], named.get("bias"), *statistics)
         return self.conv(**{**named, "weight": weight, "bias": bias})
@@ -247,13 +249,15 @@ def _fold_parameters(
 
 
 def statistics(co: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random mean, variance, scale and shift of ``co`` channels, for programs of a proof."""
+    """Return random mean, variance, scale and shift of a batch norm over ``co`` channels, for the functions on which a
+    rewrite is proven.
+    """
     return torch.randn(co), 0.5 + torch.rand(co), 1 + torch.randn(co) / 4, torch.randn(co)
 
 
 def _conv_norm_programs() -> Iterator[Program]:
-    """Yield the programs, convolutions with a norm behind them, on which the rewrite of torch's own convolution is
-    proven.
+    """Yield the programs (functions with arguments), convolutions with a norm behind them, on which the folding of
+    norms into torch's own convolution is proven.
     """
     for bias, stride, padding, groups in ((True, 1, 1, 1), (False, (2, 1), 0, 2)):
 

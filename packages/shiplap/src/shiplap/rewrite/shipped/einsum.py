@@ -42,8 +42,8 @@ def arrange_dims(tensor: Tensor, order: DimOrder) -> Tensor:
 
 
 def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
-    """Return the letters of the two operands of an einsum, those of its result, and the operand nodes, or None for any
-    other call.
+    """Return the subscripts of the two operands of the einsum ``node``, such as ``["bhqd", "bhkd"]``, those of its
+    result, and the operand nodes, or None for any other call.
     """
     given = positional_then_named(node)
     flat = [n for g in given[1:] for n in as_list(g)]
@@ -62,8 +62,8 @@ def _parse_einsum(node: Node) -> tuple[list[str], str, list[Node]] | None:
 
 
 def _replace_ellipsis(terms: list[str], out: str, operands: list[Any]) -> tuple[list[str], str]:
-    """Return the terms and the result of an einsum with letters in place of ``...``, where it stands for as many dims
-    in both operands, else unchanged.
+    """Return the operands' subscripts and the result's of an einsum with letters in place of ``...``, where it stands
+    for as many dims in both operands, else unchanged.
     """
     held = [fake_value(n) if isinstance(n, Node) else None for n in operands]
     counts = {

@@ -112,8 +112,9 @@ class LinearLoss(Rewrite):
                     yield outcome
 
     def _replace_loss(self, graph: Graph, node: Node) -> Outcome:
-        """Replace the loss ``node`` and the linear layer before it in the graph, and return the match. Raise the
-        ``RewriteObstacle`` met on the way from the loss to its layer, or that of a small loss.
+        """Replace the loss ``node`` and the linear layer that computes its logits, and return the match. Raise
+        ``RewriteObstacle`` where a call between the two has no counterpart on hidden states, or where the logits are
+        small.
         """
         found = _find_layer(node)
         hidden, weight = fake_value(found.layer["input"]), fake_value(found.layer["weight"])
@@ -129,14 +130,16 @@ class LinearLoss(Rewrite):
         )
 
     def _replacement(self, found: _LossOfLayer) -> Callable[..., Tensor]:
-        """Return the function that is traced in place of the layer and the loss that were found."""
+        """Return the function that is traced in place of the layer and the loss in ``found``: the rewrite's loss
+        function, with the loss's options and the calls in between.
+        """
         names = ("reduction", "ignore_index", "label_smoothing")
         options = {name: found.given[name] for name in names if name in found.given} | {"softcap": found.softcap}
         dtype = fake_value(found.loss).dtype
 
         def loss_of_layer(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> Tensor:
-            """Return the loss of a linear layer by the rewrite's function, after doing to ``hidden`` what the graph
-            does to rows of logits.
+            """Return the loss of the linear layer by the rewrite's loss function, after applying to ``hidden``, the
+            layer's input, the calls that the graph applies to rows of the logits.
             """
             # They were found from the loss upwards.
             for move in reversed(found.moves):
@@ -150,8 +153,8 @@ class LinearLoss(Rewrite):
 
 
 def _find_layer(node: Node) -> _LossOfLayer:
-    """Return the linear layer of the loss at ``node``, with the calls in between. Raises the ``RewriteObstacle`` on the
-    way.
+    """Return the linear layer that computes the logits of the loss ``node``, with the calls in between. Raise
+    ``RewriteObstacle`` for a loss or a call in between that the rewrite's loss function cannot take over.
     """
     given = canonical_arguments(node)
     logits, target = given.get("input"), given.get("target")
@@ -187,7 +190,9 @@ def _find_layer(node: Node) -> _LossOfLayer:
 
 
 def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
-    """Add ``at`` to the nodes that are replaced. Raises ``RewriteObstacle`` where another node reads it."""
+    """Add the call ``at`` to the nodes of ``found`` that disappear with the replacement. Raise ``RewriteObstacle``
+    where a node outside of them reads it.
+    """
     for reader in at.users:
         if reader not in found.nodes:
             raise obstacle_of_reader(at, reader, "return the loss alone: whoever needs the logits keeps all of them")
@@ -195,8 +200,8 @@ def _add_replaced_call(found: _LossOfLayer, at: Node) -> None:
 
 
 def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
-    """Whether ``at`` is the linear layer of the loss. Its arguments are kept in ``found`` then. Raises
-    ``RewriteObstacle`` for a loss over another dim.
+    """Whether the call ``at`` is the linear layer of the loss. If so, keep its arguments in ``found``. Raise
+    ``RewriteObstacle`` if the loss is over another dim than the layer's output features.
     """
     if torch_call_name(at) != "linear":
         return False
@@ -208,8 +213,9 @@ def _reads_layer(found: _LossOfLayer, at: Node) -> bool:
 
 
 def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
-    """Return the tensor that the call ``at`` reads, and keep the effect of the call on rows in ``found`` or its factor
-    in ``numbers``. Raises ``RewriteObstacle`` for any other call.
+    """Return the tensor that ``at``, a call between layer and loss, reads. Keep its effect on rows of the logits in
+    ``found``, or append the factor by which it multiplies to ``numbers`` (NaN for ``tanh``). Raise ``RewriteObstacle``
+    for any other call.
     """
     name = torch_call_name(at)
     above = at.args[0] if at.args else None
@@ -260,8 +266,8 @@ def _index_of_rows(index: Any, rank: int) -> tuple[Any, ...] | None:
 
 
 def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
-    """Set the factor and the tanh cap of the logits in ``found`` from ``numbers``, the factors on the way up, in which
-    NaN stands for a ``tanh``.
+    """Set in ``found`` the factor of the logits and the number at which ``tanh`` caps them, from ``numbers``, the
+    factors met on the way from the loss up to the layer, in which NaN stands for a ``tanh``.
     """
     caps = [i for i, number in enumerate(numbers) if math.isnan(number)]
     if not caps:
@@ -275,7 +281,9 @@ def _read_numbers(found: _LossOfLayer, at: Node, numbers: list[float]) -> None:
 
 
 def _has_layer_above(node: Node) -> bool:
-    """Whether a linear layer leads to ``node`` through at most 12 calls, without which there is nothing to replace."""
+    """Whether the loss ``node`` is computed from a linear layer through at most 12 calls. Otherwise there is nothing to
+    replace or to report.
+    """
     at: Any = node
     for _ in range(FAR):
         if torch_call_name(at) == "linear":
@@ -328,7 +336,7 @@ def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _programs() -> Iterator[Program]:
-    """Yield a program of the loss of a linear layer for each spelling."""
+    """Yield a program (a function with arguments) for each way in which models write the loss of a linear layer."""
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
     labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)

@@ -64,14 +64,15 @@ class _MeanOfSquare:
 
     @property
     def held(self) -> Tensor:
-        """The fake value (shape, dtype and device without data) of the tensor that is squared."""
+        """The fake tensor (shape, dtype and device without data) of ``x``, where this is the mean of ``x ** 2``."""
         tensor: Tensor = fake_value(base_of_square(self.square) or self.square)
         return tensor
 
 
 def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None:
-    """Return the root of a mean of squares that ``node`` computes, or the obstacle where it is not that of an RMS norm.
-    None for any other node, and for one of which a further root is taken.
+    """Return the root ``(mean(x ** 2) + eps) ** 0.5``, or its reciprocal, that ``node`` computes, or the obstacle where
+    it differs from that in an RMS norm, such as a mean over other dims. None for any other node, and for one of which a
+    further root is taken.
     """
     if root_base_and_exponent(node) is None or any(
         root_base_and_exponent(reader) is not None for reader in _readers_past_casts(node)
@@ -101,8 +102,8 @@ def find_mean_square_root(node: Node) -> MeanSquareRoot | RewriteObstacle | None
 
 
 def root_base_and_exponent(node: Any) -> tuple[Any, float] | None:
-    """Return the base and the exponent where ``node`` is a root or a reciprocal, such as ``(x, -0.5)`` for
-    ``rsqrt(x)``, or None.
+    """Return the base and the exponent where ``node`` is one call that computes a root or a reciprocal, such as ``(x,
+    -0.5)`` for ``rsqrt(x)`` or ``x ** -0.5``, or None.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name else []
@@ -121,8 +122,8 @@ def is_root_not_reciprocal(node: Node) -> bool:
 
 
 def _base_of_summed_square(node: Any) -> Node | None:
-    """Return ``x`` where one call sums ``x ** 2`` over the last dim, ``vecdot(x, x)`` or an einsum of ``x`` with
-    itself, or None.
+    """Return ``x`` where the one call ``node`` computes the sum of ``x ** 2`` over the last dim: ``vecdot(x, x)``, or
+    an einsum of ``x`` with itself. Return None for any other call.
     """
     name = torch_call_name(node)
     given = positional_then_named(node) if name in ("vecdot", "linalg_vecdot", "einsum") else []
@@ -144,7 +145,9 @@ def _base_of_summed_square(node: Any) -> Node | None:
 
 
 def base_of_square(node: Any) -> Node | None:
-    """Return ``x`` where ``node`` is ``x ** 2`` in any spelling, summed over the last dim or not, or None."""
+    """Return ``x`` where ``node`` computes ``x ** 2``, in any way of writing it, with or without a sum over the last
+    dim, or None.
+    """
     name = torch_call_name(node)
     if (summed := _base_of_summed_square(node)) is not None:
         return summed
@@ -162,7 +165,7 @@ def base_of_square(node: Any) -> Node | None:
 
 
 def _readers_past_casts(node: Node) -> list[Node]:
-    """Return the nodes that read ``node``, where a cast counts as its own readers."""
+    """Return the nodes that read ``node``, directly or through casts, which are left out themselves."""
     readers: list[Node] = []
     for reader in node.users:
         readers += _readers_past_casts(reader) if keeps_values(reader) and reader.args[0] is node else [reader]
@@ -170,8 +173,8 @@ def _readers_past_casts(node: Node) -> list[Node]:
 
 
 def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
-    """Return the base and the exponent of the power that ``node`` is, through any number of roots. The calls that
-    compute it are appended to ``nodes``.
+    """Return the base and the exponent of the power that ``node`` computes by any number of nested roots and
+    reciprocals, such as ``(x, -0.5)`` for ``1 / sqrt(x)``. The calls are appended to ``nodes``.
     """
     exponent = 1.0
     while (step := root_base_and_exponent(node)) is not None:
@@ -183,8 +186,8 @@ def _strip_roots(node: Any, nodes: list[Node]) -> tuple[Any, float]:
 
 
 def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
-    """Return the two terms ``(mean, eps)`` where ``node`` adds a constant to a mean, else ``node`` and 0. A sum is
-    appended to ``nodes``.
+    """Return the two terms of the sum ``node`` as ``(mean, eps)``, the constant one second, and append ``node`` to
+    ``nodes``. For any other node, return it with 0.
     """
     given = positional_then_named(node) if torch_call_name(node) == "add" else []
     if len(given) != 2:
@@ -195,7 +198,9 @@ def _split_eps(node: Any, nodes: list[Node]) -> tuple[Any, Any]:
 
 
 def _parse_mean(node: Any) -> _MeanOfSquare | None:
-    """Return ``node`` as a mean over a dim, in any spelling, or None if it is none."""
+    """Return the mean over a dim that ``node`` computes, in any way of writing it, such as a sum divided by the size,
+    or None if it computes none.
+    """
     name = torch_call_name(node)
     if name == "mean":
         return _parse_reduction(node)
@@ -216,7 +221,9 @@ def _restore_last_dim(node: Node, made: _MeanOfSquare) -> _MeanOfSquare | None:
 
 
 def _parse_sum(node: Any) -> _MeanOfSquare | None:
-    """Return ``node`` as a sum of squares over a dim, in any spelling, or None if it is none."""
+    """Return the sum over a dim that ``node`` computes, in any way of writing it, with the tensor that is summed, or
+    None if it computes none.
+    """
     name = torch_call_name(node)
     if name == "sum":
         return _parse_reduction(node)
@@ -230,7 +237,9 @@ def _parse_sum(node: Any) -> _MeanOfSquare | None:
 
 
 def _parse_sum_by_size(node: Any) -> _MeanOfSquare | None:
-    """Return the sum in ``node`` where that is a sum over the last dim divided by the dim's size, or None."""
+    """Return the sum that ``node`` divides by the size of the last dim, over which the sum is, so that it computes a
+    mean, or None for any other node.
+    """
     given = positional_then_named(node) if torch_call_name(node) in PRODUCT_NAMES | DIVISION_NAMES else []
     if len(given) != 2:
         return None

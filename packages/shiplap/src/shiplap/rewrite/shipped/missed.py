@@ -74,8 +74,9 @@ def is_unnormalized_softmax(node: Node) -> bool:
 
 
 def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> RewriteObstacle:
-    """Return one obstacle that names all differences between ``region`` and an attention, in the order in which they
-    are computed. ``above`` and ``below`` say whether attention has a call there.
+    """Return one obstacle that names all differences between ``region``, the calls around a softmax, and an attention,
+    in the order in which they are computed. ``above`` and ``below`` are functions that say whether attention may have a
+    call before and after the softmax.
 
     The line is that of the first difference.
     """
@@ -89,8 +90,9 @@ def explain_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) 
 
 
 def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFilter) -> Iterator[RewriteObstacle]:
-    """Yield the differences between ``region`` and an attention as obstacles, in the order in which they are
-    computed.
+    """Yield, as obstacles, the differences between ``region``, the calls around a softmax, and an attention, in the
+    order in which they are computed. ``above`` and ``below`` say whether attention may have a call before and after the
+    softmax.
     """
     softmax, exponential = region.softmax, is_unnormalized_softmax(region.softmax)
     by_hand = exponential or is_softmax_by_hand(softmax)
@@ -137,13 +139,13 @@ def _obstacles_of_region(region: SoftmaxRegion, above: CallFilter, below: CallFi
 
 
 def _is_part_of_softmax(node: Node, by_hand: bool) -> bool:
-    """Whether ``node`` is the exponential of a softmax that is written out (``by_hand``)."""
+    """Whether ``node`` is the ``exp`` of a softmax that is written out (``by_hand``) as several calls."""
     return by_hand and torch_call_name(node) == "exp"
 
 
 def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
-    """Return the obstacle of a region whose calls are all those of an attention: one of its products is written in
-    another way.
+    """Return the obstacle of ``region``, the calls around a softmax, all of which an attention may have: then one of
+    its two products is written in an unsupported way.
     """
     assert region.scores is not None
     known = ("matmul", "bmm", "baddbmm")
@@ -154,7 +156,9 @@ def _obstacle_of_product(region: SoftmaxRegion) -> RewriteObstacle:
 
 
 def _fix_for_call(node: Node, otherwise: str) -> str:
-    """Return the fix for a call that differs, or ``otherwise`` where none is listed for it."""
+    """Return the remedy to report for the call ``node``, which attention does not have, from a table of known calls, or
+    ``otherwise`` where the table lacks it.
+    """
     name = torch_call_name(node)
     if mixes_heads(node):
         return NO_FIX

@@ -34,7 +34,9 @@ class NoOps(Rewrite):
         return code_digest(NoOps.apply, _is_cast_to_own_dtype, _is_disabled_dropout)
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace casts to the own dtype and disabled dropouts in ``graph`` by their input, and yield the matches."""
+        """Replace calls in ``graph`` that return their input unchanged (casts to the dtype that it has, disabled
+        dropouts) by that input, and yield the matches.
+        """
         for node in list(graph.nodes):
             if node.op.startswith("call") and (_is_cast_to_own_dtype(node) or _is_disabled_dropout(node)):
                 given = node.args[0]

@@ -70,8 +70,8 @@ class _ScaleTrace:
 
 
 def explain_unmatched_norm(node: Node, known: Collection[Node]) -> RewriteObstacle | None:
-    """Return the obstacle, with its reason, of ``node``, which scales a value by its root mean square otherwise than
-    torch's RMS norm, or None.
+    """Return the obstacle, with its reason, where ``node`` scales a value by its root mean square in another way than
+    torch's RMS norm, else None. ``known`` holds the roots that were replaced or reported already.
 
     None stands for a node that does not scale in this way, and for a root that is ``known`` and has an outcome already.
     """
@@ -115,7 +115,9 @@ def _is_size_one(size: Any) -> bool:
 
 
 def _follow_scale(by: Node) -> _ScaleTrace:
-    """Return the calls, by kind, through which the factor ``by`` is computed, at most 12 steps up."""
+    """Return the calls through which the factor ``by`` is computed, sorted by kind (roots, means, squares and so on),
+    at most 12 calls up the graph.
+    """
     trace, layer = _ScaleTrace(), [by]
     for _ in range(MOST_CALLS_TO_SQUARES):
         further: list[Node] = []
@@ -128,8 +130,8 @@ def _follow_scale(by: Node) -> _ScaleTrace:
 
 
 def _follow_call(node: Node, trace: _ScaleTrace) -> list[Node]:
-    """Add ``node`` to ``trace`` by its kind, and return the nodes of the values from which it is computed, as far as
-    they are followed.
+    """Add the call ``node`` to the list of its kind (roots, means, squares and so on) in ``trace``, and return the
+    nodes that it reads and that have to be looked at next.
     """
     name = torch_call_name(node)
     if (x := base_of_square(node)) is not None:
@@ -169,8 +171,8 @@ def _is_difference(x: Node) -> bool:
 
 
 def _describe_difference(node: Node, trace: _ScaleTrace) -> RewriteObstacle | None:
-    """Return the obstacle that names the difference between the calls in ``trace`` and the formula of an RMS norm, or
-    None where no root was found.
+    """Return the obstacle that names how the calls in ``trace``, which compute the factor of the product ``node``,
+    differ from the formula of an RMS norm, or None where there is no root among them.
     """
     if not trace.roots:
         return None

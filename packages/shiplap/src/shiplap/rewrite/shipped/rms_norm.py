@@ -78,7 +78,9 @@ class RmsNorm(Rewrite):
         return rms_norm_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace RMS norms that ``graph`` writes out by torch's function, and yield matches and near misses."""
+        """Replace RMS norms that ``graph`` computes by several calls by torch's function, and yield matches, and near
+        misses (place and reason).
+        """
         known: set[Node] = set()
         remove_dead_calls(graph)
         for node in list(graph.nodes):
@@ -97,15 +99,15 @@ class RmsNorm(Rewrite):
                 yield self._near(missed)
 
     def _near(self, miss: RewriteObstacle) -> NearMiss:
-        """Return the near miss of an obstacle where squares, mean and root fit, and the scaling or its weight does
-        not.
+        """Return the near miss of a norm in which squares, mean and root are those of an RMS norm, while ``miss`` says
+        what does not fit in the scaling by the root or in the weight.
         """
         miss.fitting = 3
         return self.near_miss(miss, of=5)
 
     def _replace_norm(self, graph: Graph, squares: MeanSquareRoot) -> Outcome | RewriteObstacle:
-        """Replace the RMS norm around one root of a mean of squares, and return the match or near miss, or the obstacle
-        of its scaling.
+        """Replace the RMS norm that scales by ``squares``, a root of a mean of squares, and return the match, the near
+        miss (place and reason) where torch's call cannot stand there, or the obstacle where the scaling is another.
         """
         nodes = list(squares.nodes)
         scaled = _find_scaling_call(squares, nodes)
@@ -127,8 +129,9 @@ class RmsNorm(Rewrite):
 
 
 def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | RewriteObstacle:
-    """Return the call that scales ``x`` by the root, and the weight if ``x`` was multiplied by one before, else None,
-    or the obstacle.
+    """Return the call that multiplies ``x`` by the root in ``squares``, and the weight by which ``x`` was multiplied
+    before, or None without one. Return the obstacle where no such call follows. The calls passed are appended to
+    ``nodes``.
 
     ``nodes`` grow by that call, and by those between it and the known calls.
     """
@@ -165,7 +168,9 @@ def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node
 
 
 def _find_earlier_weight(scaled: Any, x: Node) -> tuple[Node, list[Node]] | None:
-    """Return the weight and the calls where ``scaled`` is ``x * weight`` with no other reader, or None."""
+    """Return the weight, and the calls that apply it, where ``scaled`` is ``x * weight`` and no node outside of the
+    norm reads that product. Return None otherwise.
+    """
     passed: list[Node] = []
     product = skip_idle_calls(scaled, passed)
     if torch_call_name(product) not in PRODUCT_NAMES or len(given := positional_then_named(product)) != 2:
@@ -199,8 +204,8 @@ def _is_centred(x: Node) -> bool:
 
 
 def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[Node, Node | None]:
-    """Return the last call that belongs to the norm behind ``product``, and the weight, or None without one. The calls
-    that are passed are appended to ``nodes``.
+    """Return the last call that belongs to the norm, from ``product`` (``x`` times the root) on, and the weight by
+    which that is multiplied, or None without one. The calls passed are appended to ``nodes``.
     """
     node, casts = product, list[Node]()
     while (reader := single_user(node)) is not None and keeps_values(reader) and reader.args[0] is node:

@@ -41,7 +41,9 @@ def _norm_by_sum(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rms_norm_programs() -> Iterator[Program]:
-    """Yield programs of an RMS norm in each spelling, with arguments of several dtypes and layouts."""
+    """Yield programs (functions with arguments) of an RMS norm in each of the ways in which models write it, with
+    several dtypes and layouts.
+    """
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

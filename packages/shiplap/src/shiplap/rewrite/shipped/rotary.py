@@ -126,7 +126,9 @@ class Rotary(Rewrite):
         return rotary_programs()
 
     def apply(self, graph: Graph) -> Iterator[Outcome]:
-        """Replace rotations of pairs in ``graph``, the largest first, and yield matches and near misses."""
+        """Replace calls in ``graph`` that rotate pairs of elements by cosines and sines, the largest group first, and
+        yield matches, then near misses (place and reason).
+        """
         gone: set[Node] = set()
         strange: list[GraphPart] = []
         remove_dead_calls(graph)
@@ -150,8 +152,8 @@ class Rotary(Rewrite):
                 yield self._written(writers)
 
     def _replace_rotation(self, graph: Graph, piece: GraphPart, turn: PairRotation) -> Outcome:
-        """Replace ``piece``, a part of the graph that rotates pairs as ``turn`` does, and return the match, or a near
-        miss where it stays.
+        """Replace ``piece``, a part of the graph that rotates pairs of elements as ``turn`` describes, by one function,
+        and return the match, or a near miss (place and reason) where it stays.
         """
         why = "" if self.always or proving.get() else _why_not_faster(piece, turn)
         if why:
@@ -164,14 +166,18 @@ class Rotary(Rewrite):
         )
 
     def _unknown(self, piece: GraphPart) -> NearMiss:
-        """Return the near miss of a part of the graph that mixes the elements of pairs without rotating them."""
+        """Return the near miss (place and reason) for a part of the graph that combines the two elements of each pair,
+        as a rotation does, but otherwise than by cosines and sines.
+        """
         sides = len(piece.sides)
         why = f"pairs of {piece.x.name} are mixed, but not turned by angles: it reads {sides} other tensors"
         fix = "write it as x * cos + rotate_half(x) * sin, with cos and sin that broadcast to x"
         return self._near(piece.out, "operator", why, fix)
 
     def _written(self, writers: Sequence[Node]) -> NearMiss:
-        """Return the near miss of a rotation whose two halves are written into a new tensor."""
+        """Return the near miss (place and reason) for a rotation whose two halves the calls ``writers`` write into a
+        new tensor, which this rewrite does not replace.
+        """
         into = tensor_argument(writers[0]).name
         why = f"the two parts of each pair are written into {into}; a part of a graph that is compared writes nothing"
         fix = "join them: torch.stack((a, b), -1).flatten(-2) for neighbours, torch.cat((a, b), -1) for halves"
@@ -220,8 +226,8 @@ def _may_end_rotation(out: Node) -> bool:
 
 
 def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | None:
-    """Return the part of the graph that ends in ``out`` and its rotation, the part alone where it mixes pairs
-    otherwise, or None.
+    """Return the part of the graph that computes ``out`` by rotating pairs of elements, with its rotation, or that part
+    alone where it combines the elements of pairs in another way, or None.
     """
     strange = None
     for x in candidate_starts(out)[:MOST_TRIED_STARTS]:
@@ -235,8 +241,8 @@ def _find_rotation(out: Node) -> tuple[GraphPart, PairRotation] | GraphPart | No
 
 
 def _mixes_pairs(piece: GraphPart) -> bool:
-    """Whether each element of the part's result depends on both elements of one pair of ``x`` and on no other, as a run
-    on random numbers shows.
+    """Whether each element of the part's result depends on both elements of one pair of its input ``x`` and on no
+    others, as a run of the part on random numbers shows.
     """
     width = fake_value(piece.x).shape[-1]
     if width < 4 or not piece.sides:

@@ -47,7 +47,9 @@ def _rotate_backwards(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_programs() -> Iterator[Program]:
-    """Yield programs of a rotary embedding in each spelling, with arguments of several dtypes and layouts."""
+    """Yield programs (functions with arguments) of a rotary embedding in each of the ways in which models write it,
+    with several dtypes and layouts.
+    """
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

@@ -84,9 +84,9 @@ class ScoresOfAttention:
 
 
 def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Node] = ()) -> ScoresOfAttention | None:
-    """Return the product of queries and keys above ``top``, which ``reader`` and the calls ``beside`` may read, and the
-    steps from there, or None without a product. Raise RewriteObstacle for a call in between that attention has no place
-    for.
+    """Follow attention scores up the graph from ``top``. Return the product of queries and keys and the calls (steps)
+    from it to ``top``, which only ``reader`` and the calls ``beside`` may read, or None without a product. Raise
+    RewriteObstacle for a call in between that attention does not have.
     """
     if not isinstance(top, Node) or not top.op.startswith("call") or depth > MOST_CALLS_TO_PRODUCT:
         return None
@@ -116,7 +116,9 @@ def follow_scores(top: Any, reader: Node, depth: int = 0, beside: Collection[Nod
 
 
 def _require_single_reader(node: Node, reader: Node, beside: Collection[Node]) -> None:
-    """Raise ``RewriteObstacle`` where a node outside of the attention reads the scores ``node``."""
+    """Raise ``RewriteObstacle`` where ``node``, scores of an attention, is read by a node other than ``reader`` and the
+    calls ``beside``.
+    """
     largest = (
         sinks.calls_of_maximum(positional_then_named(reader)[1], node) if sinks.base_of_shift(reader) is node else []
     )
@@ -133,8 +135,8 @@ def _reads_dtype_only(reader: Node, node: Node) -> bool:
 
 
 def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the steps of an attention that ``node`` may be: for each operand that may be the scores, that operand and
-    the steps. None for a call that attention does not have.
+    """Return what ``node`` may be in an attention, as pairs of the operand that would be the scores and the steps
+    (scaling, bias, mask and so on) that the call applies to them. Return None for a call that attention does not have.
     """
     name = (
         torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
@@ -166,7 +168,9 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
 
 
 def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[Any, list[ScoreStep | None]]]:
-    """Yield the step of the sum or difference ``node`` for each term that may be the scores, with that term."""
+    """Yield, for each term of the sum (``sign`` 1) or difference (-1) ``node`` that may be attention scores, a pair of
+    that term and the step that adds the other term to it.
+    """
     pairs = [(given[0], given[1], sign)]
     if sign == 1:
         pairs.append((given[1], given[0], 1.0))
@@ -176,8 +180,8 @@ def _steps_of_sum(node: Node, given: list[Any], sign: float) -> Iterator[tuple[A
 
 
 def _step_of_zero_sum(given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the first term and no step where ``given`` are the terms of a sum with 0, by which a model leaves a term
-    out, else None.
+    """Return the first of ``given``, the terms of a sum, paired with no step, where the second one is 0: so models
+    leave out a bias. Return None otherwise.
     """
     return [(given[0], [None])] if isinstance(given[0], Node) and as_constant(given[1]) == 0 else None
 
@@ -189,8 +193,9 @@ def _has_shape_of_result(scores: Node, node: Node) -> bool:
 
 
 def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the step where ``node`` fills a number into scores by a mask: ``masked_fill`` or ``where``, else None.
-    Raise ``RewriteObstacle`` for a number that is too small.
+    """Return the scores and the step that ``node`` is where it fills a number into attention scores by a mask
+    (``masked_fill``, ``where``), else None. Raise ``RewriteObstacle`` where the number is not low enough to hide a
+    score. ``given`` are its arguments.
     """
     where = torch_call_name(node) == "where"
     for at, kind in ((1, "keep"), (2, "fill")) if where else ((0, "fill"),):
@@ -219,8 +224,8 @@ def _step_of_fill(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreSte
 
 
 def _step_of_stretch(node: Node, given: list[Any]) -> list[tuple[Any, list[ScoreStep | None]]] | None:
-    """Return the step where ``node`` multiplies scores by a tensor of one value along the keys, so that the queries may
-    be multiplied instead, else None.
+    """Return the scores and the step that ``node`` is where it multiplies attention scores by a tensor that is constant
+    along the keys, so that the queries may be multiplied instead, else None. ``given`` are its arguments.
     """
     for scores, by in (given, given[::-1]):
         held = fake_value(by) if isinstance(by, Node) else None
@@ -243,8 +248,8 @@ def keeps_last_two_dims(node: Node, name: str = "") -> bool:
 
 
 def _scores_from_product(node: Node) -> ScoresOfAttention | None:
-    """Return the scores that begin at the product ``node``, with factors of its operands in their scale, or None where
-    its operands are not two matrices.
+    """Return the scores that the matrix product ``node`` of queries and keys begins, with constant factors of its
+    operands taken into ``scale``, or None where its operands are not two matrices.
     """
     given = positional_then_named(node)
     steps: list[ScoreStep] = []
@@ -274,8 +279,8 @@ def _scores_from_product(node: Node) -> ScoresOfAttention | None:
 
 
 def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
-    """Return the value of which ``node`` is a multiple, and the factor. The calls that are passed and have no other
-    readers are appended to ``passed``.
+    """Return the value of which ``node`` is a constant multiple, also through casts, and the factor. Those of these
+    calls that no other node reads are appended to ``passed``.
     """
     scale, at, dtype = 1.0, node, fake_value(node).dtype
     reached, gone = (node, 1.0), list[Node]()
@@ -299,7 +304,9 @@ def _strip_scale(node: Node, passed: list[Node]) -> tuple[Node, float]:
 
 
 def swaps_last_dims(node: Node) -> bool:
-    """Whether ``node`` swaps the last two dims, in any spelling."""
+    """Whether ``node`` swaps the last two dims of its argument, by ``transpose``, ``mT`` or any other call that does
+    so.
+    """
     if torch_call_name(node) != "transpose":
         return False
     given, rank = canonical_arguments(node), fake_value(node).dim()
@@ -308,7 +315,7 @@ def swaps_last_dims(node: Node) -> bool:
 
 def _require_no_product(top: Node, depth: int) -> None:
     """Raise ``RewriteObstacle`` where a product of queries and keys stands above ``top``, a call that attention does
-    not have.
+    not have: the place is a near miss then. ``depth`` counts the calls from the softmax.
     """
     for given in top.all_input_nodes:
         held = fake_value(given)

@@ -43,8 +43,9 @@ class RescaledProduct:
 
 
 def find_rescaled_product(product: Node, scores: Any) -> RescaledProduct | None:
-    """Return the product ``product`` of weights and values with its rescaling by ``sigmoid(logsumexp(scores) - sink)``,
-    which has the effect of an attention sink, or None where it is not so rescaled.
+    """Return ``product``, the matrix product of weights and values, with the calls that multiply it by
+    ``sigmoid(logsumexp(scores) - sink)``, the effect of an attention sink (extra logits), or None where no such calls
+    follow.
     """
     out = single_user(product)
     given = positional_then_named(out) if out is not None and torch_call_name(out) in ("mul", "multiply") else []

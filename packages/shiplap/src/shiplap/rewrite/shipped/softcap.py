@@ -28,13 +28,13 @@ FLEX_ATTENTION_FIX = (
 
 
 def has_tanh_cap(scores: ScoresOfAttention) -> bool:
-    """Whether ``tanh`` caps the scores in one of their steps."""
+    """Whether one of the calls that the attention applies to its scores caps them by ``tanh``."""
     return any(step.kind == "cap" for step in scores.steps)
 
 
 def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
-    """Return the reason why attention in blocks of rows does not pay for the fake q, k and v in ``held`` and scores of
-    ``shape``, or an empty text where it does.
+    """Return the reason why computing attention in blocks of query rows is not faster for the fake queries, keys and
+    values in ``held`` and scores of ``shape``, or an empty text where it is.
     """
     what = "tanh caps the scores, and scaled_dot_product_attention has no cap; "
     q = held[0]
@@ -53,8 +53,9 @@ def why_blocks_do_not_pay(held: Sequence[Any], shape: Sequence[Any]) -> str:
 
 
 def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any]) -> Tensor:
-    """Return ``softmax(steps(q @ k)) @ v``, computed in blocks of rows. ``k`` is as the product reads it, and ``given``
-    are the tensors of the steps.
+    """Return the attention ``softmax(steps(q @ k)) @ v`` computed in blocks of query rows. ``scores`` holds the steps,
+    calls such as a cap or a mask that are applied to the scores, and ``given`` their tensors. ``k`` is laid out as the
+    right operand of the product.
     """
     rows = q.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
@@ -73,8 +74,8 @@ def attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention,
 def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, scores: ScoresOfAttention, given: Sequence[Any], rows: slice
 ) -> Tensor:
-    """Return the result of capped attention for the query rows ``rows`` alone. ``given`` are the tensors of the steps
-    in ``scores``.
+    """Return the attention of the query rows ``rows`` alone, with the calls of ``scores`` (a cap, a mask and so on),
+    whose tensors are ``given``, applied to the scores.
     """
     made = q[..., rows, :] @ k
     if scores.scale != 1:

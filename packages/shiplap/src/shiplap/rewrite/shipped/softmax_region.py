@@ -76,7 +76,9 @@ class SoftmaxRegion:
 
     @property
     def attends(self) -> bool:
-        """Whether the region is an attention: its scores come from a product of two activations."""
+        """Whether the calls around this softmax are an attention, since the scores come from a product of two
+        activations (queries and keys) and not of an activation and a weight of the model.
+        """
         return self.scores is not None and not self.learned
 
 
@@ -89,8 +91,8 @@ def log_softmax_below(node: Node) -> Node | None:
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
-    """Return the region around ``softmax``, between the product that gives its scores and the product that reads its
-    weights, or None where no activation is weighed, as in a router.
+    """Return the calls around ``softmax``, from the product that gives its scores to the product of its result
+    (weights) and an activation. Return None where the weights multiply no activation, as in a router.
     """
     below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))
     if not below:
@@ -135,8 +137,8 @@ def _is_module_state(node: Node) -> bool:
 def _paths_to_products(
     start: Node, step: Callable[[Node], Iterator[Node]], ends: Callable[[Node, set[Node]], bool], *, first: bool = False
 ) -> Iterator[list[Node]]:
-    """Yield paths of nodes from ``start`` along ``step`` to products for which ``ends`` holds, the shortest first. With
-    ``first``, ``start`` itself may be one.
+    """Yield lists of nodes that lead from ``start``, by the neighbours that ``step`` returns, to a product for which
+    ``ends(node, seen)`` holds, the shortest list first. With ``first``, ``start`` itself may be that product.
     """
     seen, queue = {start}, deque([[start]])
     # Breadth first, so that the shortest path comes first.
@@ -156,8 +158,8 @@ def _paths_to_products(
 
 
 def mixes_heads(node: Node) -> bool:
-    """Whether ``node`` multiplies scores or weights by a square matrix of the model and keeps their shape, as the
-    talking heads of an attention do.
+    """Whether ``node`` multiplies attention scores or weights by a square matrix of the model and keeps their shape, by
+    which some models mix the scores of their heads.
     """
     name, made = torch_call_name(node), fake_value(node)
     if name not in ("einsum", "matmul", "linear", "conv2d") or not isinstance(made, Tensor) or made.dim() < 4:
@@ -209,7 +211,9 @@ def _operands_of_product(node: Node) -> list[Node]:
 
 
 def _may_give_scores(node: Node, _: set[Node]) -> bool:
-    """Whether ``node`` is a product from which scores may come."""
+    """Whether ``node`` is a product that can compute attention scores: a matrix product of two tensors, a convolution,
+    or a product that is summed over a dim. The second parameter is not used.
+    """
     if _product_under_sum(node) is not None:
         return True
     name = torch_call_name(node)
@@ -217,7 +221,9 @@ def _may_give_scores(node: Node, _: set[Node]) -> bool:
 
 
 def _weighs_activation(node: Node, weights: set[Node]) -> bool:
-    """Whether ``node`` is a product of ``weights`` and an activation that is not computed from them."""
+    """Whether ``node`` is a product in which ``weights``, the nodes computed from the softmax so far, multiply an
+    activation that is not computed from them.
+    """
     if torch_call_name(node) not in CONTRACTIONS and _product_under_sum(node) is None:
         return False
     operands = _operands_of_product(node)

@@ -22,8 +22,8 @@ LEAST_TOKENS_FOR_BIAS = 256  # tokens from which a bias of each head was measure
 
 
 def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor], shape: Sequence[Any]) -> None:
-    """Raise ``RewriteObstacle`` where the attention that ends in ``out`` is no faster with a fused kernel, or was never
-    measured.
+    """Raise ``RewriteObstacle`` where the attention that ends in ``out``, with the scores ``above`` of ``shape`` and
+    the fake q, k and v in ``held``, is no faster with a fused kernel, or was never measured.
     """
     if softcap.has_tanh_cap(above):
         if reason := softcap.why_blocks_do_not_pay(held, shape):

@@ -34,7 +34,9 @@ def zeroing_mask(node: Node, weights: Node) -> Node | None:
 
 
 def fills_scores_by_mask(mask: Node, steps: Sequence[ScoreStep]) -> bool:
-    """Whether one of ``steps`` fills the scores in by ``mask``, or by the same computation made a second time."""
+    """Whether one of ``steps``, the calls that an attention applies to its scores, fills in a number by ``mask``, or by
+    a mask that is computed in the same way a second time.
+    """
     return any(step.kind == "fill" and _is_same_computation(step.given, mask) for step in steps)
 
 
