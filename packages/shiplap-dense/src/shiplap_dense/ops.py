@@ -28,7 +28,7 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the matrix product: return those gradients of ``a``, ``b`` and the bias that autograd needs, by name."""
+    """Backward of the matrix product: return the gradients of ``a``, ``b`` and the bias that autograd needs."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())
