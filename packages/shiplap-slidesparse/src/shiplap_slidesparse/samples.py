@@ -14,8 +14,8 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
-    """Return a 2:4 weight packed for its device, and the layout, cuSPARSELt's on a GPU that has it. Raises ValueError
-    for another requested layout.
+    """Return ``slid``, a weight with at most two non-zeros in each four elements (2:4), packed for its device, and the
+    number of the packed format (layout). Raises ValueError if ``layout`` asks for another format than the device's.
     """
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
         return lt.compress_weight(slid), ops.CUSPARSELT
