@@ -44,8 +44,9 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations, whose replacement computes the
-    activation in the product's epilogue. On GPUs, unless ``always``.
+    """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations. The replacement calls Shiplap's
+    matrix product, whose template computes the activation while it stores the result. They apply on GPUs only, unless
+    ``always``.
     """
     pays = None if always else _on_gpu
     return tuple(
@@ -71,9 +72,8 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also with gate and up as halves
-    of one layer.
-
-    Our product for the gate, with the activation and the multiplication in its epilogue. On GPUs.
+    of one layer. Shiplap's matrix product computes the gate, with the activation and the multiplication fused into it.
+    They apply on GPUs only, unless ``always``.
     """
     pays = None if always else _on_gpu
     gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
@@ -116,8 +116,8 @@ def _split_gate_rewrite(
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the gated product with two products by halves of the weight, the gate's by the declared matrix
-        product.
+        """Return the gated product computed by two products with the halves of the weight: Shiplap's matrix product for
+        the gate, a plain linear layer for the other half.
         """
         # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
@@ -128,8 +128,8 @@ def _split_gate_rewrite(
 
 
 def norm_linear(*, always: bool = False) -> Rewrites:
-    """Return rewrites of a layer norm or RMS norm before a linear layer, whose replacement computes the norm in the
-    product's prologue. On GPUs, unless ``always``.
+    """Return rewrites of a layer norm or RMS norm before a linear layer. The replacement calls Shiplap's matrix
+    product, whose template computes the norm while it loads its input. They apply on GPUs only, unless ``always``.
     """
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
@@ -185,10 +185,8 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
 
 
 def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never unpacks
-    the weights.
-
-    On GPUs up to ``FEW_ROWS``.
+    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never converts
+    the whole weight. They apply on GPUs to inputs of up to ``FEW_ROWS`` rows, unless ``always``.
     """
     kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
     pays = None if always else _few_rows

@@ -178,7 +178,9 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
-    """Return a layer on the meta device for a converted ``weight`` ``[experts, n, k]`` that is going to be loaded."""
+    """Return a converted layer on the meta device, without values, for the expert parameter ``weight`` ``[experts, n,
+    k]``; its values are loaded from a checkpoint afterwards.
+    """
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
     return Linear(k, experts * n, False, mode=dtype, device="meta")

@@ -145,9 +145,8 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
     """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``: the four elements of each overlapping window side by side,
-    zeros elsewhere.
-
-    A 2:4 weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
+    zeros elsewhere. ``pairs`` is the number of pairs of elements in a group, which has ``pairs - 1`` windows. A 2:4
+    weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
     """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
@@ -252,7 +251,9 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Return the weight ``[n, k]`` of a rearranged 2:4 weight ``[n, k']``, the inverse of ``slide_weight``."""
+    """Return the weight ``[n, k]`` of the sparsity ``pattern`` from its rearranged form ``[n, k']`` with two non-zeros
+    in each four elements, the inverse of ``slide_weight``.
+    """
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
@@ -265,8 +266,8 @@ def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
-    """Return the number of bytes of the portable packed form of a 2:4 weight ``[n, depth]``: half of the elements, and
-    two bits for each of these.
+    """Return the number of bytes of a weight ``[n, depth]`` with two non-zeros in each four elements (2:4) in the
+    packed form that is the same for all devices: half of the elements, and two bits for each of these.
     """
     return n * depth * itemsize // 2 + n * depth // 8
 

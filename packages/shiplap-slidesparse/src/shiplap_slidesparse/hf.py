@@ -171,7 +171,9 @@ def register() -> None:
 
 
 def attach(model: Any, conversion: Conversion) -> None:
-    """Record in the configuration of a model that :func:`convert` changed it, so that ``save_pretrained`` works."""
+    """Record the ``conversion`` that :func:`convert` has made in the configuration of a transformers model, so that
+    ``save_pretrained`` writes it and the model can be loaded again.
+    """
     register()
     config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
     model.config.quantization_config = config

@@ -98,7 +98,10 @@ class Linear(nn.Linear):
     def of(
         cls, linear: nn.Linear, pattern: str | Pattern = "dense", mode: str = "int8", *, pack: bool = True
     ) -> Linear:
-        """Return ``linear`` pruned by magnitude, quantised and packed. Raises SL211 for weights that are not finite."""
+        """Return a new layer with the weight of ``linear`` pruned by magnitude to the sparsity ``pattern``, quantised
+        to ``mode`` (such as ``int8``) and packed for its device unless ``pack`` is False. Raises SL211 for weights that
+        are not finite.
+        """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
                 "SL211",
@@ -159,7 +162,9 @@ class Linear(nn.Linear):
         return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """Return ``weight`` and ``weight_scale``, or this rank's parts of them if the layer is cut."""
+        """Return ``weight`` and ``weight_scale`` (None in 16-bit modes), or this rank's parts of them if ``shard`` has
+        cut the layer over ranks.
+        """
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
             return weight, scale
@@ -225,8 +230,8 @@ class Linear(nn.Linear):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """Return the weight, or this rank's part of it, as the value that ``matmul`` takes, with its packed form unless
-        that is stale.
+        """Return the weight, or this rank's part of it, as a ``Packed``, the value that ``matmul`` takes. Its packed
+        form is left out if the weight was changed since it was made.
         """
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape

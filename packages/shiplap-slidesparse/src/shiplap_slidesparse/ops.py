@@ -132,7 +132,9 @@ def mm_fp8(
 
 @sl.op("slidesparse::sparse_mm_int8", requires=(*_TILES, _INT32, *_LAYOUTS))
 def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0) -> Int32[Tensor, "m n"]:
-    """``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size."""
+    """``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4)
+    and is given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
+    """
     return product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.int8, layout))
 
 
@@ -140,7 +142,10 @@ def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, l
 def sparse_mm_fp8(
     q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's."""
+    """``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at
+    most two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed
+    format.
+    """
     return round_to_dtype(
         product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16
     )
@@ -150,7 +155,9 @@ def sparse_mm_fp8(
 def sparse_mm_bf16(
     x: BFloat16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
+    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16
     )
@@ -160,7 +167,9 @@ def sparse_mm_bf16(
 def sparse_mm_fp16(
     x: Float16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> Float16[Tensor, "m n"]:
-    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
+    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.float16, layout)), torch.float16
     )

@@ -318,8 +318,8 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
-        """Yield samples with no, one, three and more members in each list of tensors, then with members that differ in
-        size.
+        """Yield samples with no, one, three and more members in each argument that is a list of tensors, then with
+        members that differ in size.
         """
         for arg in self.spec.tensors:
             for length in self.code_constants.members if arg.many and not arg.length else ():
@@ -507,8 +507,9 @@ class Samples:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return a recipe with these sizes, in which all other sizes and scalars are chosen so that the declaration
-        admits it, or None. Results are cached.
+        """Return a recipe (the description of a sample) with the size of one dim, ``sizes``, by its name, in which all
+        other sizes and scalars are chosen so that the declaration admits it, or None if that is not possible. Results
+        are cached.
         """
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes

@@ -344,7 +344,9 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Return whether two candidates are the same kernel with configs that differ in exactly one value."""
+    """Return whether the candidates numbered ``a`` and ``b`` are the same kernel with configs (mappings of tuning
+    parameters to values) that differ in exactly one value.
+    """
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()
     return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1
