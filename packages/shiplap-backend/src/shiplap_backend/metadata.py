@@ -68,7 +68,7 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
         raise _file_error(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
-        """Return ``file:line`` of the innermost of the nested ``keys`` that the YAML file has, line 1 if none."""
+        """Return ``file:line`` of the innermost of the nested ``keys`` that is in the YAML file, line 1 if none is."""
         # The innermost key may be missing in the file, as for a required field.
         known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
         return f"{path}:{next(known, 1)}"

@@ -28,7 +28,7 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Backward of the matrix product: return the gradients of ``a``, ``b`` and the bias that autograd needs."""
+    """Return those gradients of the matrix product for ``a``, ``b`` and the bias that autograd needs, by name."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())

@@ -177,6 +177,22 @@ def data_dependent() -> type[Exception]:
     return GuardOnDataDependentSymNode
 
 
+@contextmanager
+def forgotten_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """While this lasts, ``program`` may be traced without binding each data-dependent size that the trace makes.
+
+    Torch would take a size that is left for an error of the next trace of the program.
+    """
+    modes = [getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes]
+    environment = next((mode.shape_env for mode in modes if mode is not None), None)
+    pending = [] if environment is None else environment.pending_fresh_unbacked_symbols
+    before = list(pending)
+    try:
+        yield
+    finally:
+        pending[:] = before
+
+
 # --- calls of an exported program with sizes as numbers, for compilers that specialise on sizes -----------------------
 
 
