@@ -113,7 +113,9 @@ class _EntryMapping:
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, TypedExpression]:
-        """Return the C++ expression of each argument by the name that expressions of the entry use."""
+        """Return the C++ expression, with its kind, of each argument of the overload, by the name that expressions in
+        the metadata use.
+        """
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
@@ -214,7 +216,9 @@ class _EntryMapping:
         return f"opmath({decides}, dtypes({{{', '.join(DTYPES[d] for d in there)}}}))"
 
     def _computed_dtypes(self, decides: str) -> list[str]:
-        """Return the short names of all dtypes in which the entry may compute."""
+        """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed, namely
+        ``decides`` if that is such a name, otherwise the accepted dtypes with narrow ones widened.
+        """
         if decides in DTYPES:
             return [decides]
         there = target_dtypes(self.metadata.target)

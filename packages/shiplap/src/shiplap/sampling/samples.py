@@ -175,7 +175,9 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-        """Yield the sample of each recipe that the declaration admits, once for equal recipes."""
+        """Yield the sample of each of ``recipes`` (descriptions of samples) that the op's declaration admits, once for
+        equal recipes.
+        """
         seen: set[str] = set()
         for recipe in recipes:
             if str(recipe) not in seen and (case := self.make(recipe)) is not None:

@@ -544,7 +544,9 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys, among those in ``_KEYS``, for which an op has a kernel of its own."""
+    """Return the dispatch keys (such as ``CPU`` and ``AutogradCPU``), among those in ``_KEYS``, for which the op
+    ``namespace::name`` has a kernel of its own.
+    """
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 

@@ -150,7 +150,9 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module by its own loader, then register the interface of the device."""
+        """Run Dynamo's module of device interfaces by its own loader, then register the interface of the device with
+        it.
+        """
         self._loader.exec_module(module)
         _register_interface(self._device, self._module)
 

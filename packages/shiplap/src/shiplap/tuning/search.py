@@ -276,7 +276,9 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
-    """Multiply the timing of the candidate at ``index`` by ``factor``, if it has one."""
+    """Multiply the measured timing of the candidate at ``index`` by ``factor``, the ratio of a confirmed time to the
+    claimed one, if it has a timing.
+    """
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
         ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
