@@ -83,7 +83,7 @@ class ReferenceMark:
 
     @property
     def is_set(self) -> bool:
-        """Whether the reference of an op is running, in this process or in one that shares the mark (a byte of memory)."""
+        """Whether the reference of an op is running, in this process or in one that shares the mark (a byte)."""
         return bool(self._byte[0])
 
     def clear(self) -> None:
