@@ -329,7 +329,7 @@ def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) ->
     around = call.partition("<")[2].rstrip(">")
 
     def shared(scope: str) -> int:
-        """Return the number of leading namespaces that ``scope`` shares with the class."""
+        """Return the number of leading namespaces that ``scope`` shares with the class that the call makes."""
         # Enums of one name exist in several classes. The longest common scope is the class's own.
         pairs = zip(scope.split("::"), around.split("::"), strict=False)
         return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))

@@ -60,11 +60,13 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return ``act`` of a linear layer as models compute it."""
+        """Return the activation of a linear layer, as models compute it: the code that the rewrite looks for."""
         return act(F.linear(x, weight, bias))
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``act`` of the declared matrix product, which fuses ``act``."""
+        """Return the activation of Shiplap's matrix product, into which Inductor fuses it: the code that replaces the
+        pattern.
+        """
         return act(matmul(x, weight.t(), bias))
 
     return pattern, replacement
@@ -93,11 +95,15 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
     """
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
-        """Return the gated product of two linear layers as models compute it."""
+        """Return a linear layer with an activation times a second linear layer, as models compute it: the code that the
+        rewrite looks for.
+        """
         return act(F.linear(x, gate)) * F.linear(x, up)
 
     def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the gated product with the declared matrix product for the gate."""
+        """Return the product of gate and second layer, with Shiplap's matrix product for the gate: the code that
+        replaces the pattern.
+        """
         return act(matmul(x, gate.t())) * F.linear(x, up)
 
     return pattern, replacement
@@ -111,7 +117,9 @@ def _split_gate_rewrite(
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return the gated product of the halves of one layer as models compute it."""
+        """Return the two halves of one linear layer multiplied, one of them after an activation, as models compute it:
+        the code that the rewrite looks for.
+        """
         halves = F.linear(x, weight, bias).chunk(2, -1)
         return act(halves[last]) * halves[not last]
 
@@ -152,7 +160,7 @@ def _layer_norm(
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dim, followed by the declared matrix product: the replacement of a rewrite."""
+    """Return a layer norm over the last dim, followed by Shiplap's matrix product: the code that replaces the pattern."""
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
@@ -170,11 +178,13 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
         return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
 
     def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm followed by a linear layer as models compute it."""
+        """Return the RMS norm of ``x`` followed by a linear layer, as models compute it: the code that the rewrite
+        looks for.
+        """
         return F.linear(normed(x, gain, eps), weight, bias)
 
     def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm followed by the declared matrix product."""
+        """Return the RMS norm of ``x`` followed by Shiplap's matrix product: the code that replaces the pattern."""
         return matmul(normed(x, gain, eps), weight.t(), bias)
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
@@ -211,11 +221,13 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
     """
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the linear layer over dequantised weights as models compute it."""
+        """Return a linear layer over 8-bit weights that are converted and scaled first, as models compute it: the code
+        that the rewrite looks for.
+        """
         return F.linear(x, weight.to(dtype) * scale, bias)
 
     def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the linear layer by the declared int8 product."""
+        """Return the same layer by Shiplap's product with 8-bit weights: the code that replaces the pattern."""
         return matmul_int8(x, weight, scale.view(-1), bias)
 
     pattern.__annotations__ |= {

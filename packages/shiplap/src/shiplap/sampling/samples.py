@@ -230,7 +230,9 @@ class Samples:
         layout = layouts.get(arg.name, layouts.get("every", ""))
 
         def place(t: Tensor) -> Tensor:
-            """Return ``t`` on the device, and in the layout of the recipe where the declaration admits that layout."""
+            """Return ``t`` on the device of these samples, and in the memory layout that the recipe names for the
+            argument if the declaration admits it.
+            """
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
