@@ -160,7 +160,7 @@ def _layer_norm(
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dim and Shiplap's matrix product after it: the code that replaces the pattern."""
+    """Return a layer norm over the last dim with Shiplap's matrix product after it: what replaces the pattern."""
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
