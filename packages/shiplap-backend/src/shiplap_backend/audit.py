@@ -46,7 +46,7 @@ class SweepVerdict:
     gradients: int = 0  # samples of which the gradients were compared too
 
     def as_json(self) -> dict[str, Any]:
-        """Return all fields of the verdict as plain data for JSON."""
+        """Return all fields of the verdict on one operator or model in one dtype as plain data for JSON."""
         return asdict(self)
 
 

@@ -128,6 +128,8 @@ def _normalize_type(text: str) -> str:
 
 
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
-    """Return the error SL908 for the body of a wrapper, with its right signature as what is expected."""
+    """Return the error SL908 for the hand-written body of the wrapper ``w`` at the file and line ``where``, which has
+    ``got``; the signature that the wrapper needs is given as expected.
+    """
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

@@ -197,7 +197,9 @@ def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed
 
 
 def render_coverage(cover: Coverage, called: Sequence[ProgramNeed] = ()) -> str:
-    """Return the coverage, and the operators that a program called, as one self-contained HTML page."""
+    """Return one self-contained HTML page with where each overload of torch runs on the device, and with the operators
+    that a program called.
+    """
     from shiplap.codegen import render_source
 
     return render_source(

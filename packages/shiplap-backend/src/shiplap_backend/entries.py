@@ -90,5 +90,7 @@ def wide_dtype(dtype: str, there: Collection[str]) -> str:
 
 
 def metadata_error(where: str, got: str, expected: str) -> ShiplapError:
-    """Return the error SL901 for a mistake at the file and line ``where`` of a metadata file."""
+    """Return the error SL901 for the mistake ``got`` at ``where``, a file and line of a metadata file, which should
+    have ``expected``.
+    """
     return error("SL901", where=where, got=got, expected=expected)

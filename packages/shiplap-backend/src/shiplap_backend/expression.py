@@ -320,8 +320,8 @@ class ExpressionCompiler:
         return TypedExpression("float", f"{value.code}.toDouble()") if value.kind == "scalar" else value
 
     def _function(self, name: str, arguments: int) -> VendorFunction:
-        """Return the first overload of the vendor function ``name`` that takes this number of arguments, and record its
-        header. Raises ExpressionError for an unknown function.
+        """Return the first overload of the vendor function ``name`` that takes this number of arguments, and record the
+        C++ header that generated code must include for it. Raises ExpressionError for an unknown function.
         """
         overloads = self.vocabulary.functions.get(name)
         if not overloads:
@@ -405,8 +405,8 @@ class ExpressionCompiler:
         return self._emit(function, given)
 
     def _emit(self, function: VendorFunction, given: dict[str, ast.expr]) -> str:
-        """Return the C++ arguments up to the last one in ``given``. Raises ExpressionError for an omitted one before
-        it, since C++ has no keywords.
+        """Return the C++ arguments of a call of ``function`` up to the last one in ``given`` (expressions by
+        parameter). Raises ExpressionError if one before that is omitted, since C++ passes arguments by position only.
         """
         codes = []
         last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)

@@ -71,9 +71,8 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
 
 
 def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration]) -> None:
-    """Raise SL901 for a pattern under ``falls_back`` that applies to no overload of torch.
-
-    Either no overload matches its pattern, or an earlier pattern matches all of them.
+    """Raise SL901 for a pattern of operator names under ``falls_back`` in the metadata (operators that run on the CPU)
+    that applies to no overload of torch: none matches, or an earlier pattern matches all of those.
     """
     left = set(declared)
     for pattern in metadata.target.falls_back:
@@ -162,7 +161,7 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 
 def _render_unit(share: list[Wrapper]) -> str:
-    """Return the C++ source of one translation unit with these wrappers and their registrations."""
+    """Return the C++ source of one file with the wrappers ``share`` and the code that registers them with torch."""
     # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]

@@ -289,7 +289,9 @@ def find_negative_size(sizes: str) -> str:
 
 
 def _find_negative_literal(tree: ast.expr) -> str:
-    """Return the negative integer in an expression of sizes, as text, or an empty text."""
+    """Return the first negative integer in ``tree``, a list of sizes or a size (or a branch of ``a if test else b``),
+    as text, or an empty text. Only literals and sums and products of them count.
+    """
     parts = tree.elts if isinstance(tree, ast.List) else []
     parts = [tree.body, tree.orelse] if isinstance(tree, ast.IfExp) else parts
     number = _integer_literal(tree)

@@ -72,7 +72,9 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        """Return the wrapper of the entry, with its guards, graph, outputs and cache key compiled to C++."""
+        """Return the wrapper of the entry: its guards (conditions under which it runs), the vendor graph, outputs and
+        the graph's cache key, compiled to C++ text.
+        """
         check_names(self.where, self.d, self.entry, self._result_names())
         w = Wrapper(self.d, self.entry, self.family, self.where, self._mask(), self._gated_tensors())
         check_dtype_guards(self.where, self.d.name, self.entry, self._accepted(), w.gated)
@@ -111,7 +113,9 @@ class _EntryMapping:
             raise error("SL902", where=f"{self.where}: {self.d.name}, {place}", got=got, expected=expected) from None
 
     def _arguments(self) -> dict[str, TypedExpression]:
-        """Return the C++ expression of each argument by the name that expressions of the entry use."""
+        """Return the C++ expression, with its kind, of each argument of the overload, by the name that expressions in
+        the metadata use.
+        """
         optional = {a.name for a in self.d.inputs if a.type == "Tensor?"}
         value = "backend::value" if any(a.name == "value" for a in self.d.inputs) else "value"  # one so named hides it
         # Autograd passes undefined tensors where a schema says `Tensor`, as for the weight of `batch_norm_backward`.
@@ -143,7 +147,9 @@ class _EntryMapping:
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
-        """Return the C++ names of the dtypes that the entry accepts."""
+        """Return the C++ names of the dtypes that the entry accepts; the wrapper sends calls with other dtypes to the
+        CPU.
+        """
         return tuple(DTYPES[d] for d in self._accepted())
 
     def _accepted(self) -> list[str]:
@@ -210,7 +216,9 @@ class _EntryMapping:
         return f"opmath({decides}, dtypes({{{', '.join(DTYPES[d] for d in there)}}}))"
 
     def _computed_dtypes(self, decides: str) -> list[str]:
-        """Return the short names of all dtypes in which the entry may compute."""
+        """Return the short names, such as ``f32``, of all dtypes in which the overload may be computed, namely
+        ``decides`` if that is such a name, otherwise the accepted dtypes with narrow ones widened.
+        """
         if decides in DTYPES:
             return [decides]
         there = target_dtypes(self.metadata.target)
@@ -258,8 +266,8 @@ class _EntryMapping:
         yield f"const at::Tensor {name} = {made};"
 
     def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
-        """Yield the C++ statements for an output that ATen makes: by TensorIterator, or by the Meta kernel of the op.
-        Raises SL901 where that is not possible.
+        """Yield the C++ statements for an output that torch makes itself: by TensorIterator, or by running the
+        operator's kernel for the Meta device. Raises SL901 if the overload has neither.
         """
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
@@ -307,7 +315,9 @@ class _EntryMapping:
         return self.values[name].code
 
     def _let_statements(self) -> Iterator[str]:
-        """Yield the C++ statements of the entry's bindings under ``let``, in order."""
+        """Yield the C++ statements that define the variables which the entry binds to expressions under ``let``, in
+        order.
+        """
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -365,8 +375,8 @@ class _EntryMapping:
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _key_statements(self) -> Iterator[str]:
-        """Yield the C++ statements that fill the record of a call: the graph's inputs in declared order, then the
-        values on which the graph itself depends and which are a part of its cache key.
+        """Yield the C++ statements that fill the record of a call: the inputs of the vendor's graph in declared order,
+        then the values that are built into the graph and are a part of its cache key.
         """
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
@@ -383,7 +393,9 @@ class _EntryMapping:
             yield f"call.attribute({self._promoted_dtype() or 'compute'});"
 
     def _input_statement(self, a: AtenArgument) -> str:
-        """Return the C++ statement that makes the argument ``a`` an input of the graph's call."""
+        """Return the C++ statement that makes the argument ``a`` of the overload an input of the vendor's graph, so
+        that its value is not built into the graph.
+        """
         tensor = self.values[a.name].code
         if a.tensor and self._how(a.name) == ", compute":
             tensor = f"computed({tensor}, {self._promoted_dtype() or 'compute'}, compute)"
@@ -399,7 +411,9 @@ class _EntryMapping:
         return f"call.attribute(has({a.name})); if (has({a.name})) {statement}" if a.type.endswith("?") else statement
 
     def _nodes(self) -> Iterator[str]:
-        """Yield the C++ statements that make a graph node of each argument that the graph reads."""
+        """Yield the C++ statements that make a node, a value in the vendor's graph, of each argument that the graph
+        reads.
+        """
         for a in self.d.inputs:
             if a.name not in self.graph.inputs:
                 continue
@@ -432,15 +446,17 @@ class _EntryMapping:
 
 
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
-    """Return whether the vendor function makes a graph node of ``count`` nodes and has no other required parameter."""
+    """Return whether the vendor function makes a node of its graph from ``count`` other nodes and requires no other
+    argument.
+    """
     nodes, rest = function.parameters[:count], function.parameters[count:]
     kinds = [p.kind for p in nodes] == ["node"] * count
     return function.returns == "node" and not function.unusable and kinds and all(p.optional for p in rest)
 
 
 def build_vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
-    """Return the functions, enums and operators that expressions of ``metadata`` may use. Raises SL902 if an operator
-    names no fitting function.
+    """Return the vendor's functions and enums, and the functions behind operators such as ``+``, that expressions of
+    ``metadata`` may use. Raises SL902 if the metadata names a function for an operator that does not fit.
     """
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2

@@ -137,7 +137,7 @@ def _on_cpu(arguments: Any, device: str) -> Any:
     """Return ``arguments`` on the CPU: tensors keep their strides and offset, with a copy of their whole storage."""
 
     def twin(value: Any) -> Any:
-        """Return the CPU's copy of a tensor, ``cpu`` for the device, and another value unchanged."""
+        """Return a CPU copy of a tensor, ``"cpu"`` in place of the name of the device, and another value unchanged."""
         if isinstance(value, (str, torch.device)) and str(value) == device:
             return "cpu"
         if not isinstance(value, torch.Tensor):

@@ -160,7 +160,7 @@ def open_project(root: Path) -> Project:
         raise _settings_error(f"{path}:{number[1] if number else text.count(chr(10)) + 1}", str(e)) from None
 
     def at(key: str) -> str:
-        """Return ``file:line`` of ``key`` in the settings."""
+        """Return ``file:line`` of the setting ``key`` in the project's ``backend.toml``."""
         lines = [n for n, line in enumerate(text.splitlines(), 1) if re.match(rf"\s*\[*[\"']?{re.escape(key)}\b", line)]
         return f"{path}:{lines[0] if lines else 1}"
 

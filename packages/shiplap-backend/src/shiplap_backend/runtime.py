@@ -99,8 +99,8 @@ class Runtime:
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """The files that a runtime's directory must contain: its C++ header for generated code, and its metadata
-        (``ops.yaml``).
+        """The files that a runtime must have, in order to be usable: its C++ header for generated code, and its
+        metadata file.
         """
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)

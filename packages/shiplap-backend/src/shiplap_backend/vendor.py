@@ -226,10 +226,10 @@ def _find_constructors(name: str, body: str) -> Iterator[tuple[VendorParameter, 
 
 
 def free_functions(header: Path, namespace: str, include: str, enums: Collection[str] | None = None) -> Functions:
-    """Return the functions that ``header`` declares ``inline`` or ``extern``, called as ``namespace::name``.
-
-    A function with a parameter whose type no expression gives is left out. With ``enums``, the names of the runtime's
-    enums, the function is kept together with the reason why it cannot be called.
+    """Return the functions that the C++ ``header`` declares ``inline`` or ``extern``, which generated code calls as
+    ``namespace::name`` after including ``include``. A function with a parameter whose type no expression of the
+    metadata gives is left out; with ``enums``, the names of the runtime's enums, it is kept together with the reason
+    why it cannot be called.
     """
     by_name: dict[str, list[VendorFunction]] = {}
     written = header.read_text(encoding="utf-8")
@@ -253,10 +253,9 @@ def free_functions(header: Path, namespace: str, include: str, enums: Collection
 
 
 def check_function_names(header: Path, core: Functions) -> None:
-    """Raise SL910 for two functions of ``header``, or one of ``header`` and one of ``core``, that the same call may
-    mean.
-
-    A call of metadata takes the first function that fits, and numbers fit in the place of nodes.
+    """Raise SL910 for two functions of ``header``, or one of ``header`` and one of ``core``, of the same name that one
+    call could mean. A call in the metadata takes the first function that fits its arguments, and a plain number also
+    fits where a node of the vendor's graph is expected.
     """
     text = strip_comments(header.read_text(encoding="utf-8"))
     seen = {name: [("every runtime has the first", _kinds(f.parameters)) for f in fs] for name, fs in core.items()}
@@ -285,7 +284,9 @@ def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
 
 
 def _may_mean(one: Sequence[tuple[str, bool]], other: Sequence[tuple[str, bool]]) -> bool:
-    """Return whether there are arguments that fit both lists of parameters."""
+    """Return whether one list of arguments could fit both ``one`` and ``other``, the parameters of two functions as
+    (kind, whether it may be left out).
+    """
     numbers = {"int", "float", "scalar"}
     for (a, _), (b, _) in zip(one, other, strict=False):
         if not (a == b or {a, b} <= {"node", "tensor"} or {a, b} <= {*numbers, "node"}):
@@ -328,7 +329,7 @@ def enum_values(enums: Mapping[str, Mapping[str, str]], kind: str, call: str) ->
     around = call.partition("<")[2].rstrip(">")
 
     def shared(scope: str) -> int:
-        """Return the number of leading namespaces that ``scope`` shares with the class."""
+        """Return the number of leading namespaces that ``scope`` shares with the class that the call makes."""
         # Enums of one name exist in several classes. The longest common scope is the class's own.
         pairs = zip(scope.split("::"), around.split("::"), strict=False)
         return sum(1 for _ in takewhile(lambda p: p[0] == p[1], pairs))

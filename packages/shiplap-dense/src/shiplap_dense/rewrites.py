@@ -44,8 +44,9 @@ def _on_gpu(x: Tensor, **others: Any) -> bool | str:
 
 
 def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations, whose replacement computes the
-    activation in the product's epilogue. On GPUs, unless ``always``.
+    """Return rewrites of ``gelu(linear(x, weight, bias))`` and of other activations. The replacement calls Shiplap's
+    matrix product, whose template computes the activation while it stores the result. They apply on GPUs only, unless
+    ``always``.
     """
     pays = None if always else _on_gpu
     return tuple(
@@ -59,11 +60,13 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return ``act`` of a linear layer as models compute it."""
+        """Return the activation of a linear layer, as models compute it: the code that the rewrite looks for."""
         return act(F.linear(x, weight, bias))
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``act`` of the declared matrix product, which fuses ``act``."""
+        """Return the activation of Shiplap's matrix product, into which Inductor fuses it: the code that replaces the
+        pattern.
+        """
         return act(matmul(x, weight.t(), bias))
 
     return pattern, replacement
@@ -71,9 +74,8 @@ def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., 
 
 def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
     """Return rewrites of SwiGLU and GEGLU, ``silu(linear(x, gate)) * linear(x, up)``, also with gate and up as halves
-    of one layer.
-
-    Our product for the gate, with the activation and the multiplication in its epilogue. On GPUs.
+    of one layer. Shiplap's matrix product computes the gate, with the activation and the multiplication fused into it.
+    They apply on GPUs only, unless ``always``.
     """
     pays = None if always else _on_gpu
     gates = {name: ACTIVATIONS[name] for name in ("silu", "gelu", "gelu_tanh")}
@@ -93,11 +95,15 @@ def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tenso
     """
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
-        """Return the gated product of two linear layers as models compute it."""
+        """Return a linear layer with an activation times a second linear layer, as models compute it: the code that the
+        rewrite looks for.
+        """
         return act(F.linear(x, gate)) * F.linear(x, up)
 
     def replacement(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-        """Return the gated product with the declared matrix product for the gate."""
+        """Return the product of gate and second layer, with Shiplap's matrix product for the gate: the code that
+        replaces the pattern.
+        """
         return act(matmul(x, gate.t())) * F.linear(x, up)
 
     return pattern, replacement
@@ -111,13 +117,15 @@ def _split_gate_rewrite(
     """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
-        """Return the gated product of the halves of one layer as models compute it."""
+        """Return the two halves of one linear layer multiplied, one of them after an activation, as models compute it:
+        the code that the rewrite looks for.
+        """
         halves = F.linear(x, weight, bias).chunk(2, -1)
         return act(halves[last]) * halves[not last]
 
     def replacement(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the gated product with two products by halves of the weight, the gate's by the declared matrix
-        product.
+        """Return the gated product computed by two products with the halves of the weight: Shiplap's matrix product for
+        the gate, a plain linear layer for the other half.
         """
         # Rows of the weight are output features, so the halves are views.
         weights = weight.chunk(2)
@@ -128,8 +136,8 @@ def _split_gate_rewrite(
 
 
 def norm_linear(*, always: bool = False) -> Rewrites:
-    """Return rewrites of a layer norm or RMS norm before a linear layer, whose replacement computes the norm in the
-    product's prologue. On GPUs, unless ``always``.
+    """Return rewrites of a layer norm or RMS norm before a linear layer. The replacement calls Shiplap's matrix
+    product, whose template computes the norm while it loads its input. They apply on GPUs only, unless ``always``.
     """
     pays = None if always else _on_gpu
     spelled = (("rms_norm_linear", Float32, torch.float32), ("rms_norm_linear_bfloat16", BFloat16, torch.bfloat16))
@@ -152,7 +160,7 @@ def _layer_norm(
 def _layer_norm_product(
     x: Tensor, gain: Tensor, shift: Tensor, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """Return a layer norm over the last dim, followed by the declared matrix product: the replacement of a rewrite."""
+    """Return a layer norm over the last dim with Shiplap's matrix product after it: what replaces the pattern."""
     return matmul(F.layer_norm(x, (x.shape[-1],), gain, shift, eps), weight.t(), bias)
 
 
@@ -170,11 +178,13 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
         return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
 
     def pattern(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm followed by a linear layer as models compute it."""
+        """Return the RMS norm of ``x`` followed by a linear layer, as models compute it: the code that the rewrite
+        looks for.
+        """
         return F.linear(normed(x, gain, eps), weight, bias)
 
     def replacement(x: Tensor, gain: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """Return the RMS norm followed by the declared matrix product."""
+        """Return the RMS norm of ``x`` followed by Shiplap's matrix product: the code that replaces the pattern."""
         return matmul(normed(x, gain, eps), weight.t(), bias)
 
     shapes = {"x": "batch tokens k", "gain": "k", "weight": "n k", "bias": "n"}
@@ -185,10 +195,8 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
 
 
 def int8_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
-    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never unpacks
-    the weights.
-
-    On GPUs up to ``FEW_ROWS``.
+    """Return rewrites of ``linear(x, weight.to(x.dtype) * scale)`` with 8-bit weights, whose replacement never converts
+    the whole weight. They apply on GPUs to inputs of up to ``FEW_ROWS`` rows, unless ``always``.
     """
     kinds = {"float32": Float32, "bfloat16": BFloat16, "float16": Float16}
     pays = None if always else _few_rows
@@ -213,11 +221,13 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
     """
 
     def pattern(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the linear layer over dequantised weights as models compute it."""
+        """Return a linear layer over 8-bit weights that are converted and scaled first, as models compute it: the code
+        that the rewrite looks for.
+        """
         return F.linear(x, weight.to(dtype) * scale, bias)
 
     def replacement(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the linear layer by the declared int8 product."""
+        """Return the same layer by Shiplap's product with 8-bit weights: the code that replaces the pattern."""
         return matmul_int8(x, weight, scale.view(-1), bias)
 
     pattern.__annotations__ |= {

@@ -58,7 +58,9 @@ class Conversion:
 
     @property
     def large(self) -> tuple[ConvertedLayer, ...]:
-        """The layers whose outputs are off by more than 8 bits explain, the worst first."""
+        """The converted layers whose output error is larger than quantisation to 8 bits explains (``LARGE_ERROR``), the
+        worst first.
+        """
         found = [c for c in self.converted if c.output_error > LARGE_ERROR]
         return tuple(sorted(found, key=lambda c: -c.output_error))
 
@@ -177,16 +179,18 @@ def require_form(pattern: Pattern, dtype: str) -> None:
 
 
 def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> dict[str, Tensor]:
-    """Return some rows of the activations that each layer gets when the model is called with ``example``, by layer
-    name.
+    """Return some rows of the input that each layer of ``chosen`` gets when the model is called once with ``example``
+    (a tensor, a tuple or a dict of arguments), by layer name.
     """
     inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
-        """Return a hook that keeps the input of the layer ``name``."""
+        """Return a forward hook that keeps some rows of the first input of the layer ``name``."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:  # what it returned would replace the input
-            """Store some rows of the layer's first input. Nothing is returned, since that would replace the input."""
+            """Store some rows of the layer's first input under its name, once. Nothing is returned, since torch would
+            take that as the new input.
+            """
             if args and name not in inputs and args[0].numel():
                 inputs[name] = args[0].detach().reshape(-1, args[0].shape[-1])[:_ROWS].clone()
 
@@ -206,8 +210,8 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
 
 
 def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason why it is kept) of each parameter with two dims or more that belongs to no converted
-    layer.
+    """Yield (name, reason why it stays as it is) of each parameter with two or more dims that is no weight of a
+    converted layer, such as an embedding table.
     """
     for home, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -222,8 +226,8 @@ def _large_parameters(model: nn.Module) -> Iterator[tuple[str, str]]:
 def _choose_experts(
     model: nn.Module, skip: Sequence[str], pattern: Pattern, dtype: str, skipped: dict[str, str]
 ) -> dict[str, nn.Module]:
-    """Return the modules of experts to convert by name, and add the weights of the others with the reason to
-    ``skipped``.
+    """Return, by name, the modules of experts (mixtures with weights of three dims) that are to be converted. The
+    weights of the others are added to ``skipped`` with the reason.
     """
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -267,8 +271,8 @@ def _choose_layers(model: nn.Module, skip: Sequence[str], dtype: str) -> tuple[d
 
 
 def _state_that_blocks(module: nn.Linear) -> str:
-    """Return a text that names the state of a layer, besides weight and bias, which a conversion would lose, or an
-    empty text.
+    """Return a text that names the state of a layer beside weight and bias (hooks, a replaced ``forward``, other
+    tensors) that a conversion would lose, or an empty text.
     """
     if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
         return "it has hooks"

@@ -29,8 +29,8 @@ def _bind_kernel(op: sl.Op, workspace: str | None = None, dtypes: tuple[str, ...
 
 
 def _bind_layer_kernels(op: sl.Op, workspace: str, dtypes: tuple[str, ...] = ()) -> None:
-    """Bind one C function as two CPU kernels of a layer op, ``slide`` and ``dense``, named after the form of the weight
-    that each prefers.
+    """Bind one C function as two CPU kernels of a layer op: where both forms of the weight are given, ``slide`` reads
+    the packed one and ``dense`` the plain rows. ``workspace`` is the expression of the scratch bytes.
     """
     for name, slide in (("slide", 1), ("dense", 0)):
         kernel = sl.cabi(LIBRARY, f"slidesparse_{op.spec.opname}")

@@ -52,7 +52,9 @@ class ConvertedExperts(nn.Module):
         return _unpickled, (type(self).__mro__[2],), self.__dict__
 
     def _project(self, name: str, rows: Tensor, chosen: Tensor) -> Tensor:
-        """Return each row times the weight ``name`` of its expert, with the expert's bias if there is one."""
+        """Return each row of ``rows`` times the weight ``name`` (one projection) of the expert that ``chosen`` gives
+        for it, plus that expert's bias if there is one.
+        """
         own: Any = self
         layer: Linear = getattr(own, layer_name(name))
         out = experts_matmul(rows, chosen, layer, own.num_experts)
@@ -64,10 +66,9 @@ class ConvertedExperts(nn.Module):
 
 
 def experts_matmul(x: Tensor, chosen: Tensor, layer: Linear, experts: int) -> Tensor:
-    """Return each row of ``x`` ``[m, k]`` times the rows of ``layer`` that belong to its expert, ``[m, n]``.
-
-    The weight is ``[experts * n, k]``. A row whose number in ``chosen`` is no expert's gives zeros. Gradients pass
-    straight through the rounding of the activations.
+    """Return each row of ``x`` ``[m, k]`` times the ``n`` rows of the layer's weight ``[experts * n, k]`` that belong
+    to its expert, ``[m, n]``. A row whose number in ``chosen`` is no expert's gives zeros. In the backward, the
+    rounding of ``x`` to 8 bits counts as the identity.
     """
     weight, scale = layer.checked_weight()
     assert scale is not None
@@ -116,7 +117,9 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
-    """Return the reason why the experts of ``module`` are not converted to this form, or an empty text."""
+    """Return the reason why the experts of ``module`` cannot be converted to ``dtype`` with the weights' sparsity
+    ``pattern``, such as that there are too many, or an empty text.
+    """
     held: Any = module
     weights = list(expert_weights(module).values())
     depth = max(w.shape[1 if held.is_transposed else 2] for w in weights)
@@ -132,8 +135,8 @@ def why_experts_stay(module: nn.Module, pattern: Pattern, dtype: str) -> str:
 
 
 def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor, Linear]]:
-    """Convert the experts of ``module`` in place, and yield for each projection the layer's name, the weight
-    ``[rows, k]`` before, and the layer.
+    """Convert the experts of ``module`` in place to 8-bit weights, and yield for each projection the new layer's name,
+    the weight ``[experts * n, k]`` before, and the layer.
     """
     held: Any = module
     for name, weight in expert_weights(module).items():
@@ -144,8 +147,8 @@ def convert_experts(module: nn.Module, dtype: str) -> Iterator[tuple[str, Tensor
 
 
 def layer_name(weight: str) -> str:
-    """Return the name of the layer that replaces the weight ``weight``, another name since transformers splits tensors
-    with the weight's name.
+    """Return the name of the layer that replaces the parameter ``weight``: ``layer`` in place of ``proj``. The name
+    must differ, since transformers splits loaded tensors with the parameter's name.
     """
     return weight.replace("proj", "layer")
 
@@ -175,7 +178,9 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def empty_expert_layer(module: nn.Module, weight: Tensor, dtype: str) -> Linear:
-    """Return a layer on the meta device for a converted ``weight`` ``[experts, n, k]`` that is going to be loaded."""
+    """Return a converted layer on the meta device, without values, for the expert parameter ``weight`` ``[experts, n,
+    k]``; its values are loaded from a checkpoint afterwards.
+    """
     held: Any = module
     experts, n, k = weight.mT.shape if held.is_transposed else weight.shape
     return Linear(k, experts * n, False, mode=dtype, device="meta")

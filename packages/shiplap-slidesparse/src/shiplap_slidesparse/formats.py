@@ -80,12 +80,14 @@ class Pattern:
 
     @property
     def sparse(self) -> bool:
-        """Whether the pattern prunes weights, that is, is not dense."""
+        """Whether the pattern prunes weights, such as 6:8; False for ``dense``."""
         return self.pairs > 0
 
     @property
     def size(self) -> int:
-        """The number of neighbouring weights of a group, 1 for a dense weight. A weight may be cut between groups."""
+        """The number of neighbouring weights of a row that form a group of the pattern, 8 for 6:8; 1 for ``dense``. A
+        weight matrix may be cut along its columns between groups.
+        """
         return 2 * self.pairs or 1
 
     @property
@@ -95,15 +97,15 @@ class Pattern:
 
     @property
     def expansion(self) -> float:
-        """The factor by which lifting lengthens a row of activations, ``2 - 2/N``; 1 for a dense weight. Lifting writes
-        overlapping windows of four elements side by side.
+        """The factor by which a row of activations becomes longer by lifting, which writes overlapping windows of four
+        elements side by side: ``2 - 2/N`` with N pairs in a group, 1.5 for 6:8; 1 for ``dense``.
         """
         return 2 - 2 / self.pairs if self.sparse else 1.0
 
     @property
     def ceiling(self) -> float:
-        """The largest speed-up that sparse tensor cores can give for the pattern, ``N / (N - 1)``; 1 for a dense
-        weight.
+        """The largest speed-up that sparse tensor cores, which skip half of the products, can give for the pattern: ``N
+        / (N - 1)`` with N pairs in a group, 4/3 for 6:8; 1 for ``dense``.
         """
         return self.pairs / (self.pairs - 1) if self.sparse else 1.0
 
@@ -114,15 +116,16 @@ def dense_depth(k: int) -> int:
 
 
 def lifted_depth(k: int, pairs: int) -> int:
-    """Return the length k' of a row of ``k`` elements whose overlapping windows of four elements are written side by
-    side (lifted): a group has ``N-1`` windows, and the sum is rounded up to a multiple of 32.
+    """Return the length k' of a row of ``k`` elements after lifting, which writes overlapping windows of four elements
+    side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows, and the sum is rounded up to a
+    multiple of 32.
     """
     return dense_depth(-(-k // (2 * pairs)) * 4 * (pairs - 1))
 
 
 def lane_sources(k: int, pairs: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 ``[k']``: for each place in a lifted row, that is in windows of four elements written side by side,
-    the index of the element that it takes. The index ``k`` stands for a zero.
+    """Return int64 ``[k']``: for each place of a lifted row, in which overlapping windows of four elements are written
+    side by side, the index of the element that it takes. The index ``k`` stands for a zero.
     """
     lane = torch.arange(lifted_depth(k, pairs), device=device)
     group, rest = lane // (4 * (pairs - 1)), lane % (4 * (pairs - 1))
@@ -142,9 +145,8 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
     """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``: the four elements of each overlapping window side by side,
-    zeros elsewhere.
-
-    A 2:4 weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
+    zeros elsewhere. ``pairs`` is the number of pairs of elements in a group, which has ``pairs - 1`` windows. A 2:4
+    weight can then hold a pattern such as 6:8: each window multiplies with at most two weights that are not zero.
     """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]
@@ -202,10 +204,10 @@ def _refuse_nan(where: str, weight: Tensor) -> None:
 
 
 def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
-    """Return ``weight`` ``[n, k]`` of the pattern rearranged to a 2:4 weight ``[n, k']``, whose product with lifted
-    activations is that of ``weight`` with plain ones.
-
-    -0.0 becomes 0.0. Raises SL211 with the first group that has more than ``2N - 2`` non-zeros.
+    """Return ``weight`` ``[n, k]``, pruned to the pattern, rearranged to a weight ``[n, k']`` with at most two
+    non-zeros in each four elements (2:4), as sparse tensor cores need. Its product with lifted activations (overlapping
+    windows of four written side by side) is that of ``weight`` with plain ones. -0.0 becomes 0.0. Raises SL211 with the
+    first group that has more than ``2N - 2`` non-zeros.
     """
     shape = Pattern.parse(pattern)
     (n, k), pairs = weight.shape, shape.pairs
@@ -234,12 +236,11 @@ def slide_weight(weight: Tensor, pattern: str | Pattern) -> Tensor:
 
 
 def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two masks of the non-zeros of each pair of neighbours: those that are stored in the window that ends with
-    the pair, and those stored in the window that begins with it.
-
-    Windows are filled greedily from the left. Window ``k - 1`` leaves ``max(0, C_k - 2k)`` non-zeros of pair ``k``,
-    where ``C_k`` counts the non-zeros up to and including pair ``k``. Nothing of the last pair is left if the group has
-    at most ``2N - 2``.
+    """Return two masks of the non-zeros of each pair of neighbours: those that are stored in the window of four that
+    ends with the pair, and those in the window that begins with it. Windows are filled greedily from the left.
+    ``counts`` has the non-zeros of each pair. Up to pair ``k`` the windows before it hold two each, so ``max(0, C_k -
+    2k)`` of its non-zeros are left for the next window, where ``C_k`` counts the non-zeros up to and including the
+    pair.
     """
     pairs = counts.shape[-1]
     first = torch.arange(0, 2 * pairs, 2, dtype=counts.dtype, device=counts.device)
@@ -250,7 +251,9 @@ def _split_pairs(used: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
-    """Return the weight ``[n, k]`` of a rearranged 2:4 weight ``[n, k']``, the inverse of ``slide_weight``."""
+    """Return the weight ``[n, k]`` of the sparsity ``pattern`` from its rearranged form ``[n, k']`` with two non-zeros
+    in each four elements, the inverse of ``slide_weight``.
+    """
     pairs = Pattern.parse(pattern).pairs
     groups, n = -(-k // (2 * pairs)), slid.shape[0]
     windows = slid[:, : groups * 4 * (pairs - 1)].reshape(n, groups, pairs - 1, 4)
@@ -263,8 +266,8 @@ def unslide_weight(slid: Tensor, k: int, pattern: str | Pattern) -> Tensor:
 
 
 def compressed_bytes(n: int, depth: int, itemsize: int) -> int:
-    """Return the number of bytes of the portable packed form of a 2:4 weight ``[n, depth]``: half of the elements, and
-    two bits for each of these.
+    """Return the number of bytes of a weight ``[n, depth]`` with two non-zeros in each four elements (2:4) in the
+    packed form that is the same for all devices: half of the elements, and two bits for each of these.
     """
     return n * depth * itemsize // 2 + n * depth // 8
 

@@ -75,8 +75,8 @@ class SlidesparseQuantizer(HfQuantizer):
     quantization_config: SlidesparseConfig
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
-        """Replace the layers that the checkpoint has converted by empty ones, into which transformers loads. Raises
-        SL211 without their list.
+        """Replace the layers that the checkpoint holds in converted form by empty converted ones, into which
+        transformers loads. Raises SL211 if the checkpoint's configuration does not list them.
         """
         config = self.quantization_config
         if not self.pre_quantized:
@@ -108,7 +108,9 @@ class SlidesparseQuantizer(HfQuantizer):
                 replace_module(model, module, empty.train(module.training))
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        """Pack the converted layers after loading, or convert a model that was loaded dense, and return the model."""
+        """After transformers has loaded the weights: pack the converted layers, or convert a model whose checkpoint was
+        dense. Returns the model.
+        """
         config = self.quantization_config
         _refuse_shards(model)
         if self.pre_quantized:
@@ -121,8 +123,8 @@ class SlidesparseQuantizer(HfQuantizer):
         return model
 
     def _skipped(self, model: Any) -> list[str]:
-        """Return the names of layers that :func:`convert` keeps: the user's, and those of the default names that the
-        model has.
+        """Return the names of the layers that ``convert`` is to keep: those that the user gave or else the default
+        names, and those that transformers keeps, as far as the model has them.
         """
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)
@@ -169,7 +171,9 @@ def register() -> None:
 
 
 def attach(model: Any, conversion: Conversion) -> None:
-    """Record in the configuration of a model that :func:`convert` changed it, so that ``save_pretrained`` works."""
+    """Record the ``conversion`` that :func:`convert` has made in the configuration of a transformers model, so that
+    ``save_pretrained`` writes it and the model can be loaded again.
+    """
     register()
     config = SlidesparseConfig(conversion.pattern, conversion.dtype, converted=layers_of(model))
     model.config.quantization_config = config
@@ -186,9 +190,8 @@ def _checkpoint_names(model: Any, name: str) -> set[str]:
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raise SL211 if transformers has sharded the weights of a linear layer of the model.
-
-    Its cuts go through groups of the pattern. ``shard`` cuts weights between groups, after loading.
+    """Raise SL211 if transformers has sharded the weight of a linear layer over ranks. Its cuts may go through groups
+    of the sparsity pattern; ``slidesparse.shard`` cuts between them, after loading.
     """
     for name, m in model.named_modules():
         if not isinstance(m, nn.Linear):
@@ -204,7 +207,9 @@ def _refuse_shards(model: nn.Module) -> None:
 
 
 def _pack_layer(name: str, layer: Linear) -> None:
-    """Pack the loaded weight of a layer. Raises the layer's error with its name."""
+    """Pack the loaded weight of the layer for its device. Raises SL211, with the layer's ``name``, if the weight does
+    not have its sparsity pattern.
+    """
     try:
         layer.pack()
     except ShiplapError as e:

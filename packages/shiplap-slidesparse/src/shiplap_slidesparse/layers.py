@@ -26,8 +26,9 @@ _REQUIRES = ("pairs >= 2", "pairs <= 8", "layout >= 0", "layout <= 1")
 def _dense_weight(
     dense: Tensor | None, packed: Tensor | None, n: int, k: int, pairs: int, layout: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return the dense weight ``[n, k]`` from the form that was passed, ``dense`` or ``packed``. Raises SL211 if both
-    are None.
+    """Return the weight ``[n, k]`` in plain rows from the form that was passed: ``dense`` itself, or ``packed``
+    expanded. ``pairs`` is the number of pairs in a group of the pattern, and ``layout`` the number of the packed
+    format. Raises SL211 if both are None.
     """
     if dense is not None:
         return dense
@@ -44,7 +45,7 @@ def _dense_weight(
 
 
 def _add_bias(total: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return ``total`` plus the bias, rounded to ``dtype``."""
+    """Return ``total``, a product in float32 or wider, plus the bias, rounded to ``dtype``."""
     return round_to_dtype(total if bias is None else total + bias.to(total.dtype), dtype)
 
 
@@ -119,8 +120,8 @@ def linear_fp16(
 
 
 def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
-    """Return the quantised product of each row of ``x`` with the weight of its expert, and zeros for the rows of
-    none.
+    """Return each row of ``x``, quantised, times the 8-bit weight of the expert that ``chosen`` gives for it; zeros for
+    a row whose number is no expert's.
     """
     total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
     for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):

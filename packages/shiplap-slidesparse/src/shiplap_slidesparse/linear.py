@@ -98,7 +98,10 @@ class Linear(nn.Linear):
     def of(
         cls, linear: nn.Linear, pattern: str | Pattern = "dense", mode: str = "int8", *, pack: bool = True
     ) -> Linear:
-        """Return ``linear`` pruned by magnitude, quantised and packed. Raises SL211 for weights that are not finite."""
+        """Return a new layer with the weight of ``linear`` pruned by magnitude to the sparsity ``pattern``, quantised
+        to ``mode`` (such as ``int8``) and packed for its device unless ``pack`` is False. Raises SL211 for weights that
+        are not finite.
+        """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
                 "SL211",
@@ -117,7 +120,9 @@ class Linear(nn.Linear):
 
     @classmethod
     def from_weight(cls, weight: Packed, bias: Tensor | None = None) -> Linear:
-        """Return a layer around the tensors of ``weight``, which must have its dense form. The layer is not packed."""
+        """Return a layer around the tensors of ``weight``, which must include the weight in plain rows (the dense
+        form). The layer has no packed form until ``pack`` is called.
+        """
         made = cls(weight.k, weight.n, bias is not None, pattern=weight.pattern, mode=weight.mode, device="meta")
         made.weight = _frozen_parameter(weight.weight())
         if weight.scale is not None:
@@ -130,8 +135,8 @@ class Linear(nn.Linear):
 
     @property
     def fresh(self) -> bool:
-        """Whether the packed form matches ``weight``. A write to the weight or another tensor in its place makes the
-        packed form stale.
+        """Whether the packed form was made from the present ``weight``. After a write to the weight, or with another
+        tensor in its place, it is False (stale), and the packed form is not used.
         """
         if self.packed is None or self._packed_from is None:
             return False
@@ -146,11 +151,10 @@ class Linear(nn.Linear):
         super().__setattr__(name, value)
 
     def _weight_state(self, held: Tensor, weight: Tensor | None = None) -> tuple[int, ...]:
-        """Return numbers that change when the parameter ``held`` is written to or replaced, by which a stale packed
-        form is found; ``weight`` is this rank's part of it.
-
-        For a gathered weight these are the state of its shard and of the gathered tensor, without its address: torch
-        takes the same object each time, and gathering does not count as a write to it.
+        """Return numbers that change when the parameter ``held`` is written to or replaced, so that a packed form made
+        from the old values is recognised. ``weight`` is this rank's part of it. For a weight that ``fully_shard``
+        gathers they are the state of its shard and of the gathered tensor, without its address: torch takes the same
+        object each time, and gathering does not count as a write to it.
         """
         if self._shard is not None and held is self._shard:
             return state_of_shard(held)
@@ -158,7 +162,9 @@ class Linear(nn.Linear):
         return (of, place, written) if self._shard is None else (*state_of_shard(self._shard), of, written)
 
     def local(self) -> tuple[Tensor, Tensor | None]:
-        """Return ``weight`` and ``weight_scale``, or this rank's parts of them if the layer is cut."""
+        """Return ``weight`` and ``weight_scale`` (None in 16-bit modes), or this rank's parts of them if ``shard`` has
+        cut the layer over ranks.
+        """
         weight, scale = self.weight, self.weight_scale
         if self.placed is None:
             return weight, scale
@@ -211,11 +217,10 @@ class Linear(nn.Linear):
         return self
 
     def _still_matches(self, weight: Tensor, packed: Tensor) -> bool:
-        """Return whether a ``weight`` that was written to still equals the ``packed`` one, as after the broadcast of
-        DDP.
-
-        The comparison takes longer than a product, so it is made at most ``LOOKS`` times: a program may write to the
-        weight in every step. FSDP2 writes a gathered weight next to its shard, which is compared once.
+        """Return whether ``weight``, to which something was written, still equals the ``packed`` one, as after the
+        broadcast of DDP. The comparison takes longer than a product, so it is made at most ``LOOKS`` times, then the
+        answer is False: a program may write to the weight in every step. FSDP2 writes a gathered weight next to its
+        shard, which is compared once.
         """
         if self._looked >= LOOKS or blocked():
             return False
@@ -225,8 +230,8 @@ class Linear(nn.Linear):
         return torch.equal(value.weight().to(torch.float32), weight.to(torch.float32))
 
     def as_packed(self) -> Packed:
-        """Return the weight, or this rank's part of it, as the value that ``matmul`` takes, with its packed form unless
-        that is stale.
+        """Return the weight, or this rank's part of it, as a ``Packed``, the value that ``matmul`` takes. Its packed
+        form is left out if the weight was changed since it was made.
         """
         packed, (weight, scale) = self.packed if self.fresh else None, self.local()
         rows, depth = weight.shape
@@ -240,8 +245,8 @@ class Linear(nn.Linear):
         return self.multiply(x, self.bias) if self.placed is None else self.placed.forward(self, x)
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the result of the layer on ``x`` with ``bias`` in place of its own. A stale packed weight gives a
-        notice and the dense form is used.
+        """Return the result of the layer on ``x`` with ``bias`` in place of its own. If the weight was changed after it
+        was packed, a notice is given and the weight in plain rows is used.
         """
         held, packed = self.weight, self.packed  # once: a module's attributes are slow
         weight, scale = self.checked_weight()
@@ -300,8 +305,8 @@ class Linear(nn.Linear):
     # --- moves, copies and checkpoints ----------------------------------------------------------------------------
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """Apply ``fn``, such as a move, to all tensors of the layer except for casts of the weight, pack the weight
-        anew where the device changed, and return the layer.
+        """Apply ``fn``, which moves or casts a tensor, to all tensors of the layer. The weight and its scale are moved
+        but not cast. If the device changes, the weight is packed anew. Returns the layer.
         """
         if self.placed is not None:
             return self.placed.refuse_move(self)
@@ -311,7 +316,9 @@ class Linear(nn.Linear):
         self.packed = None
 
         def moved(t: Tensor) -> Tensor:
-            """Return ``fn(t)``, for the weight and its scale with their dtype and values kept."""
+            """Return ``fn(t)``; the weight and its scale are passed as integers of the same bits, so that a cast of
+            floats leaves them alone.
+            """
             if id(t) not in held:
                 return fn(t)
             # A cast to another floating dtype leaves integers alone, so the weight keeps its dtype and its values.
@@ -387,7 +394,9 @@ def _layer_product(
     pairs: int,
     layout: int,
 ) -> Tensor:
-    """Return the product of ``x`` with a weight given by its fields, computed by the op of the mode."""
+    """Return ``x`` times a weight given by its tensors (plain rows, packed form or both, and scale) plus ``bias``,
+    computed by the layer op of ``mode``, such as ``int8``.
+    """
     return multiply_fields(x, mode, len(dense), scale, dense, packed, bias, pairs, layout)
 
 
@@ -407,7 +416,9 @@ class _StraightThrough(torch.autograd.Function):
         pairs: int,
         layout: int,
     ) -> Tensor:
-        """Return the product of ``x`` with a weight given by its fields, computed by the op of the mode."""
+        """Return ``x`` times a weight given by its tensors (plain rows, packed form or both, and scale) plus ``bias``,
+        computed by the layer op of ``mode``, such as ``int8``.
+        """
         return _layer_product(x, dense, packed, scale, bias, mode, pairs, layout)
 
     @staticmethod
@@ -430,12 +441,16 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _packed_dense(weight: Tensor, pattern: str | Pattern, mode: str) -> Packed:
-    """Return a pruned weight, quantised to the mode, in its dense form only."""
+    """Return the pruned ``weight``, quantised to ``mode`` (such as ``int8``), as a ``Packed`` that holds plain rows
+    only.
+    """
     return pack(weight, pattern, mode, keep="dense")
 
 
 def _flatten_scale(scale: Tensor | None) -> Tensor | None:
-    """Return the scales ``[n, 1]`` as a view ``[n]``, or None."""
+    """Return the scales ``[n, 1]`` of a weight's rows as a view ``[n]``, which the ops take; None for a weight without
+    scales.
+    """
     return None if scale is None else scale.view(-1)
 
 

@@ -43,7 +43,8 @@ _LAYOUTS = ("layout >= 0", "layout <= 1")
 
 def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tensor, Tensor]:
     """Return the rows of ``x`` quantised to ``dtype`` and lifted (overlapping windows of four elements written side by
-    side), and the scales of all rows, those of added rows 1. ``pairs`` is the N of the pattern.
+    side), and the scale of each row, 1 for rows of padding. ``pairs`` is the number of pairs in a group of the weight's
+    pattern (4 for 6:8).
     """
     q, scale = quantise_rows(x, dtype)
     lifted = formats.lift_columns(q, pairs)
@@ -52,11 +53,10 @@ def _quantise_and_lift(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Tenso
 
 @sl.op("slidesparse::quantise_int8", dims=_LIFTED, requires=_PAIRS, outputs=("q", "scale"))
 def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
-
-    Lifting writes overlapping windows of four neighbours side by side. With 2 pairs nothing is duplicated: that is for
-    dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A row that holds NaN or an
-    infinity is all zeros with the scale NaN.
+    """Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted: overlapping windows of four
+    neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs. With 2 pairs nothing
+    is duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A
+    row that holds NaN or an infinity is all zeros with the scale NaN.
     """
     return _quantise_and_lift(x, torch.int8, pairs)
 
@@ -65,19 +65,17 @@ def quantise_int8(x: Float[Tensor, "m k"], pairs: int = 2) -> tuple[Int8[Tensor,
 def quantise_fp8(
     x: Float[Tensor, "m k"], pairs: int = 2
 ) -> tuple[Float8e4m3fn[Tensor, "mp kq"], Float32[Tensor, "mp"]]:
-    """Rows of ``x`` as float8_e4m3fn with a scale each, lifted for windows of ``pairs``, as ``quantise_int8`` does.
-
-    Lifting writes overlapping windows of four neighbours side by side.
+    """Rows of ``x`` as float8_e4m3fn with a scale each, lifted as by ``quantise_int8``: overlapping windows of four
+    neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs.
     """
     return _quantise_and_lift(x, torch.float8_e4m3fn, pairs)
 
 
 @sl.op("slidesparse::lift", dims=_LIFTED, requires=_PAIRS)
 def lift(x: Float[Tensor, "m k"], pairs: int = 2) -> Float[Tensor, "mp kq"]:
-    """Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added.
-
-    Lifting writes overlapping windows of four neighbours side by side, ``pairs - 1`` of them for each group of
-    neighbours, so that a 2:4 weight multiplied with them can hold a pattern such as 6:8.
+    """Rows of ``x`` in their own dtype, lifted: overlapping windows of four neighbours are written side by side,
+    ``pairs - 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with them can then hold a pattern
+    such as 6:8. Added rows and columns are zeros.
     """
     return formats.lift_columns(x, pairs)
 
@@ -99,8 +97,8 @@ def round_to_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: int) -> Tensor:
-    """Return a packed weight as the 2:4 matrix ``[n, k]``. Raises SL211 for cuSPARSELt's layout on another device than
-    a GPU.
+    """Return a packed weight as a plain matrix ``[n, k]`` with at most two non-zeros in each four elements (2:4).
+    ``layout`` is the number of the packed format. Raises SL211 for cuSPARSELt's format on another device than a GPU.
     """
     if layout == PORTABLE:
         return formats.decompress_two_of_four(packed, n, k, dtype)
@@ -117,7 +115,7 @@ def expand_packed(packed: Tensor, n: int, k: int, dtype: torch.dtype, layout: in
 
 @sl.op("slidesparse::mm_int8", requires=(*_TILES, _INT32))
 def mm_int8(q: Int8[Tensor, "m k"], weight: Int8[Tensor, "n k"]) -> Int32[Tensor, "m n"]:
-    """``q @ weight.T``, exact."""
+    """``q @ weight.T`` of int8 operands, summed exactly in int32."""
     return product_of_transposed(q, weight)
 
 
@@ -134,7 +132,9 @@ def mm_fp8(
 
 @sl.op("slidesparse::sparse_mm_int8", requires=(*_TILES, _INT32, *_LAYOUTS))
 def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0) -> Int32[Tensor, "m n"]:
-    """``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size."""
+    """``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4)
+    and is given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
+    """
     return product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.int8, layout))
 
 
@@ -142,7 +142,10 @@ def sparse_mm_int8(q: Int8[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, l
 def sparse_mm_fp8(
     q: Float8e4m3fn[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's."""
+    """``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at
+    most two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed
+    format.
+    """
     return round_to_dtype(
         product_of_transposed(q, expand_packed(packed, n, q.shape[1], torch.float8_e4m3fn, layout)), torch.bfloat16
     )
@@ -152,7 +155,9 @@ def sparse_mm_fp8(
 def sparse_mm_bf16(
     x: BFloat16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> BFloat16[Tensor, "m n"]:
-    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
+    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.bfloat16, layout)), torch.bfloat16
     )
@@ -162,7 +167,9 @@ def sparse_mm_bf16(
 def sparse_mm_fp16(
     x: Float16[Tensor, "m k"], packed: UInt8[Tensor, "_"], n: int, layout: int = 0
 ) -> Float16[Tensor, "m n"]:
-    """``x @ weight.T`` with a packed weight of 2:4, summed in float32."""
+    """``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four
+    elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
+    """
     return round_to_dtype(
         product_of_transposed(x, expand_packed(packed, n, x.shape[1], torch.float16, layout)), torch.float16
     )

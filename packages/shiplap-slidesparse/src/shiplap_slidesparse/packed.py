@@ -155,7 +155,8 @@ class Packed:
 
     @built_outside_modes
     def keeping(self, keep: Keep) -> Packed:
-        """Return the weight with the form ``keep`` only, ``"dense"`` or ``"packed"``, to save memory. Raises SL211 for
+        """Return the weight with one form only, to save memory: ``"dense"`` for plain rows, ``"packed"`` for the form
+        of sparse tensor cores; ``"both"`` and a weight without a packed form are returned as they are. Raises SL211 for
         an unknown form.
         """
         _known_keep(keep, "Packed.keeping")
@@ -271,8 +272,8 @@ def _check_quantised(weight: Tensor, scale: Tensor, mode: str) -> None:
 
 
 def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: Pattern, keep: Keep) -> Packed:
-    """Return the packed weight of a weight in the mode's dtype: compressed where the pattern is sparse, dense where
-    ``keep`` says so.
+    """Return a ``Packed`` around a weight that is pruned and in the dtype of ``mode``: with the packed form if the
+    pattern is sparse and ``keep`` asks for it, and with plain rows if ``keep`` asks for them.
     """
     (n, k), packed, layout = weight.shape, None, ops.PORTABLE
     if pattern.sparse:
@@ -285,8 +286,8 @@ def _assemble_packed(weight: Tensor, scale: Tensor | None, mode: str, pattern: P
 
 
 def _compress_for_device(slid: Tensor) -> tuple[Tensor | None, int]:
-    """Return a 2:4 weight packed for its device and the layout, or None and a notice if the device has no use for a
-    packed form.
+    """Return a 2:4 weight (two non-zeros in each four) packed for its device, and the number of the packed format
+    (layout). On a GPU without cuSPARSELt return None in its place, with a notice.
     """
     if slid.device.type != "cuda":
         return formats.compress_two_of_four(slid), ops.PORTABLE

@@ -38,8 +38,8 @@ class LayerCut:
 
     @property
     def unit(self) -> int:
-        """The smallest number of features that is not cut: along the depth of a converted layer, a group of its
-        pattern.
+        """The number of features between which the layer may be cut: the group of its sparsity pattern for a converted
+        layer cut along its input features, otherwise 1.
         """
         return self.layer.pattern.size if self.style == "rowwise" and isinstance(self.layer, Linear) else 1
 
@@ -118,7 +118,9 @@ def plan_cuts(model: nn.Module, plan: Mapping[str, str], world: int) -> list[Lay
 
 
 def _cut_sides(each: LayerCut) -> str:
-    """Return the word for the features that a cut divides."""
+    """Return the word for the features that the cut ``each`` divides among the ranks: output features for ``colwise``,
+    input features for ``rowwise``.
+    """
     return "features of the output" if each.style == "colwise" else "columns"
 
 

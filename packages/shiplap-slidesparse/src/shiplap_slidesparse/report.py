@@ -36,9 +36,9 @@ class LayerBucket:
 
     @property
     def winner(self) -> str:
-        """The fastest form of the layer by measured or else predicted time, empty if neither is known.
-
-        Of forms that are about equal the simpler one wins: the layer as before, then dense.
+        """The form of the layer (base, dense or slide) that is fastest at this number of rows by measured, or else
+        predicted time; empty if neither is known. Of forms that are about equal the simpler one wins, in the order
+        base, dense, slide.
         """
         times = self.measured or self.predicted
         near = [form for form in times if times[form] <= EQUAL * min(times.values())]
@@ -46,7 +46,9 @@ class LayerBucket:
 
     @property
     def gain(self) -> float:
-        """The time of the best other form over the winner's. A little less than 1 if they are about equal."""
+        """The time of the best form (base, dense or slide) beside the fastest, over the fastest one's. A little less
+        than 1 if they are about equal.
+        """
         times = self.measured or self.predicted
         others = [time for form, time in times.items() if form != self.winner]
         return min(others) / times[self.winner] if others else 1.0
@@ -156,8 +158,9 @@ def _survey_sizes(
     seconds: float,
     progress: bool | None,
 ) -> tuple[LayerSize, ...]:
-    """Return the record of each size of a converted layer, each with its times at each number of rows, measured for
-    ``seconds`` (0: predicted only).
+    """Return one record for each size of a converted layer, with the times of its forms (base, dense, slide) at each
+    number of rows. ``kind`` is the dtype of the activations. Times are measured for ``seconds``; with 0 they are
+    predicted only.
     """
     errors = {c.name: (c.error, c.output_error) for c in conversion.converted}
     every = tuning.sizes_of(model)
@@ -183,8 +186,8 @@ def _float_of(model: nn.Module) -> torch.dtype:
 
 
 def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> LayerBucket:
-    """Return the predicted and the measured times of each form of a layer at ``m`` rows, and the largest possible
-    gain.
+    """Return the predicted and measured seconds of each form of a layer (base, dense, slide) at ``m`` rows, and the
+    largest possible gain of slide over dense. ``kind`` is the dtype of the activations.
     """
     device, size = layer.weight.device, (layer.out_features, layer.in_features, layer.pattern.pairs)
     units, peaks = device.type == "cuda", roofline.peaks_of(device)
@@ -203,8 +206,8 @@ def _survey_bucket(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> 
 
 
 def _time_forms(layer: Linear, m: int, kind: torch.dtype, seconds: float) -> dict[str, float]:
-    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns. The weight of the base form
-    is random.
+    """Return the median seconds of each form of a layer at ``m`` rows, measured in turns: ``base``, a plain linear
+    layer of the dtype ``kind`` with a random weight, ``dense``, and ``slide`` if there is a packed form.
     """
     device = layer.weight.device
     base = torch.randn(layer.weight.shape, device=device, dtype=kind)

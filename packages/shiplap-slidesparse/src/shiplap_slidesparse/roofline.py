@@ -46,10 +46,9 @@ class LayerWork:
 def layer_work(
     form: str, mode: str, m: int, n: int, k: int, pairs: int, *, width: int = 2, sparse_units: bool = True
 ) -> LayerWork:
-    """Return the multiply-adds and the bytes of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``; ``width`` is the
-    bytes of an element of the model.
-
-    Sparse units skip half of the lifted elements; without them all are multiplied.
+    """Return the multiply-adds and the bytes read and written of a layer ``[n, k]`` at ``m`` rows in one of ``FORMS``:
+    base, dense or slide. ``pairs`` is the number of pairs in a group of the pattern, and ``width`` the bytes of an
+    element of the model. Sparse units skip half of the products of slide; without them all are made.
     """
     # Input and output keep the dtype of the model in every form.
     size, ends = MODES[mode].itemsize, width * m * (k + n)

@@ -14,8 +14,8 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 
 def pack_for(slid: Tensor, layout: int) -> tuple[Tensor, int]:
-    """Return a 2:4 weight packed for its device, and the layout, cuSPARSELt's on a GPU that has it. Raises ValueError
-    for another requested layout.
+    """Return ``slid``, a weight with at most two non-zeros in each four elements (2:4), packed for its device, and the
+    number of the packed format (layout). Raises ValueError if ``layout`` asks for another format than the device's.
     """
     if slid.device.type == "cuda" and lt.available(slid.device, slid.dtype) is True:
         return lt.compress_weight(slid), ops.CUSPARSELT
@@ -48,7 +48,9 @@ def _sample_sparse_op(op: sl.Op, dtype: torch.dtype) -> None:
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-        """Return a random operand, a packed 2:4 weight, its number of rows and its layout."""
+        """Return a random operand, a packed weight with two non-zeros in each four elements (2:4), its number of rows
+        and the number of its packed format.
+        """
         m, n, k = sizes["m"], sizes["n"], sizes["k"]
         packed, layout = pack_for(_two_of_four(rng, n, k, dtype, device), sizes["layout"])
         return _draw_matrix(rng, m, k, dtype, device), packed, n, layout

@@ -38,7 +38,9 @@ def state_of(held: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 
 def state_of_shard(shard: Any) -> tuple[int, ...]:
-    """Return numbers that change when ``shard``, a DTensor, is written to or gets other memory."""
+    """Return numbers that change when ``shard``, a DTensor that ``fully_shard`` has made of a weight, is written to or
+    gets other memory.
+    """
     with torch.no_grad():
         local: Tensor = shard.to_local()
     return (*state_of(shard, local), 0 if shard.is_inference() else shard._version)

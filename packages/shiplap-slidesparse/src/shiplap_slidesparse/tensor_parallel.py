@@ -116,8 +116,8 @@ class _SummedOutput(torch.autograd.Function):
 
 
 def cut_unit(layer: nn.Module, style: str) -> int:
-    """Return the smallest number of features that is not cut: along the depth of a converted layer, a group of its
-    pattern.
+    """Return the number of features between which ``layer`` may be cut in ``style``: the group of its sparsity pattern
+    for a converted layer cut along its input features (``rowwise``), otherwise 1.
     """
     return layer.pattern.size if style == "rowwise" and isinstance(layer, Linear) else 1
 

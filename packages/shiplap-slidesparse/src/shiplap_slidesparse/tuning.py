@@ -77,8 +77,8 @@ def numbers_of(rows: Iterable[int], where: str) -> list[int]:
 
 
 def sizes_of(model: nn.Module) -> dict[tuple[str, int, int, int, str], Linear]:
-    """Return one converted layer for each mode, size, pattern and device of the model's layers. Raises SL211 if there
-    is none.
+    """Return one converted layer for each (mode, output features, input features, pairs of the pattern, device) that
+    occurs among the model's layers. Raises SL211 if there is none.
     """
     layers: dict[tuple[str, int, int, int, str], Linear] = {}
     for layer in layers_of(model).values():

@@ -108,8 +108,8 @@ class SlidesparseVllmConfig(QuantizationConfig):
         return UnquantizedLinearMethod() if self._keeps(prefix) else SlidesparseLinearMethod(self)
 
     def _keeps(self, prefix: str) -> bool:
-        """Return whether the layer ``prefix`` is dense in the checkpoint. Raises SL211 if only some of the layers that
-        vLLM fuses into it are.
+        """Return whether the checkpoint holds the layer ``prefix`` unconverted. vLLM fuses several layers of a
+        checkpoint into one; SL211 is raised if only some of these are converted.
         """
         home, _, name = prefix.rpartition(".")
         mapping: Mapping[str, list[str]] = self.packed_modules_mapping

@@ -17,7 +17,9 @@ def mean_of_squares(output: Any) -> Tensor:
     means: list[Tensor] = []
 
     def collect(value: Any) -> None:
-        """Append the mean square of a tensor, or of each tensor in a dict or list, to ``means``."""
+        """Append the mean square of a tensor, or of each tensor in a dict or list, to the list of the terms of the
+        loss.
+        """
         if isinstance(value, Tensor):
             means.extend([value.square().mean()] if value.is_floating_point() else [])
         elif isinstance(value, dict):

@@ -118,7 +118,9 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
     """Return nested arguments with all tensors on ``device``, floating-point ones in ``dtype``."""
 
     def there(leaf: Any) -> Any:
-        """Return a tensor on the device, and another value unchanged."""
+        """Return a tensor on the requested device, a floating-point one also in the requested dtype, and another value
+        unchanged.
+        """
         if not isinstance(leaf, Tensor):
             return leaf
         return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
@@ -181,7 +183,9 @@ def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact:
     scale = max(float(exact.abs().double().norm()), 1e-30)
 
     def off(tensor: Tensor) -> float:
-        """Return the distance of a tensor from ``exact``, relative to the norm of ``exact``."""
+        """Return the norm of the difference between a tensor and the result that counts as exact, relative to the norm
+        of the latter.
+        """
         return float((tensor.nan_to_num().to(exact.dtype) - exact).abs().double().norm()) / scale
 
     us, them = off(ours), max(off(t) for t in theirs if t.shape == exact.shape)

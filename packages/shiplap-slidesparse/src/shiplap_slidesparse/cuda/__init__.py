@@ -38,22 +38,26 @@ FLOATS = ("float32", "float16", "bfloat16")  # what follows a product is compute
 
 
 def _packed_there(packed: Tensor | None, layout: int) -> bool | str:
-    """Return True if there is a packed weight in the GPU's layout, otherwise the reason why not."""
+    """Return True if there is a packed weight whose ``layout``, the number of its packed format, is the one that
+    cuSPARSELt reads; otherwise the reason why the kernel cannot run.
+    """
     if packed is None:
         return "no packed weight"
     return layout == ops.CUSPARSELT or "its weight is in the portable layout: pack it on the GPU"
 
 
 def _is_dense(dense: Tensor | None, tile: int) -> bool | str:
-    """Return True if there is a dense weight whose sizes are multiples of ``tile``, otherwise the reason why not."""
+    """Return True if there is a weight in plain rows (dense) whose sizes are multiples of ``tile``, otherwise the
+    reason why the kernel cannot run.
+    """
     if dense is None:
         return "no dense weight"
     return not any(size % tile for size in dense.shape) or f"{tuple(dense.shape)} are no multiples of {tile}"
 
 
 def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
-    """Bind the CUDA kernels ``slide`` and ``dense`` of a layer op with weights of the 8-bit ``dtype``, one for each
-    form of the weight.
+    """Bind two CUDA kernels of a layer op with weights of the 8-bit ``dtype``: ``slide`` reads the packed form of the
+    weight, on sparse tensor cores, and ``dense`` its plain rows.
     """
 
     def slide(
@@ -67,7 +71,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its packed weight into ``out``."""
+        """Compute the layer with its packed weight, on sparse tensor cores, into ``out``."""
         lazy_function("linear", "slide_8bit")(dtype, x, scale, packed, bias, pairs, layout, out)
 
     def dense(
@@ -81,7 +85,7 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its dense weight into ``out``."""
+        """Compute the layer with its weight in plain rows (dense) into ``out``."""
         lazy_function("linear", "dense_8bit")(dtype, x, scale, dense, bias, out)
 
     op.kernel("cuda", slide, dtypes=FLOATS, supports=_packed_there)
@@ -89,8 +93,8 @@ def _bind_8bit(op: sl.Op, dtype: torch.dtype) -> None:
 
 
 def _bind_16bit(op: sl.Op) -> None:
-    """Bind the CUDA kernels ``slide`` and ``dense`` of a layer op with 16-bit weights, one for each form of the
-    weight.
+    """Bind two CUDA kernels of a layer op with 16-bit weights: ``slide`` reads the packed form of the weight, on sparse
+    tensor cores, and ``dense`` its plain rows.
     """
 
     def slide(
@@ -104,7 +108,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its packed weight into ``out``."""
+        """Compute the layer with its packed weight, on sparse tensor cores, into ``out``."""
         lazy_function("linear", "slide_16bit")(x, packed, n, bias, pairs, layout, out)
 
     def dense(
@@ -118,7 +122,7 @@ def _bind_16bit(op: sl.Op) -> None:
         *,
         out: Tensor,
     ) -> None:
-        """Compute the layer with its dense weight into ``out``."""
+        """Compute the layer with its weight in plain rows (dense) into ``out``."""
         lazy_function("linear", "dense_16bit")(x, dense, bias, out)
 
     op.kernel("cuda", slide, supports=_packed_there)

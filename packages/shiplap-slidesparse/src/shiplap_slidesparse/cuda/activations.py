@@ -34,8 +34,9 @@ def _load_elements(x, at, there, k, stride):
 
 @triton.jit
 def _window_pair(o, PAIRS: tl.constexpr):
-    """Return the number of the pair of neighbours at which window ``o`` of a row begins; a window is this pair and the
-    next. Windows behind the last group begin behind the row.
+    """Return the number of the pair of neighbouring elements at which window ``o`` of a row begins. A window is four
+    elements, this pair and the next; a group of ``PAIRS`` pairs has ``PAIRS - 1`` overlapping windows. Windows behind
+    the last group begin behind the row.
     """
     return o + o // (PAIRS - 1)
 

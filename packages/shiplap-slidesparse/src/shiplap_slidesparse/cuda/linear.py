@@ -30,7 +30,8 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
     """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
-    tiles, without torch's dispatcher. ``pairs`` is the N of the weight's pattern.
+    tiles. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched
+    without torch's dispatcher, whose call would cost as much as the rest.
     """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))
@@ -48,7 +49,10 @@ def slide_8bit(
     layout: int,
     out: Tensor,
 ) -> None:
-    """Compute the 8-bit layer of ``x`` with the packed weight into ``out``, with activations quantised to ``dtype``."""
+    """Compute a linear layer of ``x`` with an 8-bit weight ``packed`` for sparse tensor cores into ``out``. ``x`` is
+    quantised to ``dtype`` and lifted (overlapping windows of four elements written side by side); ``pairs`` is the
+    number of pairs in a group of the weight's pattern.
+    """
     q, rows = _quantise_activations(x, dtype, pairs)
     n = dense_depth(scale.shape[0])  # len() of a tensor costs a microsecond
     if dtype == torch.int8:
@@ -61,7 +65,9 @@ def slide_8bit(
 
 
 def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Compute the 8-bit layer of ``x`` with the dense weight into ``out``, with activations quantised to ``dtype``."""
+    """Compute a linear layer of ``x`` with an 8-bit ``weight`` in plain rows into ``out``, with ``x`` quantised to
+    ``dtype``.
+    """
     q, rows = _quantise_activations(x, dtype, 2)
     if dtype == torch.int8:
         finish_product(ops.mm_int8(q, weight), rows, scale, bias, out)
@@ -75,7 +81,9 @@ def dense_8bit(dtype: torch.dtype, x: Tensor, scale: Tensor, weight: Tensor, bia
 
 
 def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: int, layout: int, out: Tensor) -> None:
-    """Compute the 16-bit layer of ``x`` with the packed weight of ``n`` rows into ``out``."""
+    """Compute a linear layer of ``x`` with a 16-bit weight of ``n`` rows, ``packed`` for sparse tensor cores, into
+    ``out``. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8).
+    """
     whole = x.shape[0] % ROWS == 0 and x.shape[1] % DEPTH == 0 and not x.data_ptr() & 15  # a view begins anywhere
     lifted = x if pairs == 2 and whole else _lift_activations(x, pairs)
     total = _SPARSE[x.dtype](lifted, packed, dense_depth(n), layout)
@@ -83,7 +91,7 @@ def slide_16bit(x: Tensor, packed: Tensor, n: int, bias: Tensor | None, pairs: i
 
 
 def dense_16bit(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Compute the 16-bit layer of ``x`` with the dense weight into ``out``."""
+    """Compute a linear layer of ``x`` with a 16-bit ``weight`` in plain rows into ``out``."""
     if bias is None:
         torch.mm(x, weight.t(), out=out)
     else:

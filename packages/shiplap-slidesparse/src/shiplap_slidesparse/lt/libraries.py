@@ -90,8 +90,8 @@ def supports_product(
 
 @cache
 def _query_support(device: int, source: torch.dtype, result: torch.dtype, scaling: int, version: str) -> bool | str:
-    """Return True if cuSPARSELt of this version makes a plan for these dtypes, otherwise the message of its refusal.
-    Results are cached by all arguments.
+    """Return True if cuSPARSELt of this version can run a product of these dtypes on the device, found by letting it
+    make a plan, otherwise the message of its refusal. Results are cached by all arguments.
     """
     with torch.cuda.device(device):
         _ensure_context(device)

@@ -47,8 +47,8 @@ _LEAVES: dict[sl.Op, tuple[sl.Op | None, sl.Op]] = {
 
 
 def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.ProductProblem:
-    """Return the library's product that a call of the product op ``op`` with these sizes computes, with the library's
-    own choice of algorithm.
+    """Return the description of the library call for the product op ``op`` with ``[m, k]`` and ``[n, k]``, in which the
+    library chooses the algorithm itself.
     """
     source = _SOURCE[op]
     scaling = native.PER_ROW if op is ops.mm_fp8 else native.UNSCALED
@@ -56,7 +56,9 @@ def problem_of(op: sl.Op, device: int, m: int, n: int, k: int) -> native.Product
 
 
 def _with_config(problem: native.ProductProblem, config: Mapping[str, Value]) -> native.ProductProblem:
-    """Return the product with the algorithm and the split of k of ``config``."""
+    """Return the description of the library call with the algorithm and the number of parts of the inner dim (split of
+    k) that ``config`` names.
+    """
     return problem.with_fields(algorithm=config["ALG"], split_k=config.get("SPLIT_K", 0))
 
 
@@ -89,8 +91,8 @@ ALGORITHMS = AlgorithmSource(f"{__name__}:ALGORITHMS", "cuda", kernels.NAME)
 def list_algorithms(
     op: sl.Op, problem: native.ProductProblem, stream: int = 0, splits: Sequence[int] | None = None
 ) -> list[dict[str, int]]:
-    """Return the configs of ``op`` (algorithm and split of k) for which the library makes a plan. By default the number
-    of rows decides which ``splits`` are tried.
+    """Return the configs of ``op`` for which the library can run the product: the number of an algorithm and of parts
+    of the inner dim (split of k). By default the number of rows decides which ``splits`` are tried.
     """
     sparse = op in kernels.SPARSE
     if sparse:
@@ -111,7 +113,9 @@ def list_algorithms(
 
 
 def accepts_config(op: sl.Op, problem: native.ProductProblem, config: Mapping[str, Value], stream: int = 0) -> bool:
-    """Return whether the library makes a plan of the product with this config. The plan then exists."""
+    """Return whether the library can run the product with this config, by letting it make a plan, which is then kept
+    for calls.
+    """
     try:
         native.prepare_plan(_with_config(problem, config), op in kernels.SPARSE, stream)
     except native.LibraryRefusal:

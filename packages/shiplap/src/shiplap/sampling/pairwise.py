@@ -146,5 +146,7 @@ def within_time(cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
 
 
 def _make_cases(samples: Samples, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-    """Yield the samples of those recipes that the declaration admits, in order."""
+    """Yield, in order, the samples of those ``recipes`` (descriptions of samples) whose sizes and scalars the op's
+    declaration admits.
+    """
     yield from filter(None, map(samples.make, recipes))

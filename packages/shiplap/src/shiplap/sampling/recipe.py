@@ -104,7 +104,9 @@ class SampleRecipe:
 
     @classmethod
     def parse(cls, label: str) -> SampleRecipe:
-        """Return the recipe that printed as ``label``. Raises SL502 for another text."""
+        """Return the recipe whose label, its text with sizes, scalars, dtypes, layouts and kind of values, is
+        ``label``. Raises SL502 for another text.
+        """
         try:
             nodes = ast.parse(f"[{label}]", mode="eval").body.elts  # type: ignore[attr-defined]
             fields: dict[str, Any] = {}

@@ -83,7 +83,7 @@ class ReferenceMark:
 
     @property
     def is_set(self) -> bool:
-        """Whether a reference is running, here or in a process that shares the mark."""
+        """Whether the reference of an op is running, in this process or in one that shares the mark (a byte)."""
         return bool(self._byte[0])
 
     def clear(self) -> None:
@@ -94,7 +94,9 @@ class ReferenceMark:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context for the run of a reference, in which the mark (see ``is_set``) is set."""
+        """Return a context for the run of an op's reference, in which the mark, a byte of memory that other processes
+        may share, is set.
+        """
         self._byte[0] = 1
         try:
             yield

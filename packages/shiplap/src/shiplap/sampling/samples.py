@@ -175,7 +175,9 @@ class Samples:
         return case
 
     def _cases(self, recipes: Iterable[SampleRecipe]) -> Iterator[SampleCase]:
-        """Yield the sample of each recipe that the declaration admits, once for equal recipes."""
+        """Yield the sample of each of ``recipes`` (descriptions of samples) that the op's declaration admits, once for
+        equal recipes.
+        """
         seen: set[str] = set()
         for recipe in recipes:
             if str(recipe) not in seen and (case := self.make(recipe)) is not None:
@@ -228,7 +230,9 @@ class Samples:
         layout = layouts.get(arg.name, layouts.get("every", ""))
 
         def place(t: Tensor) -> Tensor:
-            """Return ``t`` on the device, and in the layout of the recipe where the declaration admits that layout."""
+            """Return ``t`` on the device of these samples, and in the memory layout that the recipe names for the
+            argument if the declaration admits it.
+            """
             t = t.detach().to(self.device)
             if layout.startswith("expanded") and self.op.sampler is not None:
                 return t  # a builder's values may be symmetric or sorted, and expanding would break that
@@ -318,8 +322,8 @@ class Samples:
             yield from self._cases(r.but(values=kind) for r in [c.recipe for c in self.dtypes()] or [self.base])
 
     def lists(self) -> Iterator[SampleCase]:
-        """Yield samples with no, one, three and more members in each list of tensors, then with members that differ in
-        size.
+        """Yield samples with no, one, three and more members in each argument that is a list of tensors, then with
+        members that differ in size.
         """
         for arg in self.spec.tensors:
             for length in self.code_constants.members if arg.many and not arg.length else ():
@@ -507,8 +511,9 @@ class Samples:
             return 0
 
     def _fitted(self, sizes: dict[str, Any]) -> SampleRecipe | None:
-        """Return a recipe with these sizes, in which all other sizes and scalars are chosen so that the declaration
-        admits it, or None. Results are cached.
+        """Return a recipe (the description of a sample) with the size of one dim, ``sizes``, by its name, in which all
+        other sizes and scalars are chosen so that the declaration admits it, or None if that is not possible. Results
+        are cached.
         """
         if (key := str(sizes)) not in self._sized:
             (name,) = sizes

@@ -101,14 +101,16 @@ def _floats_of_kind(values: Tensor, dtype: torch.dtype, kind: str, rng: torch.Ge
     finfo = torch.finfo(dtype)
 
     def some(share: float) -> Tensor:
-        """Return a random boolean mask of the shape of ``values`` with about this share of places set, at least one."""
+        """Return a random boolean mask, of the shape of the tensor that is made, with about the ``share`` (0 to 1) of
+        the places set, at least one.
+        """
         at = torch.rand(values.shape, generator=rng) < share
         if at.numel() and not at.any():
             at.view(-1)[int(torch.randint(at.numel(), (1,), generator=rng))] = True
         return at
 
     def uniform(low: float, high: float) -> Tensor:
-        """Return random numbers in float64 between ``low`` and ``high``, of the shape of ``values``."""
+        """Return random numbers in float64 between ``low`` and ``high``, of the shape of the tensor that is made."""
         return torch.rand(values.shape, generator=rng, dtype=torch.float64) * (high - low) + low
 
     if kind.startswith(AROUND_PREFIX):

@@ -46,8 +46,9 @@ class ArgumentArena:
         self._size = ARENA_GAP * (1 + self._gaps.randrange(64))
 
     def pack(self, value: Any) -> Packed:
-        """Reserve places for the tensors in ``value`` and return its description, which another process unpacks.
-        ``value`` is a tensor, a plain value, or a list, tuple or dict of these. Raises TypeError for another type.
+        """Reserve places for the tensors in ``value`` in the memory that is shared with another process, and return the
+        description from which that process unpacks the value. ``value`` is a tensor, a plain value, or a list, tuple or
+        dict of these. Raises TypeError for another type.
         """
         if isinstance(value, Tensor):
             return TensorLocation.of(value, self._place(value))
@@ -95,8 +96,8 @@ class ArgumentArena:
         return handle
 
     def _most_room(self) -> int:
-        """Return the largest size in bytes at which an existing GPU block is used again instead of making a smaller
-        one.
+        """Return the largest size in bytes that an existing GPU block may have to be used again for these arguments,
+        instead of making a smaller one.
         """
         return max(MOST_SPARE * self._device_size, SPARE_BYTES)
 

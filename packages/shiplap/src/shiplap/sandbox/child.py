@@ -89,7 +89,9 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
     """Return a decorator that registers a function as the handler of requests of the class ``kind``."""
 
     def register(handler: Handler[ReplyT]) -> Handler[ReplyT]:
-        """Register the function in ``HANDLERS`` and return it unchanged."""
+        """Register ``handler`` in ``HANDLERS`` for the class of requests that the decorator was made for, and return it
+        unchanged.
+        """
         HANDLERS[kind] = handler
         return handler
 

@@ -208,8 +208,8 @@ class DeviceDriver:
         return base.value, size.value
 
     def export_allocation(self, address: int) -> tuple[bytes, int]:
-        """Return a handle with which another process can open the torch allocation that holds ``address``, and the
-        offset of the address in it. Handles are cached.
+        """Return a handle with which another process can open the GPU memory that torch has allocated around
+        ``address``, and the offset of the address in it. Handles are cached.
         """
         base, number = self.allocation_of(address)[0], c_uint64()
         self.call("cuPointerGetAttribute", byref(number), c_int(BUFFER_ID), c_uint64(base))

@@ -235,7 +235,9 @@ class InterpreterWatch:
             sys.setprofile(before)
 
     def _record_call(self, frame: FrameType, event: str, function: Any) -> None:
-        """Profile function: record the name of a watched function that code of the candidate calls."""
+        """Profile function for ``sys.setprofile``: record the name of a watched function, such as one that reads
+        frames, if the code under test calls it.
+        """
         if event not in ("call", "c_call"):
             return
         name = frame.f_code.co_name if event == "call" else function.__name__

@@ -86,10 +86,8 @@ def serve_forks(handle: int, folder: str = "") -> None:
 
 
 def _end_groups(forked: set[int], folder: str) -> None:
-    """Kill the process groups of the forked processes, and remove the supervisor's folder, after the supervisor itself
-    was killed.
-
-    The forked processes end with this one. None of theirs can leave their groups.
+    """Kill the process groups of the sandboxed processes ``forked`` and remove the supervisor's ``folder``, after the
+    supervisor, the program that uses the sandbox, was killed. No descendant of a sandboxed process can leave its group.
     """
     for pid in forked:
         with contextlib.suppress(ProcessLookupError):

@@ -85,7 +85,9 @@ def _call_by_position(op: Op, call: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def positional(*args: Any) -> Any:
-        """Call ``call`` with the arguments of the op, given by position in the order of its schema."""
+        """Call the wrapped function with ``args``, all arguments of the op in schema order, and pass the keyword-only
+        ones by name.
+        """
         first, named = op.spec.split(args)
         return call(*first, **named)
 

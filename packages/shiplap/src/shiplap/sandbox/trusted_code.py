@@ -52,7 +52,9 @@ def is_genuine_code(code: CodeType) -> bool:
 
 
 def forget_files() -> None:
-    """Clear the cache of the code of all files, since the candidate can write to its memory."""
+    """Clear the cache of the code objects that were read from files, since the code under test runs in this process and
+    could have changed the cache.
+    """
     _held.clear()
 
 
@@ -101,11 +103,10 @@ def function_code(value: Any) -> CodeType | None:
 
 
 def is_trusted_function(value: Any, depth: int = MAX_HELD_DEPTH) -> bool:
-    """Return whether a value that replaces a function of Python or torch is itself code of these, with all functions in
-    its defaults and closure.
-
-    Both replace functions of their own when further parts of them are imported. A trusted decorator around a function
-    that is not trusted does not count.
+    """Return whether a value that replaces a function of Python or torch is itself code of Python, torch or an
+    installed package, with all functions in its defaults and closure. Both replace functions of their own when further
+    parts of them are imported. A trusted decorator around another function does not count. Held functions are followed
+    to ``depth``.
     """
     code = function_code(value)
     if code is None:

@@ -129,8 +129,8 @@ def draft_ops(
 
 
 def _draft_as_data(overload: Overload, recorded: Sequence[DispatchedCall]) -> dict[str, Any]:
-    """Return the inferred parts of the draft of one op as plain data, or ``{"left_out": reason}`` if it can have no
-    draft.
+    """Return the draft of one op (its inferred dims, dtypes and notes) as plain data, which another process can send,
+    or ``{"left_out": reason}`` if it can have no draft.
     """
     try:
         drafted = draft_op(parse_schema(overload._schema), overload, recorded)

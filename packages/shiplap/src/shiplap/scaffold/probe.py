@@ -103,8 +103,8 @@ class _MetaProber:
         self.form, self.overload, self.left, self.reason = form, overload, MOST_TRIES, ""
 
     def try_call(self, arguments: Mapping[str, Any]) -> DispatchedCall | None:
-        """Call the op with fake tensors for these arguments. Return the call with its results, or None if it is refused
-        or no tries are left.
+        """Call the op's meta kernel with fake tensors for these arguments. Return the call with its results, or None if
+        it is refused or if the allowed number of tries is used up.
         """
         if self.left <= 0:
             return None

@@ -129,7 +129,7 @@ def _window_expressions(names: Sequence[str]) -> Iterator[str]:
     """
 
     def called(*parts: str) -> list[str]:
-        """Return the names that contain one of ``parts``."""
+        """Return those of the given dim names that contain one of ``parts``, such as ``stride``."""
         return [n for n in names if any(p in n for p in parts)]
 
     strides, pads, spreads = called("stride"), called("pad"), called("dil")

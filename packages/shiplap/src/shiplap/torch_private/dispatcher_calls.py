@@ -191,7 +191,7 @@ def outside_autocast() -> Any:
 
 
 def call_outside_autocast(function: Callable[..., Returned], *args: Any) -> Returned:
-    """Return ``function(*args)``, called in :func:`outside_autocast`."""
+    """Return ``function(*args)``, called with autocast of all device types off."""
     with torch._C._DisableAutocast():
         return function(*args)
 

@@ -37,7 +37,9 @@ def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callab
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Make the call, then increment the version counter of each written argument, and return the result."""
+        """Make the wrapped call, then increment autograd's version counter of each argument that it writes, and return
+        the result.
+        """
         result = call(*args, **kwargs)
         for i in places:
             if i < len(args) and args[i] is not None:
@@ -368,7 +370,9 @@ def _with_own_errors(
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Check the arguments, make the call, and raise the error that ``refusal`` returns for a RuntimeError."""
+        """Check the arguments, call the op's function in torch, and raise Shiplap's error in place of a RuntimeError
+        that has one.
+        """
         try:
             if check is not None:
                 check(args, kwargs)
@@ -410,8 +414,8 @@ def _below_autograd(
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call ``raw`` directly if neither autograd nor a tool is active, otherwise check the arguments and call
-        ``plain`` or ``leave``.
+        """Call the part of the op below autograd directly if neither autograd nor a mode or tracer has to see the call;
+        otherwise check the arguments and call the op's function in torch.
         """
         try:
             if (
@@ -451,8 +455,8 @@ def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) 
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
 
     def called(*args: Any, **kwargs: Any) -> Any:  # one frame: compiled code pays for it at every op
-        """Call ``above`` if a gradient or a tangent is needed, otherwise ``plain``, and raise the error that
-        ``refusal`` returns for a RuntimeError.
+        """Call the op with its gradient if an argument needs a gradient or a tangent, otherwise the part below
+        autograd; raise Shiplap's error in place of a RuntimeError that has one.
         """
         try:
             if forward._current_level >= 0 or (enabled() and any_requires_grad(*args, **kwargs)):
@@ -544,7 +548,9 @@ _KEYS = (  # of dispatch, for which a library registers kernels and rules
 
 
 def dispatch_keys(name: str) -> frozenset[str]:
-    """Return the dispatch keys, among those in ``_KEYS``, for which an op has a kernel of its own."""
+    """Return the dispatch keys (such as ``CPU`` and ``AutogradCPU``), among those in ``_KEYS``, for which the op
+    ``namespace::name`` has a kernel of its own.
+    """
     return frozenset(key for key in _KEYS if torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 

@@ -187,7 +187,9 @@ def map_samples(function: Callable[[Sample, int], Any]) -> Callable[..., Any]:
     tools: Any = torch._C._functorch
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        """Call ``function`` with access to the samples of this call, and return its results as mapped tensors."""
+        """Call the user's function with ``sample(i)``, which returns the arguments of sample ``i`` of this
+        ``torch.vmap`` call, and the number of samples. Return its batched results as mapped tensors.
+        """
         from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
         interpreter: Any = retrieve_current_functorch_interpreter()

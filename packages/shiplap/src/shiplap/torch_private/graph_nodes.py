@@ -348,7 +348,7 @@ def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) ->
     table = None if ahead else select_decomp_table()
 
     def flat(*args: Any) -> list[Any]:
-        """Return the flattened results of ``fn``."""
+        """Return the results of the traced function as a flat list."""
         return leaves(fn(*args))
 
     mode = next(v.fake_mode for v in values if hasattr(v, "fake_mode"))
@@ -529,7 +529,9 @@ def asserting_results(program: torch.export.ExportedProgram, checked: Any) -> It
     results, plain, made = output.args[0], [spec.arg for spec in specs], list[Node]()
 
     def check(value: Node, holds: Any, message: Any) -> Node:
-        """Append a call of ``checked`` for ``value`` to the graph and return its node."""
+        """Append a call ``checked(value, holds, message)``, of the function given to the context, to the graph and
+        return its node.
+        """
         made.append(graph.call_function(checked._opoverload, (value, holds, message)))
         made[-1].meta.update(value.meta)
         return made[-1]

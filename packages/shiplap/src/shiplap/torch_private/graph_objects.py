@@ -190,8 +190,8 @@ def register_opaque(cls: type[Any], fields: Sequence[str]) -> str:
         members = dict.fromkeys(fields, MemberType.USE_REAL)
 
         def guarded(value: Any) -> list[Any]:
-            """Return the attributes ``fields`` of an object. Code that was compiled for other values of these is
-            compiled again.
+            """Return the values of the attributes of an object on which compiled code is guarded. Code that was
+            compiled for other values is compiled again.
             """
             return [getattr(value, name) for name in fields]
 

@@ -150,13 +150,17 @@ class _InterfaceFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module by its own loader, then register the interface of the device."""
+        """Run Dynamo's module of device interfaces by its own loader, then register the interface of the device with
+        it.
+        """
         self._loader.exec_module(module)
         _register_interface(self._device, self._module)
 
 
 def _register_interface(device: str, module: ModuleType) -> None:
-    """Register the interface of ``device`` with Dynamo, under its name and under its name with each index."""
+    """Register ``module``, the module of functions such as ``synchronize`` and ``current_device`` of ``device``, with
+    Dynamo, under the device's name and under the name with each index.
+    """
     from torch._dynamo.device_interface import register_interface_for_device
 
     interface = _make_interface(device, module)
@@ -166,8 +170,8 @@ def _register_interface(device: str, module: ModuleType) -> None:
 
 
 def register_interface(device: str, module: ModuleType) -> None:
-    """Register the functions of the device module with Dynamo as the interface of ``device``, now or as soon as Dynamo
-    is imported.
+    """Register ``module``, the module of functions such as ``synchronize`` and ``current_device`` of ``device``, with
+    Dynamo, now or as soon as Dynamo is imported.
     """
     if _InterfaceFinder.TARGET in sys.modules:
         _register_interface(device, module)

@@ -323,7 +323,7 @@ def _of_its_own(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*tensors: torch.Tensor) -> Any:
-        """Return ``fn(*tensors)``."""
+        """Call the wrapped function with ``tensors`` and return its results. This function has a new code object."""
         return fn(*tensors)
 
     return types.FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)

@@ -266,7 +266,9 @@ def narrow_loads(code: str, bounded: frozenset[str]) -> str:
     """
 
     def one(match: re.Match[str]) -> str:
-        """Return the narrow form of one matched load, or the match unchanged for another index."""
+        """Return the matched load of Triton code without the broadcast to a tile, or the match unchanged if its index
+        is not one of those that have a mask.
+        """
         pointer, index = match.groups()
         return f"tl.load({pointer} + ({index}), {index}_mask" if index in bounded else match[0]
 

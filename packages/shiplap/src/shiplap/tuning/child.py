@@ -91,7 +91,9 @@ def _poisoned(run: CandidateRun, candidate: Candidate, byte: int) -> CandidateRu
     """
 
     def run_poisoned() -> Any:
-        """Call ``run`` while new memory is filled with ``byte``, and return its results as a tuple."""
+        """Run the candidate while all memory that it allocates is filled with the chosen byte first, and return its
+        results as a tuple.
+        """
         with poisoned_workspace(byte), nullcontext() if candidate.opaque else Poison(byte):
             return tuple(run())
 

@@ -49,7 +49,7 @@ class Deadline:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left of the budget, negative after its end."""
+        """The seconds that are left of the time budget for all measurements, negative after its end."""
         return self.ends - monotonic()
 
     def check(self) -> None:

@@ -190,8 +190,8 @@ def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
 
 
 def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningRequest]:
-    """Return the first request of each bucket (class of sizes with the same choice), dtypes, layouts and device, in
-    order.
+    """Return, in order, the first request of each group that would share one choice: the same op, dtypes, layouts,
+    device and bucket (class of sizes).
     """
     by_bucket: dict[tuple[Any, ...], TuningRequest] = {}
     for op, recipe, device in requests:

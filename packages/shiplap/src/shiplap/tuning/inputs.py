@@ -205,7 +205,9 @@ def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
 
 
 def recipe_of(op: OpState, args: tuple[Any, ...]) -> SampleRecipe:
-    """Return the recipe of a call: sizes, scalars, dtypes, layouts and absent arguments, without values."""
+    """Return the recipe of a call, the description from which similar arguments can be drawn: sizes, scalars, dtypes,
+    layouts and absent arguments, without values.
+    """
     call = op.bind(args)
     sizes = {n: call.env[n] for n in free_dims(op.spec) if n in call.env} | broadcast_ones(op.spec, call.env)
     scalars = {a.name: call.env[a.name] for a in op.spec.scalars if a.name not in sizes}

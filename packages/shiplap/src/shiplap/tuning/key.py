@@ -44,7 +44,7 @@ class Key:
 
     @property
     def digest(self) -> str:
-        """A short sha256 digest of all fields, the name of the key's file in the store."""
+        """A short sha256 digest of all fields of the key, under which the store of tuning choices names its file."""
         return hashlib.sha256(json.dumps(self.fields).encode()).hexdigest()[:32]
 
 

@@ -24,8 +24,8 @@ ROOMS = ("rewrite", "inductor", "torch_private", "codegen", "declare", "plan", "
 
 
 def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> Key:
-    """Return the key under which a proof is kept: what was proven, on which device, and the versions and settings of
-    this process.
+    """Return the key under which the record of a check that found no fault (a proof) is kept: what was checked, on
+    which device, and the versions and settings of this process.
 
     Args:
         subject: the name of what is proven.
@@ -45,12 +45,16 @@ def proof_key(subject: str, source: str, device: str = "cpu", **extra: str) -> K
 
 
 def read_proof(key: Key) -> Mapping[str, Any] | None:
-    """Return the value that was kept with the proof of this key, or None where there is none."""
+    """Return the value that was kept under ``key`` with the record of a check that found no fault (a proof), or None
+    where there is none.
+    """
     return _store().get(key)
 
 
 def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
-    """Keep a proof that has found no fault, with ``value``, for later processes. Return whether it was written."""
+    """Keep the record that a check of some code has found no fault (a proof) under ``key``, with ``value``, for later
+    processes. Return whether it was written.
+    """
     return _store().put(key, value)
 
 

@@ -42,7 +42,7 @@ class RecordedCall:
 
     @property
     def parsed(self) -> SampleRecipe:
-        """The recipe of the call, parsed from its label."""
+        """The recipe of the recorded call (sizes, scalars, dtypes, layouts, but no values), parsed from its label."""
         return SampleRecipe.parse(self.recipe)
 
 

@@ -31,7 +31,9 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def left_out(self) -> tuple[Choice, ...]:
-        """The choices of buckets that the budget did not reach. They name no kernel."""
+        """The choices of the buckets (classes of sizes) that were not measured before the time budget was used up. They
+        name no kernel.
+        """
         return tuple(c for c in self.choices if c.origin == LEFT_OUT)
 
     @property
@@ -48,7 +50,7 @@ class TuneResult(ResultWithVerdict):
 
     @property
     def headline(self) -> str:
-        """The ops, the verdict and the numbers of choices in one line."""
+        """The ops, the verdict (``chosen``, ``incomplete`` or ``failed``) and the numbers of choices in one line."""
         names = ", ".join(dict.fromkeys(c.op for c in self.choices)) or "no op"
         chosen = len(self.choices) - len(self.left_out)
         doubts = f", {len(self.unverified)} of them unverified" if self.unverified else ""

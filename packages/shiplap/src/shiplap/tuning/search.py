@@ -276,7 +276,9 @@ def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> i
 
 
 def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
-    """Multiply the timing of the candidate at ``index`` by ``factor``, if it has one."""
+    """Multiply the measured timing of the candidate at ``index`` by ``factor``, the ratio of a confirmed time to the
+    claimed one, if it has a timing.
+    """
     if (t := ranking.timings.get(index)) is not None:
         median, low, high = (value * factor for value in (t.median, t.low, t.high))
         ranking.timings[index] = replace(t, median=median, low=low, high=high, finished=True)
@@ -344,7 +346,9 @@ def _race_neighbours(work: _Search, plan: RacePlan) -> bool:
 
 
 def _differ_in_one_value(candidates: Sequence[Candidate], a: int, b: int) -> bool:
-    """Return whether two candidates are the same kernel with configs that differ in exactly one value."""
+    """Return whether the candidates numbered ``a`` and ``b`` are the same kernel with configs (mappings of tuning
+    parameters to values) that differ in exactly one value.
+    """
     x, y = candidates[a], candidates[b]
     mine, other = x.config.as_dict(), y.config.as_dict()
     return x.kernel == y.kernel and mine.keys() == other.keys() and sum(mine[n] != other[n] for n in mine) == 1

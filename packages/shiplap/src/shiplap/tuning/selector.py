@@ -132,7 +132,9 @@ def stored_choice(op: Op, key: Key, store: ChoiceStore) -> Choice | None:
 
 
 def _make_local_bench(task: SelectionTask) -> Bench:
-    """Return a bench that runs the candidates of a task in this process."""
+    """Return a bench, an object that verifies and times candidates, which runs the candidates of ``task`` in this
+    process.
+    """
     return LocalBench(task.inputs, task.candidates, task.options.capture)
 
 
@@ -182,7 +184,9 @@ def choice_in_use(blank: Choice, op: Op) -> Choice | None:
 
 
 def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
-    """Verify and time the candidates of a task on the bench, and return the ranking."""
+    """Verify and time the candidates of ``task`` (kernels with configs) on the bench within the task's seconds, and
+    return their ranking.
+    """
     with torch.no_grad():
         return search_candidates(
             task.op, task.candidates, bench, task.inputs, task.options.seconds, report, task.options.plan
@@ -238,7 +242,9 @@ def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str
 
 
 def _index_of_candidate(listed: Sequence[Candidate], wanted: tuple[str, Config]) -> int:
-    """Return the index of the candidate with this kernel and config, 0 if there is none."""
+    """Return the index in ``listed`` of the candidate with the kernel and config ``wanted``; 0, the index of the
+    reference, if there is none.
+    """
     return next((i for i, c in enumerate(listed) if (c.kernel, c.config) == wanted), 0)
 
 

@@ -38,14 +38,16 @@ class StoredEntry:
 
 
 def seal_entry(key: Key, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON content of an entry of the store: format, key, value and their checksum."""
+    """Return the JSON content of a file of the store of tuning choices: format, ``key``, ``value`` and a checksum of
+    these.
+    """
     body = {"format": FORMAT, "key": key.as_dict(), "value": dict(value)}
     return {**body, "sha256": entry_checksum(body)}
 
 
 def unseal_entry(content: Any) -> tuple[Key, Mapping[str, Any]]:
-    """Return key and value of an entry's JSON content. Raises ValueError with the reason if the content is not an entry
-    or its checksum is wrong.
+    """Return the key and the value from the JSON content of a file of the store of tuning choices. Raises ValueError
+    with the reason if the content is not an entry or its checksum is wrong.
     """
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")

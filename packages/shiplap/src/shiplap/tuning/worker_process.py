@@ -182,7 +182,7 @@ class WorkerProcess:
         self.started += 1
 
         def current_run() -> tuple[float, float]:
-            """Return the seconds that the run in progress may take, and its start."""
+            """Return the seconds that the worker's run in progress may take, and the monotonic time of its start."""
             index, since = heartbeat.read_run()
             # Imports and the reference (index 0) take longer than a kernel.
             return self.timeout * (PATIENCE if index in (-1, 0) else 1), since

@@ -184,7 +184,9 @@ class JudgedBench:
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Return 0: each candidate compiles in its own process, when it is verified."""
+        """Return 0, the number of candidates that are compiled ahead: each one compiles in its own process, when it is
+        verified.
+        """
         return 0  # each compiles in its own process, when it is verified
 
     def quiet(self) -> None:

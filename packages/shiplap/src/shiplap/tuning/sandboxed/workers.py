@@ -173,7 +173,9 @@ class KernelProcesses:
         return self._running[kernel][0]
 
     def _start(self, kernel: str, patience: float) -> None:
-        """Start the process of a kernel, unless it runs, with its time limit multiplied by ``patience``."""
+        """Start the locked process in which this kernel's candidates run, unless it runs already, with its time limit
+        multiplied by ``patience``.
+        """
         if kernel in self._running:
             return
         assert self._opening is not None

@@ -73,7 +73,9 @@ def _raise_unsent(text: str) -> None:
 
 
 def _load_device() -> None:
-    """Register the device in a process that may not have done so."""
+    """Import and register the device, so that a tensor from another process can be rebuilt. Does nothing in a process
+    that has registered it.
+    """
     importlib.import_module(__package__).autoload()
 
 
