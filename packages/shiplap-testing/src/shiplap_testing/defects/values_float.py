@@ -26,7 +26,9 @@ def unary(name, fn, annotation=M):
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation) -> annotation:
-            """Return ``fn(x)`` (argument of ``unary``). Kernels of the op are compared with this reference."""
+            """Return ``fn(x)``, where ``fn`` and the type ``annotation`` are arguments of ``unary``. Kernels of the op
+            are compared with this reference.
+            """
             return fn(x)
 
         return op
@@ -44,7 +46,9 @@ def binary(name, fn, annotation=M):
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation, y: annotation) -> annotation:
-            """Return ``fn(x, y)`` (argument of ``binary``). Kernels of the op are compared with this reference."""
+            """Return ``fn(x, y)``, where ``fn`` and the type ``annotation`` are arguments of ``binary``. Kernels of the
+            op are compared with this reference.
+            """
             return fn(x, y)
 
         return op
