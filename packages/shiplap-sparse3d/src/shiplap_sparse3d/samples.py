@@ -276,7 +276,7 @@ def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 def _pool_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
-    """Return a neighbour table for pooling, and its transpose."""
+    """Return a random neighbour table ``int32 [m, k]`` for pooling, input rows or -1, and its transpose."""
     table: Tensor = _draw_table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 

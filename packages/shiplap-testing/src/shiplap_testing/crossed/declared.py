@@ -184,7 +184,7 @@ class Declared:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Declared:
-        """Return the case with the fields ``data``, in which lists stand for tuples."""
+        """Return the declaration with the fields ``data``, in which lists stand for tuples."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:

@@ -22,7 +22,9 @@ def unary(name, fn, annotation=M):
     """
 
     def declare(ns):
-        """Declare the op in the namespace ``ns`` and return it."""
+        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``unary``), in the namespace ``ns``
+        and return it.
+        """
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation) -> annotation:
@@ -42,7 +44,9 @@ def binary(name, fn, annotation=M):
     """
 
     def declare(ns):
-        """Declare the op in the namespace ``ns`` and return it."""
+        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``binary``), in the namespace ``ns``
+        and return it.
+        """
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation, y: annotation) -> annotation:

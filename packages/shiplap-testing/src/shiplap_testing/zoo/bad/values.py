@@ -177,8 +177,8 @@ bad("kernel that needs its optional argument", sl_optional, "numerics")
 
 @declare("mis_sharded")
 def mis_sharded(x: V) -> V:
-    """Return the cumulative sum of x. The sharding rule of the op is wrong, since ranks cannot sum their parts
-    alone.
+    """Return the cumulative sum of x. The sharding rule of the op is wrong: it lets each rank sum its own part of x,
+    without the parts before it.
     """
     return x.cumsum(0)
 
