@@ -72,7 +72,7 @@ def _staged(x, weight):
     autocast=None,
 )
 def staged(x: M, weight: M) -> M:
-    """Return x * weight. This is the reference of a broken operator, which copies the weight to a buffer in each call."""
+    """Return x * weight. This is the reference of a broken operator, which copies the weight in each call."""
     return x * weight
 
 
