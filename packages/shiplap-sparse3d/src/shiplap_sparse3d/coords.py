@@ -137,6 +137,16 @@ def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilat
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
 
 
+def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
+    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
+    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
+    """
+    kernel, stride, _, dilation = window
+    for k, s, d in zip(kernel, stride, dilation, strict=True):
+        n *= -(-k // (s // math.gcd(s, d)))
+    return n
+
+
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a mask of the rows ``coords [..., 4]`` (scene, x, y, z) that lie in the grid of ``shape`` and have a scene
     of 0 or above.

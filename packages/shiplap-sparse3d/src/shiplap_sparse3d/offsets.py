@@ -113,8 +113,8 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: the integer rows with ``coords = output * stride +
-    offset`` for one of ``offsets``.
+    """Return the distinct outputs that an input reaches, ascending: the integer rows with
+    ``coords = output * stride + offset`` for one of ``offsets``.
 
     ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
     """

@@ -19,7 +19,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import output_shape, runs_without_python
+from shiplap_sparse3d.coords import most_outputs, output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import rows_where
 
@@ -64,17 +64,13 @@ class StepWindow(NamedTuple):
             least = [-(-(m - a - e) // s) + 1 for m, s, a, e in ends]
         return cast("Triple", tuple(map(max, grid, least)))
 
-    def max_outputs(self, rows: int, grid: Triple | None, batch_size: int = 1) -> int:
-        """Return the largest number of output voxels that ``rows`` voxels can reach by a convolution with this window,
-        in ``grid`` if that is given.
-        """
+    def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
+        """Return the largest number of voxels that ``rows`` voxels can reach."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
             # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
-        if grid is None:
-            return rows * each[0] * each[1] * each[2]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
@@ -122,8 +118,7 @@ def _out_coords(
         return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
     if not runs_without_python(coords, ("cuda",)):
         return ops.out_coords(coords, list(grid), *window)
-    taps, step, pad, spread = (cast("Triple", tuple(each)) for each in window)
-    most = StepWindow(taps, step, pad, spread).max_outputs(coords.shape[0], None)
+    most = most_outputs(coords.shape[0], window)
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
     rows = count.item()
     torch._check(rows >= 0)

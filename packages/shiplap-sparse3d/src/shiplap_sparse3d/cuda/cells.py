@@ -16,13 +16,12 @@ from torch import Tensor
 
 from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import most_outputs, output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.coords import (
     NO_KEY,
     SIZES,
     WINDOW,
-    most_outputs,
     output_numbers,
     reached_output,
     window_arguments,

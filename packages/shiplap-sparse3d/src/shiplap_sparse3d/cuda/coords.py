@@ -6,16 +6,13 @@ with each other to find their places; more keys are sorted by torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import gcd
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded, ops
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import most_outputs, output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report_row
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
@@ -27,7 +24,6 @@ __all__ = [
     "SIZES",
     "VOXELS_OF_KEYS",
     "WINDOW",
-    "most_outputs",
     "out_coords",
     "out_coords_bounded",
     "output_numbers",
@@ -405,16 +401,6 @@ def out_coords_bounded(few: int) -> TritonLaunches:
 
 
 REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach_program({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
-
-
-def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
-    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
-    """
-    kernel, stride, _, dilation = window
-    for k, s, d in zip(kernel, stride, dilation, strict=True):
-        n *= -(-k // (s // gcd(s, d)))
-    return n
 
 
 def out_coords(
