@@ -88,6 +88,7 @@ def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) 
 
 @constant_result  # Dynamo of torch 2.11 answers True in every graph
 def _is_exporting() -> bool:
+    """Return whether ``torch.export`` is tracing now. A graph takes the result as a constant."""
     return torch.compiler.is_exporting()
 
 

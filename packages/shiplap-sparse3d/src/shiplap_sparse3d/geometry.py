@@ -230,7 +230,7 @@ class Geometry:
     def strided_within(
         self, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, *, spatial_shape: Axes
     ) -> Strided:
-        """Return the step of a strided convolution onto the voxels reached in a grid of the given ``spatial_shape``.
+        """Return the outputs of a strided convolution in a grid of ``spatial_shape``, and the plan (neighbour tables).
 
         A grid of ``ceil(cells / stride)`` keeps the voxels of incomplete windows. Nothing is kept, as by :meth:`onto`.
         """
@@ -275,7 +275,7 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the step of a transposed convolution: every ``o = i*S - P + k*Dl`` inside the output grid.
+        """Return the outputs of a transposed convolution, every ``o = i*S - P + k*Dl`` in the grid, and the plan.
 
         That grid has ``(in - 1)*S - 2P + Dl*(K - 1) + 1 + output_padding`` cells per axis, as ``torch.nn.
         ConvTranspose3d`` has; a negative ``output_padding`` cuts off its far end. ``capacity``: see :meth:`strided`.
@@ -342,7 +342,7 @@ class Geometry:
         plain: bool = False,
         back: bool | None = None,
     ) -> Strided:
-        """Return the step onto given voxels by any taps: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
+        """Return given voxels and the plan onto them: tap ``v`` of output ``o`` reads ``o * stride + taps[v]``.
 
         Args:
             voxels: the outputs, ``int32 [m, 1 + axes]`` or a geometry; None: every voxel that an input reaches.
@@ -399,7 +399,7 @@ class Geometry:
         return tuple((cells + p - 1) // step + 1 for cells, step, p in axes)[-self.ndim :]
 
     def floored(self, kernel: Axes, stride: Axes, dilation: Axes = 1, *, centred: bool = True) -> Strided:
-        """Return the step onto the cells ``floor(c / stride)`` of the voxels, and no others: MinkowskiEngine's rule.
+        """Return the cells ``floor(c / stride)`` of the voxels, MinkowskiEngine's rule, and the plan onto them.
 
         The middle tap of the kernel, of an even one the first, lies on the first cell of those that a coarse cell
         spans; unless ``centred`` it is the first tap of any kernel. Raises SL208 for padded voxels.

@@ -42,8 +42,8 @@ def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
 
 
 def _present_voxels(op: str, coords: Tensor, shape: list[int]) -> GridLookup:
-    """Return the lookup of the voxels ``coords`` by coordinate. Raises SL211 for rows outside the grid of ``shape`` and
-    for duplicates. ``op`` is the op's name for the message.
+    """Return a lookup, an object that finds the rows of the voxels ``coords`` by coordinate in the grid of ``shape``.
+    Raises SL211 for rows outside the grid and for duplicates. ``op`` is the op's name for the message.
     """
     check_coords(op, coords, shape)
     return GridLookup(coords, shape)

@@ -126,7 +126,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.subm_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_table``: voxels, their grid, and the kernel and dilation of a window."""
+    """Return arguments of ``subm_table``: voxels, their grid, and the kernel and dilation of a convolution."""
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     return _draw_voxels(rng, sizes["n"], grid, device), grid, kernel, dilation
@@ -134,14 +134,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.out_coords.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``out_coords``: voxels, their grid, and a window."""
+    """Return arguments of ``out_coords``: voxels, their grid, and the kernel, stride, padding and dilation of a
+    convolution.
+    """
     grid = _choose_grid(sizes["n"])
     return _draw_voxels(rng, sizes["n"], grid, device), grid, *_draw_window(sizes)
 
 
 def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """Return arguments of ``conv_table``: input voxels, output voxels in the output grid, the input grid, and the
-    window.
+    kernel, stride, padding and dilation of the convolution.
     """
     kernel, stride, padding, dilation = _draw_window(sizes)
     grid = _choose_grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
@@ -153,7 +155,9 @@ def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) ->
 
 @ops.conv_table.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_table``: input voxels, output voxels, the input grid, and the window."""
+    """Return arguments of ``conv_table``: input voxels, output voxels, the input grid, and the kernel, stride, padding
+    and dilation of the convolution.
+    """
     return _conv_table_arguments(rng, sizes, device)
 
 
@@ -198,7 +202,10 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.conv_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_plan``: those of ``conv_table``, and the parts and run of its two plans."""
+    """Return arguments of ``conv_plan``: input voxels, output voxels, the input grid, kernel, stride, padding and
+    dilation, the numbers of parts (groups of taps that are sorted on their own) of both directions, and the length of a
+    run of rows.
+    """
     sizes = {**sizes, "k": math.prod(_draw_window(sizes)[0])}
     back = _choose_parts(sizes, "parts_t") if sizes["parts_t"] else 0
     return *_conv_table_arguments(rng, sizes, device), _choose_parts(sizes), back, sizes["run"]
@@ -276,7 +283,7 @@ def _draw_negative(rng: Generator, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 def _pool_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Tensor, Tensor]:
-    """Return a neighbour table for pooling, and its transpose."""
+    """Return a random neighbour table ``int32 [m, k]`` for pooling, input rows or -1, and its transpose."""
     table: Tensor = _draw_table(rng, sizes["m"], sizes["n"], sizes["k"], device)
     return table, ops.transpose_table.reference(table, sizes["n"])
 
@@ -354,13 +361,15 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.out_coords_bounded.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``out_coords_bounded``: voxels, their grid, a window, and a capacity."""
+    """Return arguments of ``out_coords_bounded``: voxels, their grid, kernel, stride, padding and dilation, and a
+    capacity, the number of output rows.
+    """
     return _bounded_arguments(rng, sizes, device)
 
 
 def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
     """Return arguments of ``out_coords_bounded``: voxels between padding, as many as reach no more outputs than the
-    capacity, their grid, a window, and the capacity.
+    capacity, their grid, the kernel, stride, padding and dilation of a convolution, and the capacity.
     """
     grid, window = _choose_grid(sizes["n"]), _draw_window(sizes)
     coords = _draw_voxels(rng, sizes["n"], grid, device)
@@ -380,14 +389,16 @@ def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tu
 
 @bounded.reached_keys.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``reached_keys``: those of ``out_coords_bounded``."""
+    """Return arguments of ``reached_keys``: voxels, their grid, kernel, stride, padding and dilation, and a capacity,
+    the number of keys.
+    """
     return _bounded_arguments(rng, sizes, device)
 
 
 @bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``first_voxels``: those of ``out_coords_bounded``, and a number of scenes that may be too
-    small.
+    """Return arguments of ``first_voxels``: voxels, their grid, kernel, stride, padding and dilation, a capacity, and a
+    number of scenes that may be too small.
     """
     return *_bounded_arguments(rng, sizes, device), sizes["scenes"]
 

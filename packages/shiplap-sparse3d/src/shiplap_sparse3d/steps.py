@@ -65,7 +65,9 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(map(max, grid, least)))
 
     def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
-        """Return the largest number of voxels that ``rows`` voxels can reach."""
+        """Return the largest number of output voxels that ``rows`` voxels in ``batch_size`` scenes of ``grid`` can
+        reach by a convolution with this window.
+        """
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)

@@ -101,7 +101,7 @@ class SparseTensor(Arithmetic):
 
     @property
     def batch_size(self) -> int:
-        """Return the number of scenes."""
+        """Return the number of scenes, the samples of the batch."""
         return self.geometry.batch_size
 
     def replace(self, feats: Tensor) -> SparseTensor:

@@ -24,7 +24,9 @@ torch._inductor.aoti_load_package(path)(x)
 
 
 def need_packages(device: str) -> None:
-    """Skip the test where torch's own package of a linear layer does not run on ``device``."""
+    """Skip the test where a package of torch alone (a linear layer compiled ahead of time, without shiplap) does not
+    run on ``device``.
+    """
     if subprocess.run([sys.executable, "-c", PLAIN, device], capture_output=True, check=False).returncode:
         pytest.skip("torch's own package of a linear layer does not run here")
 

@@ -44,7 +44,7 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
         class Scope:
             def set_attr(self, _: Any, name: str, __: Any) -> None:
-                """Record ``name``, without replacing anything."""
+                """Record ``name``, a function that would be replaced, and replace nothing."""
                 replaced.append(name)
 
         original(part, None, Scope())

@@ -71,6 +71,9 @@ def command(
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:
+                """Advance the progress bar of ``stage``, or print the address of the workers' dashboard, which is the
+                ``note`` of the stage "workers".
+                """
                 if stage == "workers":
                     verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
                 else:

@@ -310,8 +310,8 @@ def _bitwise_or(a, b):
 
 @triton.jit
 def _write_entries(columns, rows, word, start, bit, hits, tap, part, place, m, SIZE: tl.constexpr):
-    """Write the rows found under one tap to their places in ``columns``, -1 without a hit, and return ``hits`` with the
-    bit of this tap set where there is a hit.
+    """Write the rows found under one tap to their places in ``columns``, -1 where ``bit`` of ``word`` is not set, and
+    return ``hits`` with the bit of this tap set where there is a row.
     """
     above = word << (63 - bit).to(tl.int64)  # the tap's own bit is the sign, and those below follow
     hit = above < 0
@@ -348,8 +348,9 @@ def brick_entries_kernel(
     DENSE: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the table entries of 64 sorted rows under the taps of one part to ``columns``, the taps that any of them
-    hits to ``masks``, and unless ``ORDERED`` the order as int32.
+    """Write the table entries of 64 sorted rows under the taps of one part (a group of taps that is sorted on its own)
+    to ``columns``, the taps that any of them hits to ``masks``, and unless ``ORDERED`` the order as int32. Neighbours
+    are found in bricks, blocks of 4 x 4 x 4 cells with one bit each.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * ENTRIES + tl.arange(0, ENTRIES)

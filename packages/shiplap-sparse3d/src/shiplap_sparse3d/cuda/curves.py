@@ -108,8 +108,9 @@ def encode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the curve code of each voxel to ``codes [n]``, -1 for padding. Rows that do not fit the code are reported
-    in the word ``status``, from which the host raises SL211 later.
+    """Write the code along a space-filling curve (Hilbert if ``HILBERT``, else Z-order) of each voxel to ``codes [n]``,
+    -1 for padding. ``A0`` to ``A2`` are the order of the axes. Rows that do not fit the code are reported in the word
+    ``status``, from which the host raises SL211 later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -141,8 +142,9 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding. Invalid codes are reported in the word
-    ``status``, from which the host raises SL211 later.
+    """Write the voxel of each code along a space-filling curve (Hilbert if ``HILBERT``, else Z-order) to ``coords [n,
+    4]``, -1 for padding. ``A0`` to ``A2`` are the order of the axes. Invalid codes are reported in the word ``status``,
+    from which the host raises SL211 later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n

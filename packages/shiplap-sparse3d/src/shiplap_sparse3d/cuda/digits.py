@@ -104,8 +104,9 @@ def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _sum_counts(at, first, begin, before, end, bins, BINS: tl.constexpr):
-    """Return two sums for each digit over the lines ``first`` to ``first + GROUP`` of counts: from ``begin`` up to
-    ``before``, and from ``begin`` up to ``end``.
+    """Return two sums of counts for each digit over the ``GROUP`` lines from ``first`` on, each of which has the counts
+    of one page (run) of rows or of one group of pages: over those from ``begin`` up to ``before``, and from ``begin``
+    up to ``end``.
     """
     line = first + tl.arange(0, GROUP)
     inside = ((line >= begin) & (line < end))[:, None]

@@ -75,7 +75,9 @@ def number_of(b, x, y, z, width, height, depth):
 
 @triton.jit
 def first_slot(number, capacity):
-    """Return the slot below ``capacity`` at which the search for the block ``number`` begins: a hash of the number."""
+    """Return the slot (place) of the hash, below ``capacity``, at which the search for the block of 2 x 2 x 2 cells
+    with this ``number`` begins.
+    """
     h = number.to(tl.uint32) * 0x9E3779B1 + (number >> 32).to(tl.uint32) * 0x85EBCA77
     h = (h ^ (h >> 16)) * 0x21F0AAAD
     h = (h ^ (h >> 15)) * 0x735A2D97

@@ -68,9 +68,8 @@ class LookupQueries(NamedTuple):
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
     """Return the launch values, expressions by name that each call computes, of a lookup of neighbours, besides those
     of its sort (``sort.sort_numbers``): grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels
-    are compared with each other.
-
-    ``otherwise`` is an expression for whether rows are found in another way, as by bricks.
+    are compared with each other. ``otherwise`` is an expression for whether rows are found in another way, without the
+    hash.
     """
     per_axis = {
         f"{name}{axis}": text.format(i=i)

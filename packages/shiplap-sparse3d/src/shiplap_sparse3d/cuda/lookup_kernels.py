@@ -129,9 +129,9 @@ def lookup_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part and, unless
-    ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are reported in a status word, from which the
-    host raises SL211 later.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part (a group of
+    taps that is sorted on its own) and, unless ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are
+    reported in a status word, from which the host raises SL211 later.
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -220,8 +220,9 @@ def block_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write ``table[j, v]``, the row of the hash under tap v of query j, as ``lookup_kernel``, for dilation 1 and at
-    most three cells per axis: eight blocks are searched for each query, then their cells.
+    """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, and the keys of the sort, as
+    ``lookup_kernel``, for dilation 1 and at most three cells per axis: eight blocks of 2 x 2 x 2 cells, the entries of
+    the hash, are searched for each query, then their cells. Each tap is one cell of one block.
 
     Each tap is one cell of one block.
     """

@@ -35,8 +35,8 @@ def is_wide(t: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return the rows of a program with a mask of those below ``m``, and its channels with a mask of those
-    below ``c``.
+    """Return the numbers of the rows that this program computes with a mask of those below ``m``, and the numbers of
+    its channels with a mask of those below ``c``.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)

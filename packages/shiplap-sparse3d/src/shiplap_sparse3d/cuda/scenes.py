@@ -24,7 +24,9 @@ NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def _program_part(parts, c, CHANNELS: tl.constexpr):
-    """Return the part of the rows, the scene and the channels of a program, and a mask of the channels below ``c``."""
+    """Return the part of the rows (a run of them, pooled on its own), the scene and the channels of this program, and a
+    mask of the channels below ``c``.
+    """
     pid = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     return pid % parts, pid // parts, channel[None, :].to(tl.int64), (channel < c)[None, :]

@@ -134,7 +134,9 @@ def key_kernel(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Write the sort keys of a tile of rows under one part of the taps, and count them for the sort that follows."""
+    """Write the sort keys of a tile of rows under one part (a group of taps that is sorted on its own), and count them
+    for the sort that follows.
+    """
     part, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, hits, _ = _load_hits(table, row, m, k, part, SIZE, TAPS)
     store_key(keys, counts, masks, hits, row, m, part, run, runs, SIZE, KEY, BINS, PAGE)
@@ -153,8 +155,8 @@ def alone_kernel(
     BINS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Sort all rows of a part in one program, ``ROWS`` at a time, and write the table in that order, the order, and the
-    taps that each block hits.
+    """Sort all rows of a part (a group of taps that is sorted on its own) in one program, ``ROWS`` at a time, and write
+    the table in that order, the order, and the taps that each block of rows hits.
     """
     part, bins = tl.program_id(0), tl.arange(0, BINS)
     total = tl.zeros([BINS], tl.int32)
@@ -253,8 +255,9 @@ def place_kernel(
 
 @triton.jit
 def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
-    """Return the rows at the sorted places ``place`` of a part: from ``order`` if ``ORDERED``, and otherwise from the
-    result of torch's sort, which is then written to ``order`` as int32.
+    """Return the rows at the sorted places ``place`` of a part (a group of taps that is sorted on its own): from
+    ``order`` if ``ORDERED``, and otherwise from ``sorted_rows``, the result of torch's sort, which is then written to
+    ``order`` as int32.
     """
     first = part.to(tl.int64) * m
     if ORDERED:
@@ -279,8 +282,8 @@ def gather_kernel(
     TAPS: tl.constexpr,
     ORDERED: tl.constexpr,
 ):
-    """Write the table entries of 64 sorted rows of a part to ``columns``, the taps that any of them hits to ``masks``,
-    and unless ``ORDERED`` the order as int32.
+    """Write the table entries of 64 sorted rows of a part (a group of taps that is sorted on its own) to ``columns``,
+    the taps that any of them hits to ``masks``, and unless ``ORDERED`` the order as int32.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
@@ -408,8 +411,8 @@ SORT_TABLE = add_row_sort(add_sort_keys(launch_program(values=sort_numbers(_TABL
 
 @triton.jit(do_not_specialize=["parts", "b", "size"])
 def tap_kernel(masks, blocks, counts, parts, b, size, BLOCK: tl.constexpr):
-    """Write for each tap the blocks of sorted rows that hit it, from the front of ``blocks[tap]``, zeros from the back
-    for the others, and the number of hits to ``counts``.
+    """Write for each tap the blocks of sorted rows in which a row has a neighbour under it, from the front of
+    ``blocks[tap]``, zeros from the back for the others, and the number of such blocks to ``counts``.
     """
     tap, before = tl.program_id(0), 0
     part, bit = tap // size, tl.minimum(tap % size, 31)

@@ -243,7 +243,7 @@ class SparseConvTensor(SummableTensor):
         return False
 
     def q_scale(self) -> float:
-        """Raise SL208: only a quantised tensor has a scale."""
+        """Raise SL208, since only quantised tensors, which this package does not have, have a scale."""
         raise error("SL208", where="SparseConvTensor.q_scale", got=self.features.dtype, expected="a quantised tensor")
 
     @property

@@ -166,7 +166,9 @@ class IndiceData:
 
     @property
     def indice_pairs(self) -> Tensor:
-        """Return spconv's pairs of input and output rows, ``int32 [2, taps, n]``, hits first and then -1."""
+        """Return spconv's pairs of input and output rows, ``int32 [2, taps, n]``: of each tap the pairs that exist, and
+        then -1.
+        """
         return self._pairs[0]
 
     @property

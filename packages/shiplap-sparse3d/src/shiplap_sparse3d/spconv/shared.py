@@ -158,8 +158,8 @@ def _plan_of_shared(geometry: Geometry, kernel: list[int], dilation: list[int]) 
 
 @built_outside_modes
 def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return :func:`first_rows` of ``coords``, and ``coords`` in which every row that is not the first of its cell is
-    replaced by padding (-1).
+    """Return for each row of ``coords`` the first row with the same coordinates, ``int64 [n]``, and ``coords`` in which
+    every row that is not the first of its cell is replaced by padding (-1).
     """
     first = first_rows(coords, shape)
     alone = first == torch.arange(first.shape[0], device=first.device)

@@ -52,7 +52,8 @@ class Calls:
         return found[0], found[1]
 
     def bound_of_sum(self, values: list[Any]) -> float:
-        """Return what the terms of a result's sum over all of ``x`` may amount to in float64; 0 without such a sum.
+        """Return an estimate of how large the terms are together where a result is the sum over all of ``x`` in
+        float64, by which the tolerance of that result grows, or 0 without such a result.
 
         Nothing is wider than float64, so the reference does not show what another order of the terms changes.
         """

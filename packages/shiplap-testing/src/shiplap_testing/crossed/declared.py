@@ -184,7 +184,7 @@ class Declared:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Declared:
-        """Return the case with the fields ``data``, in which lists stand for tuples."""
+        """Return the declaration with the fields ``data``, in which lists stand for tuples."""
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
     def simpler(self) -> Iterator[Declared]:
@@ -253,7 +253,9 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 
 def _fitting_kernel(case: Declared) -> Declared:
-    """Return the op declaration ``case`` without terms, results and states that its kind of kernel cannot have."""
+    """Return the op declaration ``case`` without terms, results and states (which argument is written to or returned)
+    that its kind of kernel cannot have.
+    """
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
         outs = tuple(o for o in outs if o in TEMPLATE_OUTS and (o not in ("rows", "count") or case.rank > 1))[:1]
@@ -272,7 +274,9 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return the op declaration ``case`` with those of its results that its rank and state allow."""
+    """Return the op declaration ``case`` with those of its results that its number of dims and its state (which
+    argument is written to or returned) allow.
+    """
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
     if case.tuple_of_one and "kept" not in outs:

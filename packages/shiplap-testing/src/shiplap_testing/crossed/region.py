@@ -13,8 +13,9 @@ from shiplap_testing.crossed.observe import Function
 
 
 def nested(calls: Calls) -> str:
-    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text, which is
-    empty if it does not. Raises ``NotMetError`` where torch compiles no such region of the reference either.
+    """Return how two calls of the op of ``calls`` in a region that torch compiles once differ from its reference, as
+    text, which is empty if it does not. Raises ``NotMetError`` where torch compiles no such region of the reference
+    either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")

@@ -22,15 +22,15 @@ from shiplap_testing.private import compiled_autograd, fake_mode
 
 
 def eager(calls: Calls) -> str:
-    """Call the op eagerly two times, since the second call takes a shorter path, and return how it differs from its
-    reference as text, which is empty if it does not.
+    """Call the op of ``calls`` eagerly two times, since the second call takes a shorter path, and return how it differs
+    from its reference as text, which is empty if it does not.
     """
     return calls.compare(calls.op) or calls.compare(calls.op)  # the second call takes the short way
 
 
 def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
-    """Compile a call of the op by ``backend``, and return how it differs from its reference as text, which is empty if
-    it does not. Unless ``dynamic`` is None, other sizes are compared too.
+    """Compile a call of the op of ``calls`` by ``backend``, and return how it differs from its reference as text, which
+    is empty if it does not. Unless ``dynamic`` is None, other sizes are compared too.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend=backend, fullgraph=True, dynamic=dynamic)
@@ -44,15 +44,16 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 
 def aot_eager(calls: Calls) -> str:
-    """Return how a call of the op, compiled by the backend ``aot_eager`` (traced and run eagerly), differs from its
-    reference, as text, which is empty if it does not.
+    """Return how a call of the op of ``calls``, compiled by the backend ``aot_eager`` (traced and run eagerly), differs
+    from its reference, as text, which is empty if it does not.
     """
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return how a call of the op, compiled by Inductor, differs from its reference, as text, which is empty if it does
-    not. Raises ``NotMetError`` where torch fails for the reference alike, as 2.11 does for no rows on a GPU.
+    """Return how a call of the op of ``calls``, compiled by Inductor, differs from its reference, as text, which is
+    empty if it does not. Raises ``NotMetError`` where torch fails for the reference alike, as 2.11 does for no rows on
+    a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -67,15 +68,15 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 
 def inductor_dynamic(calls: Calls) -> str:
-    """Return how calls of the op at two sizes, compiled by Inductor with dynamic shapes, differ from its reference, as
-    text, which is empty if it does not.
+    """Return how calls of the op of ``calls`` at two sizes, compiled by Inductor with dynamic shapes, differ from its
+    reference, as text, which is empty if it does not.
     """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
-    """Return how calls of the op at the first sizes, at other sizes and at the first ones again differ from its
-    reference, as text, which is empty if it does not. torch compiles the second call for any size.
+    """Return how calls of the op of ``calls`` at the first sizes, at other sizes and at the first ones again differ
+    from its reference, as text, which is empty if it does not. torch compiles the second call for any size.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -108,8 +109,8 @@ class OfTensors(torch.nn.Module):
 
 
 def _exported(calls: Calls, dims: bool) -> str:
-    """Export a module that calls the op, with dynamic dims if ``dims``, and return how the exported program differs
-    from the reference, as text.
+    """Export a module that calls the op of ``calls``, with dynamic dims if ``dims``, and return how the exported
+    program differs from the reference, as text.
     """
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
@@ -132,15 +133,15 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
-    """Return how an exported program with fixed sizes that calls the op differs from its reference, as text, which is
-    empty if it does not.
+    """Return how an exported program with fixed sizes that calls the op of ``calls`` differs from its reference, as
+    text, which is empty if it does not.
     """
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
-    """Return how an exported program with dynamic sizes that calls the op differs from its reference, as text, which is
-    empty if it does not.
+    """Return how an exported program with dynamic sizes that calls the op of ``calls`` differs from its reference, as
+    text, which is empty if it does not.
     """
     return _exported(calls, True)
 
@@ -167,8 +168,8 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
 
 
 def vmap(calls: Calls) -> str:
-    """Return how the op under ``torch.func.vmap`` over two samples differs from its reference on each of them,
-    as text.
+    """Return how the op of ``calls`` under ``torch.func.vmap`` over two samples differs from its reference on each of
+    them, as text.
     """
     stacked, dims = _stacked(calls)
     before = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in stacked]
@@ -188,14 +189,18 @@ def vmap(calls: Calls) -> str:
     tensors = [i for i, d in enumerate(dims) if d is not None]
 
     def mapped(*some: Any) -> Any:
-        """Return the result of the op for one sample ``some`` of the mapped arguments."""
+        """Return the result of the op of ``calls`` (argument of ``vmap``) for one sample ``some`` of the mapped
+        arguments.
+        """
         values = list(stacked)
         for i, v in zip(tensors, some, strict=True):
             values[i] = v
         return called(calls.op)(*values)
 
     def mapped_results(*some: Any) -> Any:
-        """Return the tensors among the results of the op for one sample, as vmap maps them."""
+        """Return the tensors among the results of the op of ``calls`` (argument of ``vmap``) for one sample ``some`` of
+        the mapped arguments, as vmap maps tensors only.
+        """
         results = flat(mapped(*some))
         return tuple(r for r in results if isinstance(r, Tensor))
 
@@ -222,8 +227,8 @@ def vmap(calls: Calls) -> str:
 
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
-    """Return what the reference ``fn`` does with copies of ``values``, the arguments of one sample. ``written`` are the
-    positions of arguments that it writes to.
+    """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample of a
+    batch. ``written`` are the positions of the arguments that it writes to.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]
     values = [v.clone() if isinstance(v, Tensor) else v for v in values]
@@ -239,7 +244,9 @@ def _wide(value: Any) -> Any:
 
 
 def func_grad(calls: Calls) -> str:
-    """Return how the gradients of the op by ``torch.func.grad`` differ from those of its reference, as text."""
+    """Return how the gradients of the op of ``calls`` by ``torch.func.grad`` differ from those of its reference, as
+    text.
+    """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
 
@@ -269,8 +276,8 @@ def func_grad(calls: Calls) -> str:
 
 
 def jvp(calls: Calls) -> str:
-    """Return how results and forward-mode derivatives of the op by ``torch.func.jvp`` differ from those of its
-    reference, as text.
+    """Return how results and forward-mode derivatives of the op of ``calls`` by ``torch.func.jvp`` differ from those of
+    its reference, as text.
     """
 
     def tangents(fn: Function, values: list[Any]) -> list[Any]:
@@ -307,8 +314,8 @@ def jvp(calls: Calls) -> str:
 
 
 def autocast(calls: Calls) -> str:
-    """Return how a call of the op under autocast to bfloat16 differs from its reference, as text, which is empty if it
-    does not. The reference gets arguments that are cast as the rule of the op declares.
+    """Return how a call of the op of ``calls`` under autocast to bfloat16 differs from its reference, as text, which is
+    empty if it does not. The reference gets arguments that are cast as the rule of the op declares.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -338,8 +345,8 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how a call of the op in inference mode, and then an ordinary call, differ from its reference, as text,
-    which is empty if it does not.
+    """Return how a call of the op of ``calls`` in inference mode, and then a call outside of it, differ from its
+    reference, as text, which is empty if it does not.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -349,8 +356,8 @@ def inference(calls: Calls) -> str:
 
 
 def no_grad(calls: Calls) -> str:
-    """Return how a call of the op under ``torch.no_grad``, with arguments that require gradients, differs from its
-    reference, as text, which is empty if it does not.
+    """Return how a call of the op of ``calls`` under ``torch.no_grad``, with arguments that require gradients, differs
+    from its reference, as text, which is empty if it does not.
     """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
@@ -359,8 +366,8 @@ def no_grad(calls: Calls) -> str:
 
 
 def fake(calls: Calls) -> str:
-    """Return how the op on fake tensors differs from the op on real ones in shape, dtype, device or strides, as text,
-    or else how the op on real ones differs from its reference.
+    """Return how the op of ``calls`` on fake tensors differs from the op on real ones in shape, dtype, device or
+    strides, as text, or else how the op on real ones differs from its reference.
     """
     real = calls.op(*calls.given.split(values := calls.given.fresh())[0], **calls.given.split(values)[1])
     copies = calls.given.fresh()
@@ -393,23 +400,23 @@ def _faked(mode: Any, value: Any) -> Any:
 
 
 def checkpoint(calls: Calls) -> str:
-    """Return how a call of the op under activation checkpointing, whose forward runs again in the backward, differs
-    from its reference, as text, which is empty if it does not.
+    """Return how a call of the op of ``calls`` under activation checkpointing, whose forward runs again in the
+    backward, differs from its reference, as text, which is empty if it does not.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     from torch.utils.checkpoint import checkpoint as recompute
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the op under ``torch.utils.checkpoint``."""
+        """Call the op of ``calls`` (argument of ``checkpoint``) under ``torch.utils.checkpoint``."""
         return recompute(function_of(calls.op), *args, use_reentrant=False, **kwargs)
 
     return calls.compare(called)
 
 
 def threads(calls: Calls) -> str:
-    """Return how calls of the op in four threads at once, three in each, differ from its reference, as text, which is
-    empty if it does not. An exception in a thread is raised again.
+    """Return how calls of the op of ``calls`` in four threads at once, three in each, differ from its reference, as
+    text, which is empty if it does not. An exception in a thread is raised again.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -418,8 +425,8 @@ def threads(calls: Calls) -> str:
     begin = threading.Barrier(4)
 
     def work() -> None:
-        """Call the op three times and append each difference from its reference, or exception, to a list that the four
-        threads share.
+        """Call the op of ``calls`` (argument of ``threads``) three times and append each difference from its reference,
+        or exception, to a list that the four threads share.
         """
         try:
             # All threads begin at the same time.
@@ -444,8 +451,8 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
-    """Return how a call of the op whose backward is compiled as one graph differs from its reference, as text, which is
-    empty if it does not.
+    """Return how a call of the op of ``calls`` whose backward is compiled as one graph differs from its reference, as
+    text, which is empty if it does not.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -455,22 +462,22 @@ def with_compiled_autograd(calls: Calls) -> str:
 
 
 def double_backward(calls: Calls) -> str:
-    """Return how first and second gradients of the op differ from those of its reference, as text."""
+    """Return how first and second gradients of the op of ``calls`` differ from those of its reference, as text."""
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     return calls.compare(calls.op, twice=True)
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text, which
-    is empty if it does not.
+    """Return how a call of the op of ``calls`` from a deep copy of a module that holds it differs from its reference,
+    as text, which is empty if it does not.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def out(calls: Calls) -> str:
-    """Return how the out-variant of the op, called on tensors filled with 77, differs from its reference, as text,
-    which is empty if it does not.
+    """Return how the out-variant of the op of ``calls``, called on tensors filled with 77, differs from its reference,
+    as text, which is empty if it does not.
     """
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
@@ -499,8 +506,8 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Capture a call of the op as a CUDA graph, replay it, and return how its results differ from the reference, as
-    text.
+    """Capture a call of the op of ``calls`` as a CUDA graph, replay it, and return how its results differ from the
+    reference, as text, which is empty if they do not.
     """
     if calls.device != "cuda":
         raise NotMetError("no GPU")

@@ -48,8 +48,8 @@ gradient(
 
 
 def _with_helper(factor):
-    """Return a function of a namespace that declares ``cube`` with a gradient, computed by a second op ``slope``. The
-    gradient of ``slope`` itself has the factor ``factor``, of which 6 is right.
+    """Return a function of a namespace that declares the op ``cube`` with a gradient, which a second op ``slope``
+    computes. The gradient of ``slope`` itself has the factor ``factor``: 6 is right, and any other is wrong.
     """
 
     def make(ns):

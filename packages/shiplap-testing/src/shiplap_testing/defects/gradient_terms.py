@@ -78,7 +78,7 @@ gradient(
 
 def _entropy(logs):
     """Return a function that registers a gradient of the op ``entropy``, which computes the logarithms of the softmax
-    of each row by ``logs(x)``.
+    of each row by ``logs(x)``. Wrong for a ``logs`` that returns minus infinity.
     """
 
     def entropies(grad, saved, needs):

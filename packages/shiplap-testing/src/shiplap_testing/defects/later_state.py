@@ -289,7 +289,9 @@ def _rows(fake):
 
 
 def _fake_of(n):
-    """Return a check of an op, which is true if its fake for ``n`` rows has the shape of its result."""
+    """Return a check of an op, which is true if its result for ``n`` rows on fake tensors has the shape of the real
+    one.
+    """
 
     def right(op):
         """Whether ``op`` has one shape on fake and on real tensors of ``n`` rows (argument of ``_fake_of``)."""

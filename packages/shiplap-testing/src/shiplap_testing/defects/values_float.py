@@ -22,11 +22,15 @@ def unary(name, fn, annotation=M):
     """
 
     def declare(ns):
-        """Declare the op in the namespace ``ns`` and return it."""
+        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``unary``), in the namespace ``ns``
+        and return it.
+        """
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation) -> annotation:
-            """Return ``fn(x)`` (argument of ``unary``). Kernels of the op are compared with this reference."""
+            """Return ``fn(x)``, where ``fn`` and the type ``annotation`` are arguments of ``unary``. Kernels of the op
+            are compared with this reference.
+            """
             return fn(x)
 
         return op
@@ -40,11 +44,15 @@ def binary(name, fn, annotation=M):
     """
 
     def declare(ns):
-        """Declare the op in the namespace ``ns`` and return it."""
+        """Declare the op ``name``, whose reference calls ``fn`` (both arguments of ``binary``), in the namespace ``ns``
+        and return it.
+        """
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation, y: annotation) -> annotation:
-            """Return ``fn(x, y)`` (argument of ``binary``). Kernels of the op are compared with this reference."""
+            """Return ``fn(x, y)``, where ``fn`` and the type ``annotation`` are arguments of ``binary``. Kernels of the
+            op are compared with this reference.
+            """
             return fn(x, y)
 
         return op

@@ -184,8 +184,8 @@ def sparse_conv(
 def sparse_conv_transpose(
     feats: Tensor, coords: Tensor, shape: Ints, weight: Tensor, bias: Tensor | None = None, **options: Any
 ) -> Result:
-    """Return the transposed convolution ``out[i * stride - padding + dilation * v] += weight[v] feats[i]`` with its
-    coordinates, its shape and the cache.
+    """Return the features of the transposed convolution ``out[i * stride - padding + dilation * v] += weight[v]
+    feats[i]``, their coordinates, their shape and the cache of neighbours.
 
     The arguments are those of :func:`sparse_conv`, and the shape that of ``torch.nn.ConvTransposeNd``. A cache is one
     of a convolution from the outputs to the inputs, seen from the other side: its ``.T``.

@@ -87,8 +87,8 @@ def sparse_pool(
     output_shape: Ints | None = None,
     neighbor_cache: NeighborCache | None = None,
 ) -> Result:
-    """Return the features of a strided pooling, their coordinates, their shape and the cache. Raises SL208 for an
-    unknown reduction, and SL830 for the cache of another call.
+    """Return the features of a strided pooling, their coordinates, their shape and the cache of neighbours. Raises
+    SL208 for an unknown reduction, and SL830 for the cache of another call.
 
     Args:
         feats, input_coords, shape, kernel_size, reduce: as in :func:`submanifold_pool`.

@@ -190,7 +190,9 @@ class WindowCache(PlanCache):
             )
 
     def apply(self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str) -> Tensor:
-        """Return the convolution ``[m, co]`` of ``feats`` with ``weight [co, kw, kh, kd, ci]`` by ``algorithm``."""
+        """Return the convolution ``[m, co]`` of ``feats`` with ``weight [co, kw, kh, kd, ci]`` over the neighbours in
+        this cache, computed by ``algorithm``.
+        """
         return self.convolve(feats, weight.flatten(1, 3), bias, algorithm)
 
 

@@ -21,7 +21,9 @@ def _baked(x, bias):
 
 @adopt(register("baked_bias(Tensor x, Tensor bias) -> Tensor", _baked, lambda x, bias: x.new_empty(x.shape)))
 def baked_bias(x: M, bias: Float[Tensor, "c"]) -> M:
-    """Return x + bias. Results of the broken operator are compared with this reference."""
+    """Return x + bias. This is the reference of a broken operator, which adds the bias of its first call with this
+    shape, dtype and device in all later ones.
+    """
     return x + bias
 
 
@@ -40,7 +42,9 @@ def _aligned(x):
 
 @adopt(register("aligned(Tensor x) -> Tensor", _aligned, lambda x: x.new_empty(x.shape)))
 def aligned(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, which reads a view that begins between multiples of 16
+    bytes from a rounded address.
+    """
     return x * 2
 
 

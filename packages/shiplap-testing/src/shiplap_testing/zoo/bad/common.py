@@ -32,7 +32,7 @@ def declare(name, **declaration):
     """
 
     def register_reference(fn):
-        """Declare the op with the reference ``fn`` and return it."""
+        """Declare the op ``name`` (argument of ``declare``) with the reference ``fn`` and return it."""
         return sl.op(f"zoo_sl::{name}", **declaration)(fn)
 
     return register_reference

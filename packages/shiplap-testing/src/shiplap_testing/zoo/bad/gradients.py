@@ -112,8 +112,8 @@ bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
 
 @declare("wasteful")
 def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return x @ w.T. The gradient of the op is right, but computes what is not needed. The audit notes this and does
-    not fail, so the op is no specimen.
+    """Return x @ w.T. The gradient of the op is right, but computes what is not needed. The audit, which tests ops,
+    notes this and does not fail.
     """
     return x @ w.T
 

@@ -23,7 +23,9 @@ def _cached(x):
 
 @adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
 def cached_buffer(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, whose result is a kept buffer that the next call
+    overwrites.
+    """
     return x * 2
 
 
@@ -41,8 +43,8 @@ def _median(x):
 
 @adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
 def hidden_mutation(x: V) -> V:
-    """Return twice the numbers of x in ascending order. Results of the broken operator are compared with this
-    reference.
+    """Return twice the numbers of x in ascending order. This is the reference of a broken operator, which sorts x in
+    place without a declaration of that.
     """
     return x.sort().values * 2
 
@@ -63,7 +65,9 @@ def _shared_scratch(x):
 
 @adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
 def scratch(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, whose result passes through a scratch buffer that all
+    threads share.
+    """
     return x * 2
 
 
@@ -108,7 +112,9 @@ def _flat(x):
 
 @adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
 def no_strides(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, which reads an x that is not contiguous without regard
+    to its strides.
+    """
     return x * 2
 
 
@@ -131,7 +137,9 @@ def _int32_offsets(x):
 
 @adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
 def int32_offsets(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, whose offsets of rows wrap at 32 bits for large strided
+    tensors.
+    """
     return x * 2
 
 
@@ -151,7 +159,9 @@ def _by_address(x):
 
 @adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
 def stale(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, which keeps results by address and shape, also after x
+    was changed in place.
+    """
     return x * 2
 
 

@@ -55,7 +55,9 @@ def _last_bit(x):
 
 @adopt(register("nondeterministic(Tensor x) -> Tensor", _last_bit, torch.empty_like))
 def nondeterministic(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, which changes each element by one rounding step at
+    random.
+    """
     return x * 2
 
 
@@ -73,7 +75,7 @@ def _counting(x):
 
 @adopt(register("counter(Tensor x) -> Tensor", _counting, torch.empty_like))
 def counter(x: M) -> M:
-    """Return 2 * x. Results of the broken operator are compared with this reference."""
+    """Return 2 * x. This is the reference of a broken operator, which adds 1 in each seventh call of the process."""
     return x * 2
 
 
@@ -177,8 +179,8 @@ bad("kernel that needs its optional argument", sl_optional, "numerics")
 
 @declare("mis_sharded")
 def mis_sharded(x: V) -> V:
-    """Return the cumulative sum of x. The sharding rule of the op is wrong, since ranks cannot sum their parts
-    alone.
+    """Return the cumulative sum of x. The sharding rule of the op is wrong: it lets each rank sum its own part of x,
+    without the parts before it.
     """
     return x.cumsum(0)
 

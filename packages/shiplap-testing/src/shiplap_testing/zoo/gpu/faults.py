@@ -174,7 +174,9 @@ def _calibrated(x):
 
 @sl.adopt(register("gpu_calibrated(Tensor x) -> Tensor", _calibrated, torch.empty_like), autocast=None)
 def calibrated(x: M) -> M:
-    """Return x divided by its largest magnitude. Results of the broken operator are compared with this reference."""
+    """Return x divided by its largest magnitude. This is the reference of a broken operator, which keeps the magnitude
+    of the first call of each shape.
+    """
     return x / x.abs().max()
 
 
@@ -185,7 +187,9 @@ _factor = []
 
 @sl.adopt(register("gpu_host_scalar(Tensor x) -> Tensor", lambda x: _mean(x), lambda x: x.new_empty(())), autocast=None)
 def host_scalar(x: V) -> Float[Tensor, ""]:
-    """Return the mean of x. Results of the broken operator are compared with this reference."""
+    """Return the mean of x. This is the reference of a broken operator, whose factor lies in host memory, which later
+    calls change before a CUDA graph is replayed.
+    """
     return x.mean()
 
 
@@ -249,8 +253,8 @@ def _sorts(x):
 
 @sl.adopt(register("gpu_sorts(Tensor x) -> Tensor", _sorts, torch.empty_like), autocast=None)
 def sorts(x: M) -> M:
-    """Return twice the numbers of each column in ascending order. Results of the broken operator are compared with this
-    reference.
+    """Return twice the numbers of each column in ascending order. This is the reference of a broken operator, which
+    sorts x in place without a declaration of that.
     """
     return x.sort(0).values * 2
 
@@ -300,8 +304,8 @@ def _atomics(x):
 
 @sl.adopt(register("gpu_atomics(Tensor x) -> Tensor", _atomics, lambda x: x.new_empty(1)), autocast=None)
 def atomics(x: M) -> Float[Tensor, "1"]:
-    """Return the sum of x times the sum of 4096 weights from 0.1 to 1. Results of the broken operator are compared with
-    this reference.
+    """Return the sum of x times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator,
+    which adds in any order, so that the last bits vary.
     """
     return x.sum().reshape(1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype).sum()
 

@@ -72,7 +72,7 @@ def _staged(x, weight):
     autocast=None,
 )
 def staged(x: M, weight: M) -> M:
-    """Return x * weight. Results of the broken operator are compared with this reference."""
+    """Return x * weight. This is the reference of a broken operator, which copies the weight in each call."""
     return x * weight
 
 
@@ -104,8 +104,8 @@ def _on_host(x):
     autocast=None,
 )
 def on_host(x: M) -> Int64[Tensor, ""]:
-    """Return the number of positive elements of x as a tensor on the host. Results of the broken operator are compared
-    with this reference.
+    """Return the number of positive elements of x as a tensor on the host. This is the reference of a broken operator,
+    for which the host waits for the device, which a CUDA graph cannot hold.
     """
     return (x > 0).sum().cpu()
 
