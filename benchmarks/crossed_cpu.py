@@ -1,11 +1,13 @@
 """Crossed declarations on the CPU: how often each pair of features met, what was refused, and what failed.
 
-    python benchmarks/crossed_cpu.py RESULTS [--seed 32] [--commit C ...] [--json benchmarks/results/crossed_cpu.json]
+    python benchmarks/crossed_cpu.py RESULTS [MORE] [--seed 32] [--commit C ...]
+        [--json benchmarks/results/crossed_cpu.json]
 
 ``RESULTS`` is the file of a run, ``results-cpu-SEED.jsonl``, which ``python -m shiplap_testing.crossed`` writes. The
 run may have been stopped: declarations count that it has finished. ``C`` is the commit that ran, if another is checked
 out by now, or one ``COMMIT:DECLARATIONS`` for each part of the run; the plan of each must be that of the one checked
-out. Pairs that were met less than twenty times are listed with what was refused there, and why.
+out. ``MORE`` are the results of a second run with ``--missing``, a record of the first, and the seed after it. Pairs
+that were met less than twenty times are listed with what was refused there, and why.
 """
 
 from __future__ import annotations
@@ -17,20 +19,27 @@ from typing import Any
 
 from _record import record, write
 
-from shiplap_testing.crossed.declared import plan
+from shiplap_testing.crossed.declared import plan, plan_missing
 from shiplap_testing.crossed.impossible import is_one_kind
 from shiplap_testing.crossed.run import FAILURES, read
-from shiplap_testing.crossed.table import ENOUGH, tabulate
+from shiplap_testing.crossed.table import ENOUGH, missing_pairs, tabulate
 
 SOURCES = ("packages/shiplap-testing/src/shiplap_testing/crossed/*.py", "packages/shiplap/src/shiplap/dispatch/*.py")
 
 
-def tabulate_run(results: Path, seed: int) -> dict[str, Any]:
-    """Return the numbers of a run, its table of pairs, and its failures in words."""
+def tabulate_run(results: Path, seed: int, more: Path | None = None) -> dict[str, Any]:
+    """Return the numbers of a run, its table of pairs, and its failures in words. ``more`` are the results of a second
+    run, for pairs that the first met too rarely.
+    """
     records = read(results)
     finished = {r["seed"] for r in records if r["way"] == "whole"}
-    count = max(finished) - seed * 1_000_000 + 1
-    cases = [case for case in plan(count, seed) if case.seed in finished]
+    planned = plan(max(finished) - seed * 1_000_000 + 1, seed)
+    if more is not None:
+        met = tabulate(planned, [r for r in records if r["seed"] in finished]).met
+        planned += plan_missing(missing_pairs({f"{a} x {b}": n for (a, b), n in met.items()}), seed + 1)
+        records += read(more)
+        finished = {r["seed"] for r in records if r["way"] == "whole"}
+    cases = [case for case in planned if case.seed in finished]
     assert len(cases) == len(finished), "another plan ran"
     table = tabulate(cases, [r for r in records if r["seed"] in finished])
     pairs = {f"{a} x {b}": table.met[a, b] for a, b in sorted({*table.met, *table.refused})}
@@ -60,11 +69,12 @@ def tabulate_run(results: Path, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
+    parser.add_argument("more", type=Path, nargs="?", help="results of a second run, with --missing")
     parser.add_argument("--seed", type=int, default=32)
     parser.add_argument("--commit", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    measured = tabulate_run(given.results, given.seed)
+    measured = tabulate_run(given.results, given.seed, given.more)
     result = record(SOURCES, ("shiplap",), **measured)
     if given.commit:
         result["commit"], result["parts"] = given.commit[-1].partition(":")[0], given.commit

@@ -19,6 +19,7 @@ from shiplap_testing.crossed.declared import (
     fitting,
     pairs,
     plan,
+    plan_missing,
     with_feature,
     with_pair,
 )
@@ -28,7 +29,7 @@ from shiplap_testing.crossed.native_source import template_unable, triton_unable
 from shiplap_testing.crossed.observe import Observed, difference
 from shiplap_testing.crossed.run import FAILURES, Limits, read, run, run_batch
 from shiplap_testing.crossed.shrink import script, shrink
-from shiplap_testing.crossed.table import markdown, reason_of, tabulate
+from shiplap_testing.crossed.table import markdown, missing_pairs, reason_of, tabulate
 
 COUNT = 40
 PARTS = 4  # for the processes of a run
@@ -251,3 +252,14 @@ def test_a_float64_sum_that_cancels_may_be_rounded_and_not_wrong():
     own.summed = 100.0
     assert not difference(Observed(outs=[rounded], aliases=[-1], requires=[False]), own, wide, 60)
     assert difference(Observed(outs=[wrong], aliases=[-1], requires=[False]), own, wide, 60)
+
+
+def test_pairs_that_were_met_too_rarely_are_declared_again():
+    met = {"kernel:c x way:checkpoint": 17, "state:mutated_list x way:out": 19, "rank:1 x rank:2": 0, "a x b": 20}
+    missing = missing_pairs(met)
+    assert missing == {("kernel:c", "way:checkpoint"): 8, ("state:mutated_list", "way:out"): 4}
+    cases = plan_missing(missing, 7)
+    assert [c.seed // 1_000_000 for c in cases] == [7] * len(cases)
+    found = Counter(p for c in cases for p in {p for way in c.ways for p in pairs(c.features, way)})
+    assert all(found[pair] >= count for pair, count in missing.items())
+    assert len(cases) < 20

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shiplap_testing import compilers
-from shiplap_testing.crossed.declared import Declared, plan
+from shiplap_testing.crossed.declared import Declared, plan, plan_missing
 from shiplap_testing.crossed.run import BATCH, FAILURES, LIMIT, Limits, read, run
 from shiplap_testing.crossed.shrink import script, shrink
-from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
+from shiplap_testing.crossed.table import Table, markdown, missing_pairs, reason_of, tabulate
 
 
 def main() -> int:
@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("crossed"), help="folder of results; a run goes on in it")
     parser.add_argument("--shrink", type=int, default=10, help="how many different failures are shrunk")
     parser.add_argument("--only", type=int, nargs="*", help="seeds of declarations")
+    parser.add_argument("--missing", type=Path, help="a record of a run: declare what it met less than 20 times")
     parser.add_argument("--without", nargs="*", default=[], help="features to leave out, such as kernel:python_flat")
     given = parser.parse_args()
     begun = time.monotonic()
@@ -41,6 +42,9 @@ def main() -> int:
     if given.device == "cpu":
         _compile_unoptimized()
     cases = plan(given.count, given.seed, given.device)
+    if given.missing:
+        record = json.loads(given.missing.read_text(encoding="utf-8"))
+        cases = plan_missing(missing_pairs(record["met"]), given.seed, given.device)
     cases = [c for c in cases if not given.only or c.seed in given.only]
     cases = [c for c in cases if not {*c.features, *(f"way:{w}" for w in c.ways)} & {*given.without}]
     given.out.mkdir(parents=True, exist_ok=True)

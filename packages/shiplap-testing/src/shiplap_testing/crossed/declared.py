@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from heapq import nsmallest
 from itertools import combinations
@@ -434,4 +434,30 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
             case = with_pair(case, rarest, device) or case
         chosen.append(case)
         seen.update(dict.fromkeys([p for way in ("eager", *case.ways) for p in pairs(case.features, way)], 1))
+    return chosen
+
+
+def plan_missing(
+    missing: Mapping[tuple[str, str], int], seed: int, device: str = "cpu", most: int = 1000
+) -> list[Declared]:
+    """Return at most ``most`` declarations that have each pair of features of ``missing``, texts such as ``rank:2``, as
+    often as it says, if that fits. They have a gradient where their kind can, and more ways of a call than others.
+    """
+    left = dict(missing)
+    chosen: list[Declared] = []
+    for number in range(most):
+        wanted = sorted((p for p, count in left.items() if count > 0), key=lambda p: (-left[p], p))
+        if not wanted:
+            break
+        drawn = draw(seed * 1_000_000 + number, random.Random(f"{seed}/missing/{number}/{device}"), device)
+        # Most pairs that are missing are those with ways that need a gradient, which an op that writes has not.
+        case = with_pair(with_feature(drawn, "has:gradient") if number % 3 else drawn, wanted, device)
+        if case is None:
+            continue
+        ways = [f.partition(":")[2] for p in wanted for f in p if f.startswith("way:") and {*p} & {*case.features}]
+        more = dict.fromkeys(w for w in ways if w not in (*case.ways, *COMPILED, "packaged"))
+        case = fitting(replace(case, ways=(*case.ways, *list(more)[:3])), device)
+        chosen.append(case)
+        for pair in {p for way in ("eager", "aot_eager", *case.ways) for p in pairs(case.features, way)} & {*left}:
+            left[pair] -= 1
     return chosen

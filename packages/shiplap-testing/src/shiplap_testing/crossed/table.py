@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -55,6 +55,14 @@ class Table:
             "impossible": [{"pair": list(pair), "reason": why} for pair, why in self.impossible.items()],
             "failures": self.failures,
         }
+
+
+def missing_pairs(met: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """Return how often each pair of features should still be declared: twice what it lacks of ``ENOUGH``, as not every
+    call is compared. ``met`` has the number of calls by name, ``rank:2 x way:out``. Pairs that never met are left out.
+    """
+    pairs_met = {tuple(name.split(" x ")): count for name, count in met.items()}
+    return {(a, b): 2 * (ENOUGH - n) + 2 for (a, b), n in pairs_met.items() if 0 < n < ENOUGH}
 
 
 def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
