@@ -122,18 +122,28 @@ def _check(check: Check) -> str:
 LEDGER = """\
 # The ledger of a proof
 
-A verdict says as much as was looked at. Shiplap keeps a *ledger* of that, a table with a row for each *axis* and a
-column for each *obligation*. An axis is a property of calls that samples vary, such as a size. An obligation is a
-property of the op, such as its gradient. A *cell* is one of each: the gradient of calls of other sizes.
+The verdicts of Shiplap rest on samples, which are generated calls. Shiplap records which kinds of samples were looked
+at in a *ledger*, a table with a row for each *axis* and a column for each *obligation*. An axis is a property of
+calls that samples vary, such as a size. An obligation is a property of the op that a check observes, such as its
+gradient. A *cell* combines an axis with an obligation: the cell of size and gradient stands for the gradients of
+calls at other sizes.
 
-A cell is *covered* if a check has looked at a sample of it, *untouched* if none has, and it *does not apply* if the
-declaration admits no such sample, or the check does not apply to the op; the reason stands beside it. `shiplap audit`
-prints the number of samples in each cell, and `--json` and `--html` have the table as well.
+A cell is in one of three states:
 
-An op is *proven*, a candidate is *accepted* and a tuned kernel is *verified* only if each required cell is covered or
-does not apply. One untouched required cell makes the verdict *incomplete*, and the verdict names the cell. What is
-missing on a machine, such as a compiler or the sandbox, leaves its cells untouched.
+* It is *covered* if the check has looked at one sample of it or more. This does not say that the samples suffice.
+* It is *untouched* if the check has looked at none.
+* It *does not apply* if the declaration admits no such sample, or if the check does not apply to the op. The ledger
+  has the reason.
+
+`shiplap audit` prints the number of samples in each cell, and `--json` and `--html` have the table as well.
+
+Three verdicts have a ledger. The [audit](audit.md#what-proven-means) calls an op *proven*, the [judge](judge.md)
+calls a candidate *accepted*, and [tuning](tune.md#how-candidates-are-compared) calls a kernel *verified*. Each of
+them requires that the cells in its table below are covered or do not apply. One untouched required cell makes the
+verdict of an audit or of the judge *incomplete*, and a tuned choice *unverified*. The verdict names the cell. A cell
+also stays untouched if the machine lacks what its check needs, such as a compiler or the sandbox.
 """
+NOT_REQUIRED = "An untouched cell of this table does not make an audit incomplete."
 
 
 def ledger_page() -> str:
@@ -154,7 +164,7 @@ def ledger_page() -> str:
     parts += ["## What *proven* requires", table("axis | obligation | looked at by the check", required(AUDIT))]
     parts += ["## What *accepted* requires", table("axis | obligation | looked at by", required(JUDGE))]
     parts += ["## What *verified* requires", table("axis | obligation | looked at by", required(TUNE))]
-    parts += ["## What an audit does not require", table("axis | obligation | reason", optional)]
+    parts += ["## What an audit does not require", NOT_REQUIRED, table("axis | obligation | reason", optional)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
