@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -27,8 +28,8 @@ from torch import nn
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.survey import Manifest, SurveyModel
-    from shiplap_sparse3d.survey.folder import Tile
-    from shiplap_sparse3d.survey.job import SurveyJob
+    from shiplap_sparse3d.survey.field import Tile
+    from shiplap_sparse3d.survey.tasks import SurveyJob
 
 __all__ = ["SURVEYS", "Survey", "infer"]
 
@@ -115,11 +116,13 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
 
     Each rank has every ``k``-th of the tiles, the largest first. Dask takes no part.
     """
-    from shiplap_sparse3d.survey.engine import SurveyEngine
+    from shiplap_sparse3d.survey.engine import THREADS, SurveyEngine
     from shiplap_sparse3d.survey.tasks import predict_tile
 
     job = survey.made(folder, ranks.device).job
-    place, tiles, results = job.folder, sorted(job.points.tiles, key=job.points.count, reverse=True), {}
+    place, tiles, results = job.folder, sorted(job.tiles, key=job.count, reverse=True), {}
+
+    usual = THREADS if ranks.device.type == "cuda" else 1
 
     def forget() -> None:
         """What the run before has written, kept to be compared."""
@@ -128,16 +131,15 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
         clear()
 
     def clear() -> None:
-        for part in ("classes", "done"):
-            shutil.rmtree(place.path / part, ignore_errors=True)
+        shutil.rmtree(place.path / "classes", ignore_errors=True)
 
-    def predict(tiles: list[Tile], threads: int | None = None) -> None:
-        engine = SurveyEngine(threads)
-        engine.share(job)
-        for _ in engine.run(predict_tile, tiles):
-            pass
+    def predict(tiles: list[Tile], threads: int = usual) -> None:
+        with closing(SurveyEngine(threads)) as engine:
+            engine.share(job)
+            for _ in engine.run(predict_tile, tiles):
+                pass
 
-    def run(k: int, threads: int | None = None) -> None:
+    def run(k: int, threads: int = usual) -> None:
         predict(tiles[ranks.rank :: k], threads)
 
     works: Works = {f"{k}": (k, partial(run, k)) for k in ranks.sizes}
@@ -180,28 +182,24 @@ def kinds(tiles: list[Tile]) -> list[Tile]:
 
 
 def spent(ranks: Ranks, job: SurveyJob, tiles: list[Tile]) -> dict[str, float]:
-    """Milliseconds of a tile: reading, predicting, and what of that the GPU works."""
-    from shiplap_sparse3d.survey.predict import TilePoints, TileQuestion, prepare_tile, read_tile, run_network
-
-    def predict(question: TilePoints | TileQuestion) -> None:
-        run_network(job.model, prepare_tile(job.model, question)).wait_for_codes()
+    """Milliseconds of a tile: its input on the host, reading and predicting, and what of that the GPU works."""
+    from shiplap_sparse3d.survey.tasks import predict_codes, question_of
 
     taken = {"read": 0.0, "predict": 0.0}
     for tile in tiles:
         times = [time.perf_counter()]
-        question = read_tile(job, tile)
+        question_of(job, tile, torch.device("cpu"))
         times.append(time.perf_counter())
-        predict(question)  # its classes are copied to the host
+        predict_codes(job, tile)  # its classes are copied to the host
         times.append(time.perf_counter())
         taken["read"] += times[1] - times[0]
         taken["predict"] += times[2] - times[1]
     if ranks.device.type == "cuda":
-        questions = [read_tile(job, tile) for tile in tiles[:8]]
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for question in questions:
-                predict(question)
+            for tile in tiles[:8]:
+                predict_codes(job, tile)
         busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
-        taken["device"] = busy * len(tiles) / len(questions)
+        taken["device"] = busy * len(tiles) / len(tiles[:8])
     return {name: round(s / len(tiles) * 1e3, 2) for name, s in taken.items()}
 
 

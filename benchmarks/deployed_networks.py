@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from _record import ROOT, changed_files, record, write
 from shiplap.errors import ShiplapError
 from shiplap.packaging import package_model
 from shiplap.packaging.onnx import export_onnx
+from shiplap_testing import compilers
 from shiplap_testing.deployed import compiled_runner, run_without_python
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.hybrids import HYBRIDS
@@ -78,9 +80,18 @@ print(worst)
 """
 
 
+def make_runner(folder: Path, device: str) -> None:
+    """Compile the C++ program into ``folder``, where it appears when it is whole."""
+    (folder / "making").mkdir()
+    made = compiled_runner(folder / "making", device)
+    made.rename(folder / made.name)
+
+
 def run_in_cpp(program: Any, scenes: list[Any], folder: Path, runner: Path, form: str) -> dict[str, Any]:
     """Return the size of the package and the largest difference of its results in the C++ program."""
     package = package_model(program, folder / "net.pt2").path
+    while not runner.exists():  # the parent compiles it meanwhile
+        time.sleep(0.2)
     done = run_without_python(runner, package, scenes, "cuda" if form == "cuda" else "cpu", WITHIN[form])
     if done.returncode:
         return {"error": " ".join((done.stdout + done.stderr).split())[:400]}
@@ -100,7 +111,8 @@ def run_in_onnxruntime(program: Any, scenes: list[Any], folder: Path) -> dict[st
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"error": " ".join(done.stderr.split())[-400:]}
-    return {"scenes": len(scenes), "off": float(done.stdout), "bytes": (folder / "net.onnx").stat().st_size}
+    off, size = float(f"{float(done.stdout):.1e}"), (folder / "net.onnx").stat().st_size
+    return {"scenes": len(scenes), "off": off, "bytes": size}
 
 
 def try_network(name: str, form: str, runner: Path) -> dict[str, Any]:
@@ -143,7 +155,8 @@ def write_record(form: str, done: dict[str, Any]) -> None:
     on = torch.cuda.get_device_name() if form == "cuda" else ""
     made = record(SOURCES, ["onnxruntime"], on, within=WITHIN[form], networks=dict(sorted(done.items())))
     whole = read_record()  # another form may have been recorded meanwhile
-    write(RESULT, whole | (made if form == "cpp" else {form: made}))
+    write(RESULT.with_suffix(".new"), whole | (made if form == "cpp" else {form: made}))
+    RESULT.with_suffix(".new").replace(RESULT)  # whole at any time, for the process of another form
 
 
 def main() -> None:
@@ -156,6 +169,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--child", metavar="FOLDER")
     asked = parser.parse_args()
+    os.environ["PATH"] = compilers.path()  # SHIPLAP_TEST_UNOPTIMIZED=1: the results are those of unoptimised wrappers
     end, form, device = time.monotonic() + asked.seconds, asked.form, "cuda" if asked.form == "cuda" else "cpu"
     if asked.child:
         print(json.dumps(try_network(asked.networks[0], form, Path(asked.child) / f"deploy_scenes_{device}")))
@@ -164,9 +178,8 @@ def main() -> None:
     before = whole if form == "cpp" else whole.get(form, {})
     done: dict[str, Any] = before.get("networks", {}) if before and not changed_files(before) else {}
     names = [each for each in asked.networks or NETWORKS if each not in OUTSIDE and each not in done]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs) as pool:
-        if form != "onnxruntime":
-            compiled_runner(Path(folder), device)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.jobs + 1) as pool:
+        making = pool.submit(make_runner, Path(folder), device) if form != "onnxruntime" else None
 
         def try_one(name: str) -> tuple[str, dict[str, Any]]:
             left = end - time.monotonic()
@@ -178,6 +191,8 @@ def main() -> None:
             done |= {name: results} if results else {}
             if asked.json:
                 write_record(form, done)
+        if making is not None:
+            making.result()  # raises where it could not be compiled, which the children have waited for
     failed = [name for name, results in done.items() if "error" in results]
     print(f"{form}: {len(done)} networks, {len(failed)} failed{': ' if failed else ''}{', '.join(failed)}")
 

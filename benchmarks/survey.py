@@ -1,28 +1,50 @@
-"""The memory and the speed of a survey: copies of the packaged scan side by side, each survey in its own process.
+"""The memory and the speed of a survey, each survey in a process of its own.
 
-Usage: ``python benchmarks/survey.py [--copies 50] [--workers 1 2] [--rounds 3] [--json FILE]``. The network is the
-small U-Net of the tests of ``shiplap_sparse3d.survey``. Without workers, one copy is compared with all of them: exit
-status 1 if the peak memory of the two differs by more than 10 %. With workers, the numbers of Dask workers take turns.
+``python benchmarks/survey.py memory``: scans of 25, 50, 100 and 200 million points, made and classified by a network
+that is constant, at the same time, with Dask workers. The largest resident memory of the client and of a worker must
+not grow: exit status 1 if that of 200 million points is more than 10 % above that of 25 million.
+
+``python benchmarks/survey.py speed``: copies of the packaged scan, by one and by two workers in turn, on the cores that
+``taskset`` leaves. Seconds from the start of the call to the output, and what passes in each stage.
+
+``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
+workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. The rate is that of the tiles from one fifth to
+nine tenths of them, so that starting and the last tiles do not count.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import multiprocessing
+import os
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "packages/shiplap-sparse3d/tests/survey/models.py"
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import _survey_models
+import numpy as np
+import psutil
+from _record import record, write
+
 APART = 1_200.0  # feet from one copy to the next: the scan is 1,180 wide
+WIDE, DENSITY = 2_000, 2.0  # metres of a made scan along y, points for each square metre
+SURVEY = "packages/shiplap-sparse3d/src/shiplap_sparse3d/survey/*"
+SOURCES = ["benchmarks/survey.py", "benchmarks/_survey_models.py", SURVEY]
+PACKAGES = ["laspy", "lazrs", "distributed"]
 
 
 def copies(target: Path, count: int) -> None:
-    """Write ``count`` copies of the scan side by side, one after the other in the file."""
+    """Write ``count`` copies of the packaged scan side by side, one after the other in the file."""
     import laspy
 
     import shiplap_sparse3d.demo
@@ -35,56 +57,226 @@ def copies(target: Path, count: int) -> None:
             scan.X += step
 
 
-def measure(count: int, tile: int, *options: str) -> dict[str, Any]:
-    """What ``shiplap survey`` says of ``count`` copies."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "in.laz", Path(folder) / "out.laz"
-        copies(source, count)
-        arguments = "survey", source, target, "--model", f"{MODEL}:model", "--tile", str(tile), "--json", *options
-        done = subprocess.run(
-            [sys.executable, "-m", "shiplap.cli", *arguments], cwd=MODEL.parents[2], capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        result: dict[str, Any] = json.loads(done.stdout)
-        return result
+def _fill(part: tuple[Path, int, int, int]) -> None:
+    """Write some points of a made scan into its file: strips of one metre along y, one after the other."""
+    import laspy
+
+    path, first, count, offset = part
+    draw, kind = np.random.default_rng(first), laspy.PointFormat(0).dtype()
+    rows = np.memmap(path, kind, "r+", offset + first * kind.itemsize, count)
+    x = np.arange(first, first + count) / (WIDE * DENSITY)
+    y = draw.uniform(0, WIDE, count)
+    rows["X"], rows["Y"] = x * 100, y * 100
+    rows["Z"] = 800 * np.sin(x / 31) + 600 * np.cos(y / 17) + draw.exponential(150, count)
+    rows["intensity"] = draw.integers(0, 4000, count)
+    rows["bit_fields"] = 1 | 1 << 3
 
 
-def speed(options: argparse.Namespace) -> int:
-    """Print the seconds of each number of workers, from the start of the call to the output, and their medians."""
-    seconds: dict[int, list[float]] = {workers: [] for workers in options.workers}
-    for _ in range(options.rounds):
-        for workers, of in seconds.items():
-            of.append(measure(options.copies, options.tile, "--workers", str(workers))["seconds"])
-            print(f"{workers} workers: {of[-1]:.1f} s", flush=True)
-    medians = {workers: statistics.median(of) for workers, of in seconds.items()}
-    first = medians[options.workers[0]]
-    print({workers: f"{median:.1f} s, {first / median:.2f} times as fast" for workers, median in medians.items()})
-    if options.json:
-        options.json.write_text(json.dumps(seconds, indent=2))
-    return 0
+def made_scan(path: Path, points: int) -> None:
+    """Write a LAS file of random points on a wavy ground, flown in strips, by all cores."""
+    import laspy
+
+    header = laspy.LasHeader(point_format=0, version="1.2")
+    header.scales, header.offsets = np.full(3, 0.01), np.zeros(3)
+    with laspy.open(path, mode="w", header=header):
+        pass
+    offset, size = path.stat().st_size, laspy.PointFormat(0).dtype().itemsize
+    with path.open("r+b") as file:
+        file.truncate(offset + points * size)
+        file.seek(107)
+        file.write(np.array([points, points, 0, 0, 0, 0], "<u4").tobytes())
+    parts = [(path, first, min(1 << 20, points - first), offset) for first in range(0, points, 1 << 20)]
+    with multiprocessing.get_context("fork").Pool(min(16, os.cpu_count() or 1)) as pool:
+        pool.map(_fill, parts)
+
+
+def run_here(options: argparse.Namespace) -> None:
+    """Run one survey in this process, and print what it took: the child of :class:`Run`."""
+    library, seconds, start = importlib.import_module(options.library), dict[str, float](), time.perf_counter()
+    more: dict[str, Any] = {}
+    model = _survey_models.MODELS[options.model](library)
+    if options.library == "oldsurvey":
+        model.net.to(options.device.replace("cuda", f"cuda:{os.environ['LOCAL_RANK']}"))
+    else:
+        more = {"workers": options.count or None, "device": options.device}
+
+    def progress(stage: str, done: int, total: int, note: str) -> None:
+        seconds[f"{stage} began" if done < total else f"{stage} ended"] = time.perf_counter() - start
+
+    result = library.survey(
+        options.source, options.target, model, tile=options.tile, keep=options.keep, progress=progress, **more
+    )
+    print(json.dumps({"seconds": time.perf_counter() - start, "tiles": result.tiles, "stages": seconds}))
+
+
+class Run:
+    """One survey in a process of its own, or by the processes of the old pool; it is watched."""
+
+    def __init__(
+        self, source: Path, target: Path, model: str, count: int, tile: int | None = None, **more: Any
+    ) -> None:
+        self.target, self.classes = target, target.with_name(f"{target.name}.survey") / "classes"
+        self.library, pool = more.get("library", "shiplap_sparse3d.survey"), more.get("pool")
+        command = [sys.executable, __file__, "one", source, target, "--model", model, "--library", self.library]
+        command += ["--device", more.get("device", "cpu"), *(["--tile", tile] if tile else [])]
+        command += ["--keep"] if more.get("keep") else []
+        ranks = count if self.library == "oldsurvey" else 1
+        self.processes = []
+        for rank in range(ranks):
+            place = {"PYTHONPATH": str(pool)} if pool else {}
+            place |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if pool else {}
+            arguments = [str(part) for part in (*command, "--count", count)]
+            process = subprocess.Popen(
+                arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                env={**os.environ, **place},
+            )  # fmt: skip
+            self.processes.append(process)
+        self.begun, self.memory, self.counts = time.monotonic(), dict[int, float](), list[tuple[float, int]]()
+
+    def look(self) -> bool:
+        """Note the largest resident memory of each process and how many tiles there are. Return whether it runs."""
+        running = [process for process in self.processes if process.poll() is None]
+        for process in running:
+            for each in (process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))):
+                try:
+                    status = Path(f"/proc/{each}/status").read_text().split()
+                    self.memory[each] = int(status[status.index("VmHWM:") + 1]) / 1e3
+                except (OSError, ValueError):  # it has ended
+                    continue
+        if self.classes.is_dir():
+            self.counts.append((time.monotonic() - self.begun, len(os.listdir(self.classes))))
+        return bool(running)
+
+    def rate(self, tiles: int) -> float:
+        """Return the tiles that were written in a second, from one fifth to nine tenths of them."""
+        (t0, n0), (t1, n1) = (next(each for each in self.counts if each[1] >= tiles * part) for part in (0.2, 0.9))
+        return (n1 - n0) / (t1 - t0)
+
+    def end(self) -> dict[str, Any]:
+        """Wait for the end, and return what the first process printed, with the memory."""
+        while self.look():
+            time.sleep(0.05)
+        ended = [process.communicate() for process in self.processes]
+        if any(process.returncode for process in self.processes):
+            raise SystemExit("\n".join(errors for _, errors in ended))
+        own = {process.pid for process in self.processes}
+        client = max(self.memory[pid] for pid in own)
+        workers = max((size for pid, size in self.memory.items() if pid not in own), default=0.0)
+        return {**json.loads(ended[0][0]), "client MB": client, "worker MB": workers}
+
+    def stop(self) -> None:
+        """Kill all processes."""
+        for process in self.processes:
+            with_group = os.getpgid(process.pid) if process.poll() is None else None
+            if with_group:
+                os.killpg(with_group, signal.SIGKILL)
+            process.communicate()
+
+
+def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run surveys of several sizes at the same time, with workers in proportion to their sizes."""
+    cores, sizes = len(os.sched_getaffinity(0)), options.millions
+    made = time.monotonic()
+    for size in sizes:
+        made_scan(folder / f"{size}.las", size * 1_000_000)
+    made = time.monotonic() - made
+    share = {size: max(1, round((cores - len(sizes)) * size / sum(sizes))) for size in sizes}
+    runs = {
+        size: Run(folder / f"{size}.las", folder / f"out{size}.las", "constant", share[size], tile=options.tile or 256)
+        for size in sizes
+    }
+    while sum(run.look() for run in runs.values()):
+        time.sleep(0.2)
+    results = {f"{size} million": {**run.end(), "workers": share[size]} for size, run in runs.items()}
+    for name, result in results.items():
+        print(name, {key: round(value) for key, value in result.items() if key != "stages"}, flush=True)
+    first, last = results[f"{sizes[0]} million"], results[f"{sizes[-1]} million"]
+    growth = {key: round(last[key] / first[key] - 1, 4) for key in ("client MB", "worker MB")}
+    print("growth", growth, f"scans made in {made:.0f} s")
+    return {"surveys": results, "growth": growth, "right": max(growth.values()) < 0.1}
+
+
+def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run the same survey by one and by two workers, in turn."""
+    source, runs, until = folder / "in.laz", list[dict[str, Any]](), time.monotonic() + options.limit
+    copies(source, options.copies)
+    longest = 0.0
+    for turn in range(options.rounds):
+        if turn and time.monotonic() + longest > until:
+            break
+        began = time.monotonic()
+        for count in (1, 2) if turn % 2 == 0 else (2, 1):
+            runs.append({"workers": count, **Run(source, folder / f"{turn}.{count}.laz", "small", count, 64).end()})
+            print({key: round(runs[-1][key], 1) for key in ("workers", "seconds")}, flush=True)
+        longest = time.monotonic() - began
+    one, two = (statistics.median(run["seconds"] for run in runs if run["workers"] == count) for count in (1, 2))
+    same = len({path.read_bytes() for path in folder.glob("*.*.laz")}) == 1
+    print(f"two workers: {one / two:.2f} times one", "" if same else "OTHER BYTES")
+    return {"cores": len(os.sched_getaffinity(0)), "runs": runs, "speed": round(one / two, 3), "right": same}
+
+
+def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Predict the tiles of a survey by one and by two GPUs, with Dask and with the old pool, in turn."""
+    source, until = folder / "in.las", time.monotonic() + options.limit
+    made_scan(source, options.millions[0] * 1_000_000)
+    kinds = {"dask": "shiplap_sparse3d.survey", **({"pool": "oldsurvey"} if options.pool else {})}
+    rates, tiles, longest = dict[str, list[float]](), 0, 0.0
+    while not rates or time.monotonic() + longest < until:
+        began = time.monotonic()
+        for count in (2, 1):
+            for kind, library in kinds.items():
+                target = folder / f"{kind}.las"
+                for part in ("classes", "done", "taken"):
+                    shutil.rmtree(target.with_name(f"{target.name}.survey") / part, ignore_errors=True)
+                more = {"device": options.device, "keep": True, "library": library, "pool": options.pool}
+                run = Run(source, target, options.model, count, options.tile, **more)
+                name = f"{kind} {count}"
+                if not tiles:  # the first is run to its end, which says how many tiles there are
+                    tiles = run.end()["tiles"]
+                while run.look() and (not run.counts or run.counts[-1][1] < 0.95 * tiles):
+                    time.sleep(0.02)
+                run.stop()
+                rates.setdefault(name, []).append(run.rate(tiles))
+                print(name, f"{rates[name][-1]:.2f} tiles a second", flush=True)
+        longest = time.monotonic() - began
+    middle = {name: statistics.median(of) for name, of in rates.items()}
+    result = {"tiles": tiles, "points": options.millions[0] * 1_000_000, "rates": rates, "medians": middle}
+    result["two over one"] = round(middle["dask 2"] / middle["dask 1"], 3)
+    if options.pool:
+        result |= {f"dask over pool, {n}": round(middle[f"dask {n}"] / middle[f"pool {n}"], 3) for n in (1, 2)}
+    print({key: value for key, value in result.items() if key != "rates"})
+    return {**result, "right": True}
 
 
 def main() -> int:
-    """Measure both, print a line for each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--copies", type=int, default=50)
-    parser.add_argument("--tile", type=int, default=64)
+    """Measure, print a line for each survey, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("memory", "speed", "gpus", "one"))
+    parser.add_argument("source", nargs="?")
+    parser.add_argument("target", nargs="?")
+    parser.add_argument("--millions", type=int, nargs="*", default=[25, 50, 100, 200])
+    parser.add_argument("--copies", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no round begins")
+    parser.add_argument("--tile", type=int)
+    parser.add_argument("--model", choices=_survey_models.MODELS, default="wide")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--pool", type=Path)
+    parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--workers", type=int, nargs="*", default=[])
-    parser.add_argument("--rounds", type=int, default=3)
+    for name, default in (("--library", "shiplap_sparse3d.survey"), ("--count", "1")):
+        parser.add_argument(name, default=default, help=argparse.SUPPRESS)
+    parser.add_argument("--keep", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.workers:
-        return speed(options)
-    results = [measure(count, options.tile) for count in (1, options.copies)]
-    for result in results:
-        print(f"{result['points']:>12,} points  {result['peak_mb']:8.1f} MB  {result['seconds']:8.1f} s")
-    one, many = (result["peak_mb"] for result in results)
-    points = results[1]["points"] - results[0]["points"]
-    print(f"{many / one - 1:+.1%}; {(many - one) / max(1, points) * 1e9:,.0f} MB more for each billion of points")
+    if options.what == "one":
+        options.count = int(options.count)
+        run_here(options)
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+        result = {"memory": memory, "speed": speed, "gpus": gpus}[options.what](options, Path(place))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2))
-    return int(abs(many / one - 1) > 0.1)
+        write(options.json, record(SOURCES, PACKAGES, part=options.what, **result))
+    return int(not result["right"])
 
 
 if __name__ == "__main__":

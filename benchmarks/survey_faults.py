@@ -1,6 +1,6 @@
 """What a survey on Dask does when workers and schedulers die, a disk is full and a file is damaged.
 
-Usage: ``python benchmarks/survey_faults.py [--kills 20] [--parts NAME ...] [--json FILE]``. The parts are
+Usage: ``python benchmarks/survey_faults.py [--kills 20] [--copies 6] [--parts NAME ...] [--json FILE]``. The parts are
 
 * ``kills``: a local worker is killed by SIGKILL in the middle of each stage, again and again;
 * ``scheduler``: a scheduler that runs on its own is killed with its workers, and all of them are started again;
@@ -16,7 +16,6 @@ than the same survey without faults by more than the time of a tile and 30 s for
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -31,7 +30,8 @@ from typing import Any
 
 import psutil
 import torch
-from survey import copies
+from _record import record, write
+from survey import PACKAGES, SURVEY, copies
 from torch import nn
 
 import shiplap_sparse3d as sparse3d
@@ -39,7 +39,7 @@ from shiplap_sparse3d.survey import SurveyModel
 
 TILE_SECONDS = 0.3
 ALLOWED = TILE_SECONDS + 30
-STAGES = ("sorted", "done", "write")
+STAGES = ("points", "classes", "write")
 
 
 class Slow(nn.Module):
@@ -82,7 +82,7 @@ class Run:
         while self.process.poll() is None:
             if stage == "write" and (self.out.parent / f".{self.out.name}.part").exists():
                 return True
-            if stage != "write" and len([*(self.folder / stage).glob("*.json")]) >= count:
+            if stage != "write" and len([*(self.folder / stage).glob("*.bin")]) >= count:
                 return True
             time.sleep(0.01)
         return False
@@ -137,10 +137,10 @@ def free_port() -> int:
 class Faults:
     """The parts of the test, on one scan."""
 
-    def __init__(self, folder: Path, kills: int) -> None:
+    def __init__(self, folder: Path, kills: int, size: int) -> None:
         self.folder, self.kills, self.draw = folder, kills, random.Random(0)
         self.source = folder / "in.laz"
-        copies(self.source, 6)
+        copies(self.source, size)
         self.results: dict[str, Any] = {}
         run = Run(self.source, folder / "one.laz")
         assert run.end()[0] == 0
@@ -171,7 +171,7 @@ class Faults:
         for number in range(-(-self.kills // len(STAGES))):
             run, killed = Run(self.source, self.folder / f"kill{number}.laz", "--workers", 2), 0
             for stage in STAGES:
-                if done < self.kills and run.reached(stage, self.draw.randint(1, 2 if stage == "sorted" else 30)):
+                if done < self.kills and run.reached(stage, self.draw.randint(1, 2 if stage == "points" else 30)):
                     self.draw.choice(run.workers()).kill()
                     done, killed = done + 1, killed + 1
             self.check(f"run {number}, killed {killed} times", run, faults=killed)
@@ -181,7 +181,7 @@ class Faults:
         port = free_port()
         cluster = Cluster(port)
         run = Run(self.source, self.folder / "scheduler.laz", "--scheduler", cluster.address)
-        reached = run.reached("done", 10)
+        reached = run.reached("classes", 10)
         cluster.kill()
         time.sleep(2)
         cluster = Cluster(port)
@@ -193,7 +193,7 @@ class Faults:
         """Kill a scheduler and its workers in the middle."""
         cluster = Cluster(free_port())
         run = Run(self.source, self.folder / "lost.laz", "--scheduler", cluster.address)
-        run.reached("done", 10)
+        run.reached("classes", 10)
         cluster.kill()
         self.check("scheduler killed", run, faults=1, wanted="SL827")
         self.check("finished by one process", Run(self.source, self.folder / "lost.laz"), faults=0)
@@ -217,9 +217,9 @@ class Faults:
     def part_damaged(self) -> None:
         """A byte of a tile that is done, changed while others are predicted."""
         run = Run(self.source, self.folder / "damaged.laz", "--workers", 2)
-        run.reached("done", 10)
+        run.reached("classes", 10)
         path = sorted((run.folder / "classes").glob("*.bin"))[0]
-        path.write_bytes(b"\x07" + path.read_bytes()[1:])
+        path.write_bytes(path.read_bytes()[:-1] + b"\x07")
         self.check("a damaged tile", run, faults=0, wanted="SL824")
         self.check("finished by one process", Run(self.source, self.folder / "damaged.laz"), faults=0)
 
@@ -231,15 +231,17 @@ def main() -> int:
     }
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--copies", type=int, default=6, help="of the packaged scan, 110,000 points each")
     parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        faults = Faults(Path(folder), options.kills)
+        faults = Faults(Path(folder), options.kills, options.copies)
         for name in options.parts:
             parts[name](faults)
     if options.json:
-        options.json.write_text(json.dumps(faults.results, indent=2))
+        sources = ["benchmarks/survey_faults.py", SURVEY]
+        write(options.json, record(sources, PACKAGES, kills=options.kills, plain=faults.plain, runs=faults.results))
     return int(not all(each["right"] and each["in time"] for each in faults.results.values()))
 
 

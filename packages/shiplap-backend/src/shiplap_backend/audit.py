@@ -51,8 +51,8 @@ class SweepVerdict:
 
 
 def operator_names(project: Project) -> list[str]:
-    """Return the names of torch's OpInfo database, read in a process with the project's device. Raises SL906 if torch's
-    test package cannot be imported.
+    """Return the names of the operators in torch's OpInfo test database, read in a process in which the device of
+    ``project`` (the generated package of a device) is loaded. Raises SL906 if torch's test package cannot be imported.
     """
     lines, end = _read_sweep_lines(project, None)
     if end:
@@ -76,10 +76,9 @@ def model_names() -> list[str]:
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one sweep process on ``cases`` and return the lines of its output and, if the process failed, how it ended,
-    else an empty text.
-
-    Without ``cases`` the process lists the operators. Without ``samples`` the cases are models.
+    """Run one process that compares ``cases`` (operator or model, and dtype) on the device with the CPU. Return the
+    lines of its output and, if it failed, how it ended, else an empty text. Without ``cases`` the process lists the
+    operators. Without ``samples`` the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     # With ``-P``, no module in the working directory takes the place of an installed one.
@@ -160,7 +159,9 @@ def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> li
 
 
 def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
-    """Return the verdict that one row of a sweep's JSON output describes."""
+    """Return the verdict that ``row``, one JSON line of a sweep process about one operator or model and one dtype,
+    describes.
+    """
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
     state: State = "core"
     if row["failure"]:

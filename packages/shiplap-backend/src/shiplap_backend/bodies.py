@@ -40,8 +40,8 @@ class _BodyDefinition:
 
 
 def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write a C++ scaffold into ``directory`` for each custom wrapper without a hand-written body. Raises SL908 with
-    file, line and parameter for a body with a wrong signature.
+    """Write a C++ file to be completed into ``directory`` for each wrapper that is implemented by hand (``custom``) and
+    has no body yet. Raises SL908 with file, line and parameter for a body with a wrong signature.
     """
     # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _find_definitions(path)] if wrappers else []
@@ -70,8 +70,8 @@ def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
 
 
 def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) -> bool:
-    """Return whether the wrapper ``w`` has a body among ``definitions``. Raises SL908 if its body has another
-    signature, or the file ``path`` for it does not define it.
+    """Return whether ``definitions``, the C++ functions found, contain a hand-written body of the wrapper ``w``. Raises
+    SL908 if that has another signature, or if the file ``path``, named after the wrapper, does not define it.
     """
     named = [d for d in definitions if d.name == w.id]
     if not named and path.exists():

@@ -94,7 +94,10 @@ def _find_ninja() -> str:
 
 
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
-    """Return the text of the project's ``build.ninja``, which compiles its sources and links ``target``."""
+    """Return the text of the project's ``build.ninja``, which compiles its sources and links ``target``. With
+    ``together``, the generated wrappers and the device core (the part that is the same for all devices) are one C++
+    file.
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
 
     ours = [*project.runtime.include_dirs, project.generated.resolve()]

@@ -59,7 +59,9 @@ class Coverage:
     places: tuple[OverloadPlacement, ...]
 
     def of(self, state: State) -> list[str]:
-        """Return the names of the overloads that are in this state, such as ``native`` or ``gap``."""
+        """Return the names of the overloads that have the state ``state``, such as ``native`` (own kernel) or ``gap``
+        (no kernel and no reason why).
+        """
         return [p.name for p in self.places if p.state == state]
 
     def as_json(self) -> dict[str, Any]:
@@ -78,8 +80,8 @@ class Coverage:
 
 
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
-    """Return where every ATen overload runs on the target: native with its wrapper, composite, expected on the CPU, or
-    a gap.
+    """Return where each overload of torch's operators runs on the device: ``native`` by a generated wrapper,
+    ``composite`` by calls of other overloads, ``expected`` on the CPU as the metadata says, or a ``gap``.
     """
     declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
@@ -96,8 +98,9 @@ def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrapper
 def _place_overload(
     d: AtenDeclaration, native: Mapping[str, str], skipped: Mapping[str, str], expected: Mapping[str, str]
 ) -> OverloadPlacement:
-    """Return the state of one overload on the target, and the reason. ``expected`` maps patterns of names to reasons
-    for a CPU fallback.
+    """Return the state of the overload ``d`` on the device and the reason. ``native`` maps overloads to their wrappers,
+    ``skipped`` maps entries that do not apply to this torch to the reason, and ``expected`` maps patterns of names to
+    reasons for running on the CPU.
     """
     # Torch implements composite overloads, and functional ones with a delegate, by calls of other overloads.
     required = d.cpu and not d.composite and not (d.kind != "out" and d.delegate)
@@ -173,7 +176,10 @@ def _final_exception(traceback: str) -> str:
 
 
 def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
-    """Return the counters of a program, by operator, as needs: gaps first, then CPU fallbacks, then native calls."""
+    """Return one record for each operator that a program called and each reason of a CPU fallback: unexpected fallbacks
+    first, then expected ones and native calls, frequent ones before rare ones. ``counters`` has the counted calls by
+    operator.
+    """
     places = {p.name: p for p in cover.places}
     needed = []
     for full, counts in counters.items():

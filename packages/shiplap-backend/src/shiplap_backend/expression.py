@@ -61,10 +61,9 @@ def suggest_nearest(name: str, names: Sequence[str] | Mapping[str, object]) -> s
 
 
 def _operand_kind(expected: str) -> str:
-    """Return the kind, ``any`` or ``value``, as which the operands of an operator are compiled where the operator is
-    expected to be of the kind ``expected``.
-
-    Inside a plain value operands are plain values. Elsewhere they may be graph nodes.
+    """Return the kind of value, ``any`` or ``value``, as which operands are compiled if their operator's result is to
+    be of the kind ``expected``. For a plain value they must be plain C++ values; for a graph node, an operation of the
+    vendor's graph, they may be either.
     """
     return "any" if expected in ("any", "node", "nodes") else "value"
 
@@ -109,8 +108,9 @@ class ExpressionCompiler:
     scopes: list[str] = field(default_factory=list)  # the vendor functions around the current argument
 
     def compile(self, source: str, expected: str = "node") -> TypedExpression:
-        """Return the C++ of the metadata expression ``source`` as a value of the kind ``expected``. Raises
-        ExpressionError with the mistake.
+        """Return the C++ code for ``source``, an expression of the metadata, as a value of the kind ``expected``
+        (``node``, an operation in the vendor's graph, or a plain kind such as ``int``). Raises ExpressionError with the
+        mistake.
         """
         try:
             tree = ast.parse(source.strip(), mode="eval").body
@@ -123,8 +123,8 @@ class ExpressionCompiler:
             raise ExpressionError(f"{source.strip()[:40]!r}...: nested too deeply") from None
 
     def _visit(self, tree: ast.expr, expected: str) -> TypedExpression:
-        """Return the C++ and the kind of any expression. ``expected`` is the kind that its place takes, to which it is
-        not converted yet. Raises ExpressionError.
+        """Return the C++ code and the kind (such as ``node`` or ``int``) of any expression. ``expected`` is the kind
+        that is needed in its place; a conversion to it is the caller's. Raises ExpressionError.
         """
         if why := constant_condition_reason(tree):
             raise ExpressionError(why)
@@ -184,8 +184,9 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return the C++ of an argument, output or binding by name, and record its use for the cache key of the graph.
-        Raises ExpressionError for an unknown name.
+        """Return the C++ of an argument, an output or a name bound under ``let``, and record that it is used: as an
+        input of the graph, or as a number that becomes part of the graph's cache key. Raises ExpressionError for an
+        unknown name.
         """
         if name in self.lets:
             return self.lets[name]
@@ -209,8 +210,8 @@ class ExpressionCompiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> TypedExpression:
-        """Return ``a if test else b`` in C++: a vendor operation if the test is a graph node, else a conditional
-        expression.
+        """Return ``a if test else b`` in C++: an operation of the vendor's graph if the test is computed in the graph,
+        else a C++ conditional, which selects while the graph is built.
         """
         if self._is_node(tree.test):
             return self._operator("if else", [tree.test, tree.body, tree.orelse])
@@ -229,7 +230,9 @@ class ExpressionCompiler:
         return TypedExpression(one.kind, f"({condition} ? {one.code} : {other.code})")
 
     def _is_node(self, tree: ast.expr) -> bool:
-        """Return whether ``tree`` is a node of the graph. Tests for presence and plain arguments are not."""
+        """Return whether the expression ``tree`` is computed in the vendor's graph (a node). Tests of scalars and of
+        ``is None`` are not; C++ decides them before the graph is built.
+        """
         names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name)]
         # A comparison of scalars alone, `beta == 0`, is decided by C++ before the graph is built.
         if names and all(n in self.values and self.values[n].kind in ("scalar", "scalar?") for n in names):
@@ -241,9 +244,8 @@ class ExpressionCompiler:
         return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
-        """Return the C++ of a test that decides the form of the graph, and record it for the cache key.
-
-        The outcome is part of the cache key; the compared values are not.
+        """Return the C++ of a condition that decides, while the vendor's graph is built, which operations it has. The
+        outcome is recorded as a part of the graph's cache key; the compared values are not.
         """
         # Arguments of the test must not be recorded: their values would become part of the key.
         baked, inputs = set(self.baked), set(self.inputs)
@@ -263,8 +265,8 @@ class ExpressionCompiler:
         return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
-        """Return the C++ of a unary operator, a vendor operation for a node and a C++ operator for a plain value.
-        Raises ExpressionError.
+        """Return the C++ of a unary operator: an operation of the vendor's graph if the operand is a node of it, else
+        the C++ operator. Raises ExpressionError.
         """
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
@@ -280,8 +282,8 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
-        """Return the C++ of the operator ``symbol``, a vendor operation if an operand is a graph node, else a C++
-        operator. Raises ExpressionError.
+        """Return the C++ of the operator ``symbol``: an operation of the vendor's graph if an operand is a node of it,
+        else the C++ operator. Raises ExpressionError.
         """
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
@@ -310,9 +312,8 @@ class ExpressionCompiler:
         return TypedExpression(kind, f"({values[0].code} {symbol} {values[1].code})")
 
     def _plain(self, value: TypedExpression) -> TypedExpression:
-        """Return an optional value or a scalar unwrapped to a plain C++ value; other values unchanged.
-
-        For an optional value the metadata tests ``is None`` first.
+        """Return a C++ ``optional`` unwrapped, which the metadata must have tested with ``is None``, and an
+        ``at::Scalar`` converted to double; other values unchanged.
         """
         if value.kind in ("scalar?", "int?", "float?", "bool?", "str?", "dtype?"):
             value = TypedExpression(value.kind[:-1], f"{value.code}.value()")
@@ -440,8 +441,9 @@ class ExpressionCompiler:
         return code
 
     def _enum(self, call: str, expected: str, value: TypedExpression) -> TypedExpression:
-        """Return the C++ of the enumerator ``value`` of the enum ``expected`` inside the class that ``call`` makes.
-        Raises ExpressionError for an unknown one.
+        """Return the C++ of ``value``, a name in the metadata, as an enumerator of the vendor's enum ``expected``. Of
+        several enums of that name, the nearest to the class that ``call`` makes is taken. Raises ExpressionError for an
+        unknown enumerator.
         """
         values = enum_values(self.vocabulary.enums, expected, call)
         if value.code not in values:
@@ -449,16 +451,16 @@ class ExpressionCompiler:
         return TypedExpression(expected, values[value.code])
 
     def _index(self, value: TypedExpression, tree: ast.expr) -> str:
-        """Return the C++ arguments of a graph constant for an integer or a list of integers. Raises ExpressionError for
-        another kind.
+        """Return C++ arguments that make a constant in the vendor's graph: an integer as a scalar with its dtype, or a
+        list of integers. Raises ExpressionError for another kind of value.
         """
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
         raise ExpressionError(f"{ast.unparse(tree)!r} is a {value.kind}, not an integer or a list of them")
 
     def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
-        """Return ``value`` converted to the kind ``expected``, by conversions that lose nothing. Raises ExpressionError
-        for other kinds.
+        """Return ``value`` converted to the kind ``expected`` by a conversion that loses nothing, such as an integer to
+        a graph node. Raises ExpressionError where there is none.
         """
         kind = value.kind
         if expected in ("any", kind, "value"):

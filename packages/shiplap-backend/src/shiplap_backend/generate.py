@@ -46,8 +46,9 @@ class GeneratedWrappers:
 
 
 def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> GeneratedWrappers:
-    """Return the wrappers and C++ files that follow from ``metadata`` for this torch, and the skipped entries. Raises
-    SL901 to SL903 with file and line of a wrong entry.
+    """Return the C++ wrappers and files for the operators in ``metadata`` and for the installed torch, and the entries
+    that are skipped because they are for other versions. The files number ``units``. Raises SL901 to SL903 with file
+    and line of a wrong entry.
     """
     declared = aten_declarations()
     if metadata.target.runtime != runtime.name:
@@ -89,8 +90,8 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
 def _check_entry(
     name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
 ) -> str:
-    """Return the reason why an entry is skipped here, a version range, or an empty text. Raises SL901 if the entry is
-    wrong.
+    """Return the reason, a version range, why an entry of the metadata is skipped for this torch and vendor, or an
+    empty text. Raises SL901 if the entry is wrong.
     """
     where = metadata.where[name]
     if entry.template not in FAMILIES:
@@ -137,8 +138,8 @@ def _check_entry(
 def _derived_overloads(
     d: AtenDeclaration, metadata: Metadata, declared: Mapping[str, AtenDeclaration]
 ) -> tuple[AtenDeclaration, ...]:
-    """Return the in-place and ``out=`` overloads of the group of ``d`` that its functional wrapper implements by
-    assignment.
+    """Return the in-place and ``out=`` overloads that get a wrapper together with the functional overload ``d``, since
+    they can assign its result. Those with an entry of their own are left out.
     """
     if d.kind != "functional":
         return ()

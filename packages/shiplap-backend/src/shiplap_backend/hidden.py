@@ -100,7 +100,9 @@ _COUNTS = {"rank": 64.0, "size": float("inf"), "numel": float("inf"), "length": 
 
 
 def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
-    """Return the lists of simple conditions that together make all ``trees`` true; one list must hold as a whole."""
+    """Return lists of simple conditions, such as comparisons: all ``trees`` are true exactly if all conditions of one
+    of the lists hold. At most ``_MOST_ALTERNATIVES + 1`` lists are returned.
+    """
     if not trees:
         return [[]]
     ways: list[list[ast.expr]] = []
@@ -112,8 +114,8 @@ def _alternatives(trees: Sequence[ast.expr]) -> list[list[ast.expr]]:
 
 
 def _ways(tree: ast.expr) -> list[list[ast.expr]]:
-    """Return the lists of simple conditions under which an expression is true. It is true if all conditions of one list
-    hold.
+    """Return lists of simple conditions, such as comparisons: the expression ``tree`` is true exactly if all conditions
+    of one of the lists hold.
     """
     match tree:
         case ast.BoolOp(op=ast.And(), values=parts):
@@ -135,7 +137,9 @@ def _ways(tree: ast.expr) -> list[list[ast.expr]]:
 
 
 def _clash(parts: Sequence[ast.expr]) -> str:
-    """Return the texts of the first two conditions that exclude each other, or an empty text."""
+    """Return a text with the first two of the conditions ``parts`` that exclude each other, or with the one that never
+    holds; an empty text if they may all hold.
+    """
     demands: dict[str, tuple[str, object]] = {}
     orders: dict[tuple[str, str], tuple[str, set[str]]] = {}
     ranges: dict[str, tuple[str, float, float]] = {}
@@ -151,8 +155,8 @@ def _clash(parts: Sequence[ast.expr]) -> str:
 
 
 def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
-    """Return left side, allowed orders such as ``<=``, and right side of a comparison, which may be negated; None for
-    another expression.
+    """Return the left side, the orders that a comparison allows (characters of ``<=>``, so ``<=`` stands for ``<`` or
+    ``=``) and the right side. A ``not`` around the comparison is resolved. None for another expression.
     """
     negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
     inner = tree.operand if isinstance(tree, ast.UnaryOp) else tree
@@ -164,8 +168,9 @@ def _relation(tree: ast.expr) -> tuple[ast.expr, str, ast.expr] | None:
 
 
 def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str]]]) -> str:
-    """Return a text if the comparison ``tree`` allows none of the orders of two expressions in ``known``, or an empty
-    text. The orders are added to ``known``.
+    """Return a text on the contradiction if the comparison ``tree`` of two expressions allows none of the orders
+    (``<``, ``=``, ``>``) that ``known`` leaves for them, or an empty text. ``known`` is narrowed to the orders that it
+    allows.
     """
     relation = _relation(tree)
     if relation is None or any(isinstance(side, ast.Constant) for side in (relation[0], relation[2])):
@@ -184,8 +189,8 @@ def _order_clash(tree: ast.expr, known: dict[tuple[str, str], tuple[str, set[str
 
 
 def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> str:
-    """Return a text if the comparison ``tree`` leaves no number for an expression in the ranges in ``known``, or an
-    empty text. The range is added to ``known``.
+    """Return a text on the contradiction if the comparison ``tree`` with a number leaves no value for an expression,
+    given the ranges in ``known``, or an empty text. The range in ``known`` is narrowed.
     """
     relation = _relation(tree)
     if relation is None or (isinstance(tree, ast.Compare) and _size_test_is_constant(tree)):
@@ -231,7 +236,9 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
 
 
 def _values_exclude(one: object, other: object) -> bool:
-    """Return whether no argument can have both values. True and False stand for all values that are true or false."""
+    """Return whether an argument cannot have both values ``one`` and ``other``. True and False stand for all values
+    that are true or false.
+    """
     if None in (one, other):
         # None counts as false, so "is None" and "not x" can hold together.
         return (one, other) not in ((None, None), (None, False), (False, None))
@@ -239,8 +246,8 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text, argument, value) if ``tree`` fixes an argument to one value, as ``name``, ``not name`` and
-    ``name == 2`` do.
+    """Yield (text of the condition, argument, value) if the condition ``tree`` fixes an argument to one value, as
+    ``name``, ``not name`` and ``name == 2`` do.
     """
     match tree:
         case ast.Name(id=name):

@@ -50,14 +50,18 @@ def schema_digest(schema: str) -> str:
 
 
 def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
-    """Return the installed torch's schemas of all overloads, or of ``names`` and the overloads generated with them."""
+    """Return the schemas that the installed torch has: of all overloads, or of ``names`` and of their groups, the
+    variants such as in-place and ``out=`` that are generated with them.
+    """
     declared = aten_declarations()
     chosen = declared if names is None else {n: d for n in names for n, d in _with_group(n, declared)}
     return SchemaLock(torch.__version__.partition("+")[0], {n: d.schema for n, d in sorted(chosen.items())})
 
 
 def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
-    """Return (name, declaration) of an overload and of those in its group; an empty list for an unknown overload."""
+    """Return (name, declaration) of an overload and of the variants in its group, such as in-place and ``out=``; an
+    empty list for an unknown overload.
+    """
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]
 

@@ -36,8 +36,8 @@ _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
-    """Return the wrapper of one metadata entry: C++ fragments for its template. Raises SL901, SL902 and SL903 with file
-    and line of a mistake.
+    """Return the wrapper of one overload, that is the C++ fragments for its template, made from its entry in the
+    metadata. Raises SL901, SL902 and SL903 with file and line of a mistake.
     """
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
@@ -100,8 +100,8 @@ class _EntryMapping:
         return w
 
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
-        """Return the C++ of the expression ``source`` of the entry as a value of the kind ``expected``. Raises SL902
-        with its ``place`` in the entry.
+        """Return the C++ of ``source``, an expression of the entry, as a value of the kind ``expected``, such as
+        ``node`` or ``bool``. ``place`` names the expression in the error SL902.
         """
         try:
             return compiler.compile(source, expected)
@@ -137,7 +137,9 @@ class _EntryMapping:
         return {n: TypedExpression("tensor", self._result(i, n)) for i, n in enumerate(self._result_names())}
 
     def _result(self, index: int, name: str) -> str:
-        """Return the C++ of the result at ``index``, which a structured overload has in its operator object."""
+        """Return the C++ of the result at ``index``: the variable ``name``, or for a structured overload the output of
+        torch's operator object.
+        """
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
@@ -162,22 +164,22 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors whose dtype must be among the accepted ones. Inputs that go to the vendor
-        unconverted are left out.
+        """Return the names of the tensors whose dtype the wrapper checks against the accepted ones: the inputs, or the
+        outputs of an overload without inputs. Those that the entry passes on in a dtype of their own are left out.
         """
         raw = {n for n, how in self.entry.inputs.items() if how != "compute"}
         tensors = [a.name for a in self.d.inputs if a.tensor]
         return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
 
     def _guards(self) -> Iterator[tuple[str, str]]:
-        """Yield (condition, reason) of each guard of the family and of the entry; a call that fails a condition runs on
-        the CPU.
+        """Yield (condition, reason) of each guard, a condition on the arguments under which the wrapper may run the
+        call, of the wrapper's family and of the entry. A call that fails one runs on the CPU.
         """
         yield from {**self.family.guard, **self.entry.guard}.items()
 
     def _computation_dtype(self) -> str:
-        """Return the dtype in which the vendor computes, as C++ or as a short name, before narrow dtypes are widened.
-        Raises SL901 for an unknown rule.
+        """Return the dtype in which the vendor computes, by the entry's rule ``compute``: C++ code or a short name such
+        as ``f32``. Widening of narrow dtypes comes later. Raises SL901 for an unknown rule.
         """
         # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute
@@ -199,8 +201,8 @@ class _EntryMapping:
         return f"dtype_of({self.values[rule].code})"
 
     def _wide(self, decides: str) -> str:
-        """Return the C++ of the wide dtype of the computation for the dtype ``decides``, as far as the target has wide
-        dtypes.
+        """Return the C++ of the dtype in which a sum or product of the dtype ``decides`` (C++) is computed, such as
+        float32 for bfloat16, as far as the device has the wide dtype.
         """
         there = target_dtypes(self.metadata.target)
         if {"f32", "i32"} <= {*there}:
@@ -215,10 +217,9 @@ class _EntryMapping:
         return list(dict.fromkeys(wide_dtype(d, there) for d in self._accepted()))
 
     def _prepare(self, index: int, name: str) -> Iterator[str]:
-        """Yield the C++ statements that make or resize the output ``name``, by its rule in the entry. Raises SL901 for
-        a rule that does not fit.
-
-        For an output whose shape a structured ``meta`` gave, the statement changes the strides.
+        """Yield the C++ statements that allocate or resize the output ``name``, the result at ``index``, by its rule in
+        the entry. For an output that torch's structured ``meta`` has made, they only change its strides. Raises SL901
+        for a rule that does not fit.
         """
         if self.d.kind == "inplace" or not self.d.returns:
             return
@@ -317,7 +318,9 @@ class _EntryMapping:
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, expression) of each result. Raises SL901 if a result has no expression."""
+        """Yield (result name, expression of the entry that computes it) of each result. Raises SL901 if one has no
+        expression.
+        """
         results = self._result_names()
         if isinstance(self.entry.graph, str):
             # One expression cannot give several results.
@@ -339,8 +342,8 @@ class _EntryMapping:
             yield name, self.entry.graph[name]
 
     def _updates(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield (name, C++ tensor, C++ condition, C++ graph) of each argument that is written besides the results.
-        Raises SL901 for an unfit name.
+        """Yield (name, C++ tensor, C++ condition, C++ graph node) of each argument that the call writes besides its
+        results, such as running statistics. Raises SL901 for a name that is a result or no tensor.
         """
         for name, update in self.entry.updates.items():
             if name in self._result_names():
@@ -355,13 +358,15 @@ class _EntryMapping:
             yield name, self.values[name].code, when, graph
 
     def _how(self, name: str) -> str:
-        """Return the C++ argument for the dtype to which the input ``name`` is converted, empty for a raw one."""
+        """Return the C++ text that is appended to the call which makes the input ``name`` of the graph: ``, dtype`` for
+        a conversion, or nothing for an input that the entry leaves in its own dtype (``raw``).
+        """
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
 
     def _key_statements(self) -> Iterator[str]:
-        """Yield the C++ statements that fill the ``Call``: inputs in declared order, then attributes that are part of
-        the graph's cache key.
+        """Yield the C++ statements that fill the record of a call: the graph's inputs in declared order, then the
+        values on which the graph itself depends and which are a part of its cache key.
         """
         for a in self.d.inputs:
             if a.name in self.graph.inputs:
@@ -409,15 +414,15 @@ class _EntryMapping:
             )
 
     def _promoted_dtype(self) -> str:
-        """Return the C++ of the promoted dtype of a structured overload, to which integers wrap before they are
-        widened, or an empty text.
+        """Return the C++ of the dtype to which torch's structured operator promotes its inputs, or an empty text.
+        Integers wrap around in this dtype before they are widened for the computation.
         """
         decides = self._computation_dtype()
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        """Return how the entry uses each argument: as graph input, attribute, guard or shape. Raises SL903 for an
-        argument that has no use.
+        """Return how the entry uses each argument: as an input of the graph, as an attribute (a value built into the
+        graph), in a guard or for the shape. Raises SL903 for an argument that has no use.
         """
         # An argument that is an input and an attribute counts as an input.
         attributes = (self.graph.used | self.graph.baked) - self.graph.inputs

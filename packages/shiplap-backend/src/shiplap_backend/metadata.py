@@ -68,7 +68,7 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
         raise _file_error(path, 1, "'target:' is missing", "a target, or 'extends: <runtime>'")
 
     def at(*keys: str) -> str:
-        """Return ``file:line`` of the innermost of the nested ``keys`` that stands in the file."""
+        """Return ``file:line`` of the innermost of the nested ``keys`` that is in the YAML file, line 1 if none is."""
         # The innermost key may be missing in the file, as for a required field.
         known = (lines[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in lines)
         return f"{path}:{next(known, 1)}"
@@ -213,8 +213,8 @@ def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterato
 
 
 def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
-    """Return whether the nested keys ``key`` are on the way to ``parts``. msgspec writes ``...`` for a key that it does
-    not name.
+    """Return whether ``key``, the nested keys of a line, leads to ``parts``, the path in msgspec's message, that is
+    whether it is the same or an outer key. ``...`` in ``parts`` matches any key, since msgspec does not name it.
     """
     return len(key) <= len(parts) and all(p in ("...", k) for k, p in zip(key, parts, strict=False))
 

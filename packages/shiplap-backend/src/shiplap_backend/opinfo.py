@@ -40,8 +40,8 @@ class SampleEvidence:
     failure: str = ""
 
     def count(self, counters: dict[str, Any]) -> None:
-        """Add the calls in ``counters``, those of ``torch.<device>.counters()``, to the evidence: native operators, and
-        fallbacks with reasons.
+        """Add the calls that the device has counted, ``counters`` by operator, to the evidence: the operators that ran
+        natively, and those that fell back to the CPU with the reasons.
         """
         for name, calls in counters.items():
             if calls["native"]:
@@ -189,10 +189,8 @@ def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None
 
 def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[Any], kept: Any) -> bool:
     """Compare the gradients on the device with the CPU's, and return whether there are any. Raises AssertionError for a
-    difference.
-
-    ``kept`` has the arguments before the call, on the CPU, and ``places`` the device of each that is a tensor: some
-    operators want indices on the CPU.
+    difference. ``kept`` are the arguments before the call, on the CPU. ``places`` has, for each of them, the device on
+    which the call gets it (some operators require indices on the CPU), or the value if it is no tensor.
     """
     tensors = [v for v in leaves(kept) if isinstance(v, torch.Tensor)]
     strided = all(v.layout is torch.strided for v in tensors)
@@ -202,7 +200,9 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
     where = iter(places)
 
     def placed(value: Any) -> Any:
-        """Return a tensor on the device of the argument at its place, and other values as they were."""
+        """Return a tensor moved to the device that the next item of ``places`` names, or, for a value that is no
+        tensor, that item itself.
+        """
         place = next(where)
         return value.to(place) if isinstance(value, torch.Tensor) else place
 
@@ -222,8 +222,9 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
 
 
 def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, dtype: torch.dtype) -> bool:
-    """Return whether gradient ``index`` of the device is about as near to the float64 gradient as the CPU's is.
-    ``pair`` has both.
+    """Return whether gradient ``index`` of the device has the NaNs of the CPU's gradient and an error, against float64,
+    of at most three times the CPU's. ``pair`` has the device's and the CPU's gradient, and ``kept`` the arguments on
+    the CPU.
     """
     exact = _gradients(op, sample, _widened(kept, dtype))[index]
     if exact is None or not pair[1].numel():
@@ -269,8 +270,8 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
 
 
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
-    """Return whether the device's values are about as near to those of float64 as the CPU's are, whose rounding is not
-    prescribed.
+    """Return whether each value of the device (``ours``) has the NaNs of the CPU's (``theirs``) and an error, against a
+    float64 run, of at most three times the CPU's. torch does not prescribe the rounding of an operator.
     """
     if not dtype.is_floating_point or dtype is torch.float64:
         return False

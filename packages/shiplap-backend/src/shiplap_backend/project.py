@@ -250,8 +250,8 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
 
 def _compares_tensors(d: AtenDeclaration) -> bool:
-    """Return whether torch checks that several tensors of the overload are on one device, as it does for an
-    accelerator's kernels.
+    """Return whether torch requires for an accelerator's kernel that all tensors of the overload ``d`` are on one
+    device, so that the generated wrapper checks that.
     """
     return d.compares_devices and sum(a.tensor for a in d.inputs) > 1
 

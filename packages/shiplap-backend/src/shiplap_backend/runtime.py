@@ -69,7 +69,9 @@ class Runtime:
 
     @property
     def registers(self) -> frozenset[str]:
-        """The names of the overloads that the device core registers, which is the same for every target."""
+        """The names of the overloads for which the device core, the C++ sources that all devices share, registers
+        kernels of its own.
+        """
         return _core_overloads()
 
     @property
@@ -97,7 +99,9 @@ class Runtime:
 
     @property
     def needed(self) -> tuple[Path, ...]:
-        """The files that the runtime must have: its C++ entry header and its metadata."""
+        """The files that a runtime's directory must contain: its C++ header for generated code, and its metadata
+        (``ops.yaml``).
+        """
         header = "vendor.h" if self.graph == "own" else self.functions_header
         return (self.directory / header, self.metadata)
 

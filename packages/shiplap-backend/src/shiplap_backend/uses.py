@@ -49,8 +49,8 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise SL901 for a name in the entry that the overload does not have or has in another role, and for guards that
-    no call satisfies.
+    """Raise SL901 for a name in the entry that the overload ``d`` does not have or has in another role, and for guards
+    (conditions on the arguments) that no call satisfies.
     """
     inputs = {a.name: a for a in d.inputs}
     stated = {"shape_only": entry.shape_only, "inputs": entry.inputs, "redundant": entry.redundant}
@@ -92,7 +92,9 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
 
 
 def check_constants(where: str, name: str, constants: Sequence[float], dtypes: Sequence[str]) -> None:
-    """Raise SL901 for a number in the graph of ``name`` that a dtype of the computation does not hold."""
+    """Raise SL901 for a number in the expressions of ``name`` that one of ``dtypes``, in which the entry computes, does
+    not hold: out of its range, or rounded to zero.
+    """
     for dtype in (d for d in dtypes if d != "bool"):
         smallest, least, most = _limits(dtype)
         for number in constants:
@@ -115,7 +117,9 @@ def _limits(dtype: str) -> tuple[float, float, float]:
 def check_dtype_guards(
     where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
 ) -> None:
-    """Raise SL901 for a guard on the dtype of a tensor that holds for none of the accepted dtypes."""
+    """Raise SL901 for a guard, a condition under which the wrapper runs, that tests the dtype of a tensor and holds for
+    none of the ``accepted`` dtypes. ``gated`` are the tensors whose dtype must be accepted.
+    """
     rows = in_aten()
     holding = {
         "is_bool": {d for d in accepted if d == "bool"},
@@ -178,7 +182,9 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
 
 
 def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
-    """Raise SL901 for a binding under ``let`` that hides another name or that no result reads."""
+    """Raise SL901 for a name bound under ``let`` in the entry if it hides another name (in ``taken``, or of a function)
+    or if no result depends on it.
+    """
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
     # Later bindings may read earlier ones. In reverse order one pass finds every binding that is reached.
@@ -230,7 +236,9 @@ def uses_of(
 
 
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
-    """Return the use of one argument, such as ``graph input`` or ``shape only``, empty if it has none."""
+    """Return how the argument ``a`` is used, such as ``graph input``, ``guard`` or ``shape only``; empty if it is not
+    used. ``used`` has the names that the entry's expressions use, by use.
+    """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:
             return use

@@ -38,7 +38,9 @@ def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
 
 
 def _raise_first(problems: Iterator[Problem], at: At) -> None:
-    """Raise the first of the problems as SL901. ``at`` returns the place of its keys."""
+    """Raise the first of ``problems``, (keys, mistake, what is expected), as SL901. ``at(*keys)`` returns the file and
+    line of nested keys.
+    """
     for keys, got, expected in problems:
         problem: ShiplapError = metadata_error(at(*keys), got, expected)
         raise problem

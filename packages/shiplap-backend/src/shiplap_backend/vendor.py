@@ -89,7 +89,9 @@ class VendorFunction:
         return f"{self.name}({parameters})"
 
     def length(self, call: ast.Call) -> int:
-        """Return the number of outputs that this call of the function has, or 0 if only the run decides it."""
+        """Return the number of outputs of the graph node that the call ``call`` of this function makes, or 0 if it is
+        known only when the graph runs.
+        """
         if isinstance(self.outputs, int):
             return self.outputs
         given = dict(zip((p.name for p in self.parameters if p.kind != "graph"), call.args, strict=False))
@@ -141,8 +143,8 @@ def find_closing_bracket(text: str, at: int, pair: str) -> int:
 
 
 def _parse_parameter(text: str) -> VendorParameter | None:
-    """Return one parameter of a C++ declaration with its kind, or None where no expression of metadata can give its
-    type.
+    """Return the parameter of a C++ declaration that ``text`` is, with the kind of expression that it takes; None if no
+    expression of the metadata has its type.
     """
     declared, default, _ = text.partition("=")
     m = re.fullmatch(r"(.*?[\w>&*])\s*[&\s]\s*&?\s*(\w+)", declared.strip(), re.S)

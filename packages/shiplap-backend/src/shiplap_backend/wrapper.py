@@ -83,12 +83,14 @@ class Wrapper:
 
     @property
     def sometimes(self) -> list[bool]:
-        """For each output, whether it is made only under a condition."""
+        """For each output, in order, whether its rule has a condition ``when``, so that only some calls make it."""
         return [bool(rule.when) for rule in (self.entry.output.get(n, _ALWAYS) for n in self.outputs)]
 
     @property
     def placed(self) -> str:
-        """The name of the tensor argument on whose device the call runs, empty without one."""
+        """The name of the tensor argument that decides on which device the call runs; an empty text if the overload has
+        no tensor argument.
+        """
         return next((a.name for a in self.declaration.arguments if a.type == "Tensor"), "")
 
     @property

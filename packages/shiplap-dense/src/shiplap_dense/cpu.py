@@ -17,8 +17,8 @@ LANES = 8  # of the narrower vectors
 
 
 def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a CPU template can run a call with these operands, that is with float32, bfloat16 or int8 and no
-    empty size, otherwise the reason why not.
+    """Return True if a CPU template (a C++ kernel that is compiled with its neighbours) can run a call: its operands
+    are float32, bfloat16 or int8 and no size is 0. Otherwise return the reason why not.
     """
     # The micro-kernels widen bfloat16 and int8 to float32, and know no other dtypes.
     if odd := sorted({str(d) for d in dtypes.values()} - {"torch.float32", "torch.bfloat16", "torch.int8"}):
@@ -29,8 +29,8 @@ def _accepts_float_dtypes(sizes: Sizes, dtypes: Mapping[str, torch.dtype], confi
 
 
 def _few_rows(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a call has at most ``FEW`` rows and operands that the micro-kernels know, otherwise the reason why
-    not.
+    """Return True if a call has at most ``FEW`` rows and operands of dtypes that the templates' inner loops
+    (micro-kernels) have, otherwise the reason why not.
     """
     return f"more than {FEW} rows" if sizes["m"] > FEW else _accepts_float_dtypes(sizes, dtypes, config)
 
@@ -79,8 +79,8 @@ def _conv_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
 
 
 def _side_by_side(sizes: Sizes, dtypes: Mapping[str, torch.dtype], config: Mapping[str, Any]) -> bool | str:
-    """Return True if a filter tap has at least ``LANES`` input channels, which are gathered as runs, and operands that
-    the micro-kernels know, otherwise the reason.
+    """Return True if the convolution has at least ``LANES`` input channels, which lie side by side in memory and are
+    loaded as vectors, and dtypes that the inner loops have. Otherwise return the reason why not.
     """
     return (
         f"fewer than {LANES} channels lie side by side"

@@ -20,8 +20,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
-    """Return the config of a Triton template with tiles of ``m`` x ``n`` x ``k``, this number of warps and pipeline
-    stages, and further values ``more``.
+    """Return the config of a Triton template: tiles of ``m`` x ``n`` of the result and ``k`` of the inner dim, the
+    number of warps and of pipeline stages, and further values ``more``.
     """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, "GROUP_M": 8, **more}
 
@@ -92,8 +92,8 @@ def _accepts_float_operands(sizes: Sizes, dtypes: Dtypes, config: Config) -> boo
 
 
 def _fits_tiles(sizes: Sizes, dtypes: Dtypes, config: Config, rows: str = "m", cols: str = "n") -> bool | str:
-    """Return True if the tiles of a config fit the result's ``rows`` and ``cols`` (names of sizes), otherwise the
-    reason why smaller or larger ones are better.
+    """Return True if the tiles of ``config`` suit a result of ``sizes[rows]`` x ``sizes[cols]``, otherwise the reason:
+    tiles much larger than the result waste work, small tiles of a large result load operands too often.
     """
     if (fits := _accepts_float_operands(sizes, dtypes, config)) is not True:
         return fits
@@ -148,25 +148,33 @@ def _accepts_bulk_copy(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | s
 
 
 def _product_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid with one program for each tile of the result."""
+    """Return the grid of the launch, three numbers: one Triton program for each tile of the result along the first
+    axis.
+    """
     return cdiv(sizes["m"], config["BLOCK_M"]) * cdiv(sizes["n"], config["BLOCK_N"]), 1, 1
 
 
 def _walking_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid of the config's persistent programs, or else with one program for each tile."""
+    """Return the grid of the launch: as many Triton programs as the config says, each of which computes several tiles
+    in turn; one program for each tile if it says 0.
+    """
     # Persistent programs walk over the tiles, and start the loads of the next tile early.
     return (config["PROGRAMS"], 1, 1) if config["PROGRAMS"] else _product_grid(sizes, config, cdiv)
 
 
 def _tap_offsets(sizes: Sizes) -> torch.Tensor:
-    """Return the offset of each filter tap from ``stride * pixel``: int32 ``[kh * kw, 2]``."""
+    """Return, for each tap of the filter, the offset (y, x) of the input pixel that it reads from ``stride * output
+    pixel``: int32 ``[kh * kw, 2]``.
+    """
     (pad_y, pad_x), (dil_y, dil_x) = sizes["padding"], sizes["dilation"]
     y, x = torch.meshgrid(torch.arange(sizes["kh"]), torch.arange(sizes["kw"]), indexing="ij")
     return torch.stack((y * dil_y - pad_y, x * dil_x - pad_x), -1).reshape(-1, 2).to(torch.int32)
 
 
 def _group_slots(sizes: Sizes) -> int:
-    """Return the number of slots in the kernel's table of group ends: a power of two above the number of groups."""
+    """Return the length of the kernel's table of the ends of groups: the least power of two above the number of groups,
+    since the rows behind the last end count as one more.
+    """
     return 1 << int(sizes["g"]).bit_length()  # one more than there are: the rows that belong to none
 
 
@@ -278,8 +286,8 @@ def _attach_grouped(device: str) -> None:
 
 
 def _fits_pixel_tiles(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
-    """Return True if the tiles of a config fit the output pixels and channels of a convolution, otherwise the reason
-    why not.
+    """Return True if the tiles of a config suit the number of output pixels and of output channels of a convolution
+    (see ``_fits_tiles``), otherwise the reason why not.
     """
     pixels = sizes["batch"] * sizes["ho"] * sizes["wo"]
     return _fits_tiles({**sizes, "pixels": pixels}, dtypes, config, rows="pixels", cols="co")

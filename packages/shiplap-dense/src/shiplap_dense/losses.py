@@ -63,8 +63,8 @@ class LossOptions:
 def _written_losses(
     hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the losses of the rows, the logits after the soft cap, and the derivative of the cap, computed by plain
-    PyTorch.
+    """Return the losses of the rows, the logits after the soft cap (``softcap * tanh(logits / softcap)``), and the
+    derivative of the cap, computed by plain PyTorch as the op's definition.
     """
     logits = F.linear(hidden, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -89,8 +89,9 @@ def _written_gradients(
     options: LossOptions,
     flags: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses, and the gradients of ``sum(scales * losses)`` by hidden states, weight and bias, by the
-    formula; a gradient whose flag is 0 is empty.
+    """Return the losses of the rows, and the gradients of ``sum(scales * losses)`` with respect to hidden states,
+    weight and bias, by the closed formula. ``flags`` has a 1 for each of these three gradients that is wanted; the
+    others are empty.
     """
     losses, logits, slope = _written_losses(hidden, weight, target, bias, options)
     counted = target != options.ignore_index
@@ -204,7 +205,9 @@ def _loss_scale(target: Tensor, reduction: str, ignore_index: int) -> Tensor:
 
 @linear_cross_entropy.backward(once_differentiable=True)
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the needed gradients of the losses of rows, computed from the inputs in another pass over the logits."""
+    """Backward of the losses of rows: return the gradients of hidden states, weight and bias that autograd needs,
+    computed from the inputs in another pass over the logits.
+    """
     _, hidden, weight, bias = linear_cross_entropy_gradients(
         grad,
         saved.hidden,
@@ -225,8 +228,8 @@ def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
 
 @linear_cross_entropy_with_gradients.backward(once_differentiable=True, strided=True)
 def _(grads: tuple[Tensor, ...], saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the needed gradients that the forward saved, times the gradient of the loss, scaled in place if this is
-    the last backward.
+    """Backward of the mean or sum: return the gradients of hidden states, weight and bias that autograd needs. The
+    forward has computed them; they are multiplied by the gradient of the loss, in place if the graph is not kept.
     """
     # A second copy of the gradient of the weights would be most of the memory that the op saves. For the same reason
     # the backward is strided: contiguous zeros for the results without a gradient would be as large.
@@ -296,8 +299,9 @@ def _in_chunks(
     flags: Sequence[int] = (0, 0, 0),
     wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the losses and the gradients of ``sum(scales * losses)``, computed for a chunk of rows at a time by
-    ``row_pass``. A gradient whose flag is 0 is empty.
+    """Return the losses and the gradients of ``sum(scales * losses)`` for hidden states, weight and bias, computed for
+    a chunk of rows at a time, whose logits ``row_pass`` turns into losses and gradients. ``flags`` has a 1 for each
+    gradient that is wanted; the others are empty. With ``wide``, gradients of 16 bits are summed in float32.
     """
     (n, h), v = hidden.shape, weight.shape[0]
     rows = chunk_rows(n, v, h)
@@ -453,21 +457,25 @@ NUMBERS = ("ignore_index", "label_smoothing", "lse_square_scale", "softcap")
 
 @linear_cross_entropy.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return drawn hidden states, weight, targets and bias, and the options of the loss from ``sizes``."""
+    """Builder of samples of the losses of rows: return random hidden states, weight, targets and bias, then the options
+    of the loss as ``sizes`` has them.
+    """
     return *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in NUMBERS)
 
 
 @linear_cross_entropy_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return drawn scales of the losses, then tensors, options and flags as for the loss."""
+    """Builder of samples of the gradients: return random scales of the losses, then tensors, options and flags as for
+    the loss.
+    """
     scales = torch.rand(sizes["n"], generator=rng).to(device)
     return scales, *_draw_tensors(rng, sizes, dtype, device), *(sizes[name] for name in (*NUMBERS, *FLAGS))
 
 
 @linear_cross_entropy_with_gradients.samples
 def _(rng: torch.Generator, sizes: dict[str, Any], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
-    """Return drawn hidden states, weight, targets and bias, and the options of the loss, with every gradient
-    requested.
+    """Builder of samples of the mean or sum: return random hidden states, weight, targets and bias, and the options,
+    with every gradient requested.
     """
     options = (sizes[name] for name in ("reduction", *NUMBERS))
     # The audit asks for every gradient, which is refused (SL303) where a flag says that it will not be asked for.

@@ -28,7 +28,7 @@ mm.batches("m", "n")
 
 @mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the needed gradients of ``a``, ``b`` and the bias of a matrix product."""
+    """Return those gradients of the matrix product for ``a``, ``b`` and the bias that autograd needs, by name."""
     gradients = {}
     if needs.a:
         gradients["a"] = mm(grad, saved.b.t())
@@ -50,7 +50,7 @@ bmm.batches("batch")
 
 @bmm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the needed gradients of both operands of a batched matrix product."""
+    """Backward of the batched product: return those gradients of ``a`` and ``b`` that autograd needs, by name."""
     gradients = {}
     if needs.a:
         gradients["a"] = bmm(grad, saved.b.mT)
@@ -76,8 +76,8 @@ int8_mm.batches("m", "n")
 
 @int8_mm.backward
 def _(grad: Tensor, saved: Any, needs: Any) -> dict[str, Tensor]:
-    """Return the needed gradients of the activations, the scales and the bias of the int8 product; the 8-bit weights
-    have none.
+    """Backward of the int8 product: return those gradients of the activations, the scales and the bias that autograd
+    needs, by name; the 8-bit weights have none.
     """
     gradients = {}
     if needs.a:

@@ -37,7 +37,9 @@ FEW_ROWS = 256
 
 
 def _on_gpu(x: Tensor, **others: Any) -> bool | str:
-    """Return True for a tensor on a GPU, where the rewrite is faster, otherwise the reason against it."""
+    """Return True for a tensor on a GPU, where the Triton template that a rewrite calls is faster than the library,
+    otherwise the reason against the rewrite.
+    """
     return x.device.type == "cuda" or "on the CPU a product of the library's is faster than the template"
 
 
@@ -52,7 +54,9 @@ def linear_activation(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _activation_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a linear layer followed by the activation ``act``."""
+    """Return two functions for a rewrite: the pattern, a linear layer followed by the activation ``act`` as models call
+    it, and the replacement, ``act`` of Shiplap's matrix product, into which Inductor fuses it.
+    """
 
     def pattern(x: Float[Tensor, "*b k"], weight: Float[Tensor, "n k"], bias: Float[Tensor, "n"] | None) -> Tensor:
         """Return ``act`` of a linear layer as models compute it."""
@@ -84,7 +88,9 @@ def gated_linear(*, always: bool = False) -> tuple[PatternRewrite, ...]:
 
 
 def _gated_rewrite(act: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """Return the pattern and the replacement of a gate with the activation ``act`` times a second linear layer."""
+    """Return two functions for a rewrite: the pattern, a linear layer with the activation ``act`` times a second linear
+    layer, and the replacement, in which Shiplap's matrix product computes the first one.
+    """
 
     def pattern(x: Float[Tensor, "*b k"], gate: Float[Tensor, "n k"], up: Float[Tensor, "n k"]) -> Tensor:
         """Return the gated product of two linear layers as models compute it."""
@@ -156,7 +162,9 @@ def _rms_norm_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tens
     """
 
     def normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of ``x`` with the weight ``gain``."""
+        """Return the RMS norm of ``x`` with the weight ``gain``, computed in float32 and scaled in the dtype of the
+        rewrite.
+        """
         wide = x if dtype == torch.float32 else x.to(torch.float32)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return gain * (scaled if dtype == torch.float32 else scaled.to(dtype))
@@ -243,8 +251,8 @@ def _call_conv2d(
 
 
 def _channels_last_examples() -> Iterator[Program]:
-    """Yield the example programs of a convolution followed by a norm, without groups, with inputs in
-    ``torch.channels_last``.
+    """Yield the example programs of a convolution followed by a norm on which the rewrite is tested, without groups and
+    with inputs in ``torch.channels_last``.
     """
     for program in conv_norm.examples():
         x, *others = program.args
@@ -254,8 +262,8 @@ def _channels_last_examples() -> Iterator[Program]:
 
 
 def _of_one_pixel(named: dict[str, Any]) -> bool | str:
-    """Return True for a 1x1 convolution on a GPU, where the template is faster than the library, otherwise the reason
-    against it.
+    """Return True if the weight is that of a 1x1 convolution on a GPU, for which the Triton template is faster than the
+    library, otherwise the reason against the rewrite.
     """
     if named["weight"].device.type == "cpu":
         return "on the CPU, Inductor folds constants into the library's convolution, and the template is no faster"

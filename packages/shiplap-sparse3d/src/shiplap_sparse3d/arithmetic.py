@@ -74,8 +74,8 @@ def _operator(func: Callable[..., Any], sign: str, *, swapped: bool = False) -> 
     """
 
     def method(self: Arithmetic, other: Any) -> Any:
-        """Return ``func`` of the features of ``self`` and of ``other`` as a sparse tensor on the same voxels, or
-        NotImplemented.
+        """Return ``func``, a function of two tensors that was passed to ``_operator``, of the features of ``self`` and
+        of ``other`` as a sparse tensor on the same voxels, or NotImplemented for an operand of another type.
         """
         return self._apply_binary(func, other, sign, swapped=swapped)
 
@@ -275,7 +275,9 @@ def _tensor_method(name: str) -> Any:
     func = getattr(Tensor, name)
 
     def method(self: Arithmetic, *args: Any, **kwargs: Any) -> Any:
-        """Return ``torch.Tensor``'s method of the features as a sparse tensor on the same voxels."""
+        """Return the method ``name`` (argument of ``_tensor_method``) of ``torch.Tensor``, applied to the features, as
+        a sparse tensor on the same voxels.
+        """
         return self.rows_under(func, (self, *args), kwargs)
 
     method.__name__, method.__doc__ = name, f"As ``torch.Tensor.{name}``, of the features."

@@ -60,8 +60,8 @@ def _prefetch(source: Iterator[Batch], depth: int) -> Iterator[Batch]:
 
 
 def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, depth: int) -> Iterator[Batch]:
-    """Yield the batches of ``source`` that follow ``batch``, which has been used, with tables that another CUDA stream
-    has built. The host stays at most ``depth`` batches ahead of the GPU.
+    """Yield the batches of ``source`` that follow ``batch``, which the caller has yielded already, with neighbour
+    tables that another CUDA stream of ``device`` has built. The host stays at most ``depth`` batches ahead of the GPU.
     """
     # A high priority, so that the small kernels of tables do not queue behind the network's.
     beside = torch.cuda.Stream(device, priority=-1)
@@ -89,8 +89,9 @@ def _build_beside(batch: Batch, source: Iterator[Batch], device: torch.device, d
 
 
 def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cuda.Stream) -> None:
-    """Make the stream ``user`` wait until another stream has ``made`` the tensors (an event), and keep their memory
-    until ``user`` is done with them.
+    """Make the CUDA stream ``user``, which is about to use ``tensors``, wait for the event ``made``, which another
+    stream has recorded after it computed them. Their memory is kept until the work of ``user`` that is queued at their
+    release has ended.
     """
     for tensor in tensors:
         if tensor.is_cuda:
@@ -99,13 +100,15 @@ def hand_over(tensors: Iterable[Tensor], made: torch.cuda.Event, user: torch.cud
 
 
 def _batch_geometries(batch: Any) -> list[Geometry]:
-    """Return the geometries in a batch: those of its sparse tensors, and those that it holds directly."""
+    """Return the geometries (coordinates of voxels with their neighbour tables) in a batch: those of its sparse
+    tensors, and those that it holds directly.
+    """
     sparse: list[Any] = [leaf for leaf in leaves(batch, _UNSPLIT) if isinstance(leaf, _UNSPLIT)]
     return [leaf if isinstance(leaf, Geometry) else leaf.geometry for leaf in sparse]
 
 
 def _batch_tensors(batch: Any) -> list[Tensor]:
-    """Return all tensors of a batch and of the tables of its geometries."""
+    """Return all tensors of a batch, and those of the neighbour tables of its sparse tensors."""
     tables = [tensor for geometry in _batch_geometries(batch) for tensor in geometry.tensors]
     return [*(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor)), *tables]
 

@@ -32,8 +32,8 @@ def out_coords_bounded(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int32[Tensor, "1"]]:
-    """Return the voxels of ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind them, and the
-    number of voxels, so that no size depends on data.
+    """Return the output voxels of a strided convolution, those of the op ``out_coords``, in ``capacity`` rows, with
+    padding (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data.
 
     Raises SL211 as ``out_coords`` does, and when there are more than ``capacity``.
     """
@@ -65,7 +65,8 @@ def reached_keys(
     dilation: list[int],
     capacity: int,
 ) -> tuple[Int64[Tensor, "capacity"], Int64[Tensor, "1"]]:
-    """Return a key for each voxel of ``out_coords``, in any order with ``NO_KEY`` behind them, and the number of keys.
+    """Return an int64 key for each output voxel of a strided convolution, in any order, and the number of keys. The
+    rest of the ``capacity`` places holds ``NO_KEY``, the largest int64.
 
     A key is ``((b * X + x) * Y + y) * Z + z`` in the output grid ``[X, Y, Z]``. A count above ``capacity`` is a lower
     bound, and then the keys are some of all. Raises SL211 as ``out_coords`` does.
@@ -92,8 +93,8 @@ def first_voxels(
     capacity: int,
     scenes: int,
 ) -> tuple[Int32[Tensor, "capacity 4"], Int64[Tensor, "1"]]:
-    """Return the first ``capacity`` voxels of ``out_coords``, with padding (-1, -1, -1, -1) behind them, and the number
-    of all.
+    """Return the first ``capacity`` output voxels of a strided convolution in ascending order, with padding (-1, -1,
+    -1, -1) behind them, and the number of all.
 
     ``scenes`` is the number of scenes for which the bitmap of the output grid has room: if a voxel lies in a later
     scene, the count is -1 and no voxels are returned. With 0 there is no bitmap, which suits few voxels; then a count
@@ -109,8 +110,8 @@ def first_voxels(
 
 @sl.op("sparse3d::voxels_of_keys", requires=("len(grid) == 3", "min(grid) >= 1"))
 def voxels_of_keys(keys: Int64[Tensor, "m"], grid: list[int]) -> Int32[Tensor, "m 4"]:
-    """Return the voxels of the keys of ``reached_keys`` in ascending order. ``NO_KEY`` becomes padding (-1), which
-    comes last. ``grid`` is the output grid.
+    """Return the voxels (scene, x, y, z) of ``keys``, numbers of cells among all scenes of the output ``grid``, in
+    ascending order. Keys of ``NO_KEY``, the largest int64, become padding (-1), which comes last.
     """
     keys = keys.sort()[0]
     line, z = keys // grid[2], keys % grid[2]

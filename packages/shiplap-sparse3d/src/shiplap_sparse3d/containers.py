@@ -96,12 +96,16 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of a plan for torch's pytrees, which are its tensors, and its settings."""
+    """Return the leaves of a plan (the neighbour tables of a convolution) for torch's pytrees, which are its tensors,
+    and its settings.
+    """
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 
 
 def _make_plan(children: Sequence[Any], rest: Any) -> Plan:
-    """Return the plan of the leaves ``children`` (its tables and their sorting) and the settings ``rest``."""
+    """Return the plan (the neighbour tables of a convolution) of the tensors ``children``, which are its tables and
+    their sorting, and the settings ``rest``.
+    """
     (table, order, masks, back), (rows, reflect, symmetric) = children, rest
     return Plan(table, rows, order, masks, reflect, symmetric, back)
 

@@ -79,9 +79,9 @@ def as_many_rows(coords: Tensor, feats: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def runs_without_python(rows: Tensor, devices: Sequence[str] = ("cpu", "cuda")) -> bool:
-    """Return whether a program is exported for one of ``devices``, on which an op is a kernel of Python.
-
-    A file may run without Python, so the program contains the operators of torch that the op consists of.
+    """Return whether ``rows`` belongs to a program that is being exported for one of ``devices``. An exported file may
+    run without Python, in which the kernels of this package's ops are written for these devices, so that the caller
+    uses operators of torch instead.
     """
     return rows.device.type in devices and _is_exporting()
 
@@ -92,7 +92,9 @@ def _is_exporting() -> bool:
 
 
 def is_of_data(rows: int) -> bool:
-    """Return whether ``rows`` is a size of a graph of which nothing is known before the data decide it."""
+    """Return whether ``rows``, a number of rows in a traced graph, is a size of which nothing is known before the data
+    decide it, not even whether it is below 2.
+    """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 
     return not guard_or_false(rows >= 2) and not guard_or_false(rows < 2)
@@ -132,6 +134,16 @@ def _output_cells_along(size: int, kernel: int, stride: int, padding: int, dilat
     ``floor((W + 2P - Dl*(K-1) - 1)/S) + 1``, at least 0.
     """
     return max(0, (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+
+
+def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
+    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
+    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
+    """
+    kernel, stride, _, dilation = window
+    for k, s, d in zip(kernel, stride, dilation, strict=True):
+        n *= -(-k // (s // math.gcd(s, d)))
+    return n
 
 
 def inside_grid(coords: Tensor, shape: Sequence[int]) -> Tensor:

@@ -66,8 +66,9 @@ TILE = 16384  # sums of a tile: with the weights of a tap they stay in the secon
 
 
 def _conv_tile_configs(sizes: Sizes) -> tuple[dict[str, int], ...]:
-    """Return the one config of the CPU convolution: a tile as wide as the output channels (32 to 256), so that hits are
-    looked up once, and as tall as fits, so that weights are read rarely.
+    """Return the one config of the template (a kernel with constants to choose) of the CPU convolution: a tile ``BN``
+    as wide as the output channels (32 to 256), so that neighbours are looked up once, and ``BM`` rows, as many as fit
+    the cache.
     """
     wide = min(256, -(-max(sizes["co"], 1) // 32) * 32)
     return ({"BM": max(16, min(256, TILE // wide)), "BN": wide},)

@@ -56,8 +56,8 @@ class DropIn:
         self._modules, self._forget = modules, forget
 
     def undo(self) -> None:
-        """Remove the facades' modules from ``sys.modules``, so that imports of their names find the real packages
-        again, and restore the settings.
+        """Remove the facades (modules with another package's names that run on shiplap's layers) from ``sys.modules``,
+        so that imports of their names find the real packages again, and restore the settings.
         """
         for name, module in self._modules.items():
             if sys.modules.get(name) is module:
@@ -77,8 +77,9 @@ class DropIn:
 
 
 def drop_in(*names: str, duplicates: bool = False) -> DropIn:
-    """Make ``import spconv`` and ``import flex_gemm`` (those of ``names``, by default both) find shiplap's facades from
-    now on, and return an object whose ``undo()``, or whose ``with`` block, ends that.
+    """Make ``import spconv`` and ``import flex_gemm`` (those of ``names``, by default both) find shiplap's facades,
+    modules of the same names that run on its own layers, from now on. Returns an object whose ``undo()``, or whose
+    ``with`` block, ends that.
 
     ``duplicates``: submanifold layers take voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
@@ -108,7 +109,9 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     forget, before = register_constant(Fraction), expect_duplicates() if duplicates else None
 
     def restore_settings() -> None:
-        """Remove what the drop-in registered with torch, and restore the setting of duplicates."""
+        """Remove what the drop-in registered with torch, and restore whether submanifold layers take voxels that share
+        a cell (duplicates).
+        """
         forget()
         if "flex_gemm" in new:
             _torch_ops.clear()  # which removes torch.ops.flex_gemm
@@ -119,8 +122,8 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
 
 
 def _facade_modules(name: str) -> dict[str, ModuleType]:
-    """Return the modules of the facade ``name`` by the names under which programs import them, such as
-    ``spconv.pytorch``.
+    """Return the modules of the facade ``name`` (shiplap's layers under the names of the package ``name``) by the names
+    under which programs import them, such as ``spconv.pytorch``.
     """
     modules: dict[str, ModuleType] = {}
     for alias, source in FACADES[name]:
@@ -149,8 +152,9 @@ def _drop_in_error(got: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or
-    ``-m module [argument ...]``, with both facades in place. Exits with status 2 without a program.
+    """Run the program that the command line ``arguments`` name, ``[--duplicates] script.py [argument ...]`` or ``-m
+    module [argument ...]``, where ``import spconv`` and ``import flex_gemm`` find shiplap's layers. Exits with status 2
+    without a program.
     """
     duplicates = [*arguments[:1]] == ["--duplicates"]
     arguments = arguments[1:] if duplicates else arguments

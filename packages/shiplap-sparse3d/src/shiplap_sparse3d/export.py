@@ -178,7 +178,9 @@ def _kernels_of_today(network: nn.Module, given: Mapping[str, Tensor]) -> dict[s
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Return whether ``module`` is a convolution layer of the spconv facade."""
+    """Return whether ``module`` is a convolution layer of shiplap's module ``spconv``, which stands in for the package
+    of that name.
+    """
     return isinstance(module, spconv.conv.SparseConvolution)
 
 
@@ -198,8 +200,9 @@ class Deployed(nn.Module):
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result, a sparse one as its features and coordinates. While ``numbers``
-        is set, the network reads those numbers in place of values of its tensors.
+        """Return the tensors in the network's result, a sparse one as its features and coordinates. While the attribute
+        ``numbers`` is a list, each read of a number from a tensor (``int(t.max())``) in the network returns the next
+        number of that list.
         """
         if self.numbers is None:
             return self._call_network(features, coords)
@@ -207,8 +210,8 @@ class Deployed(nn.Module):
             return self._call_network(features, coords)
 
     def _call_network(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, passed as its project
-        passes them.
+        """Return the tensors in the network's result for voxels with ``features`` and ``coords``, passed in the form
+        that the network's project (openpcdet, pointcept or another) expects.
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}

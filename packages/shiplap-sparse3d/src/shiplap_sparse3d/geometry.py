@@ -86,12 +86,12 @@ class GeometryOrigin:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of convolutions from the earlier voxels to these, with the tables of its way back."""
+        """Return the plan (neighbour tables) from the earlier voxels to these, and the transposed tables."""
         return self.geometry.step(self.window, back=True).plan if self.built is None else self.built.complete()
 
     @property
     def plain_plan(self) -> Plan:
-        """Return the plan of that step with tables that are not sorted, as pooling reads them, and its way back."""
+        """Return the plan (neighbour tables) from the earlier voxels to these, unsorted, and its transpose."""
         if self.built is not None:
             return self.built.unsorted().complete()
         return self.geometry.step(self.window, plain=True, back=True).plan
@@ -180,7 +180,7 @@ class Geometry:
 
     @property
     def _store(self) -> Tables:
-        """Return the store for tables that are built now: the common one, or one that is ignored outside of the mode.
+        """Return the store for tables built now: the common one or, in two modes of torch, one of their own.
 
         Eager code builds tables outside of torch's modes, so they serve all code. Two modes cannot be left: a graph
         that runs in inference mode makes inference tensors, and tables that a CUDA graph is captured with have values
@@ -193,7 +193,7 @@ class Geometry:
         )
 
     def subm(self, kernel: Axes, dilation: Axes = 1, *, back: bool | None = None) -> Plan:
-        """Return the plan (neighbour tables) of a submanifold convolution. It is kept. ``back``: see :meth:`step`."""
+        """Return the kept plan (neighbour tables) of a submanifold convolution, if ``back`` with its transpose."""
         key, kept = (self._read_per_axis(kernel, "kernel"), self._read_per_axis(dilation, "dilation")), self._store
         neighbours = self._tables.subm.get(key) or kept.subm.get(key)
         back = torch.is_grad_enabled() if back is None else back
@@ -220,7 +220,7 @@ class Geometry:
         capacity: int | None = None,
         back: bool | None = None,
     ) -> Strided:
-        """Return the step of a strided convolution: every voxel that an input reaches. ``back``: as in :meth:`step`.
+        """Return the outputs of a strided convolution and the plan (neighbour tables); ``back`` as in :meth:`step`.
 
         With ``capacity`` there are that many rows, the last ones padding, and more voxels are SL211; on a padded
         geometry it is the largest number there can be unless given.
@@ -251,11 +251,11 @@ class Geometry:
     def pooled(
         self, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1, *, capacity: int | None = None
     ) -> Strided:
-        """Return the step of :meth:`strided` for pooling: the same voxels, and a plan of tables without a sort."""
+        """Return the output voxels of :meth:`strided` and their neighbour tables, unsorted, as pooling reads them."""
         return self.step(self._make_window(kernel, stride, padding, dilation, capacity=capacity), plain=True)
 
     def generative(self, kernel: Axes, dilation: Axes = 1, *, capacity: int | None = None) -> Strided:
-        """Return the step to every voxel that a submanifold kernel reaches from an input: taps as in :meth:`subm`.
+        """Return the voxels that a submanifold kernel's taps reach from an input, and the plan (neighbour tables).
 
         The grid stays as it is; along axes of even kernel size it grows by ``dilation`` at its far end.
         """
@@ -287,7 +287,7 @@ class Geometry:
     def step(self, window: StepWindow, *, plain: bool = False, back: bool | None = None) -> Strided:
         """Return the voxels that ``window`` leads to, and the plan (neighbour tables) onto them. Both are kept.
 
-        ``plain`` leaves tables unsorted. The plan has its way ``back`` (default: while gradients are recorded).
+        ``plain`` leaves tables unsorted. ``back``: the transpose is built, too (default: while gradients are recorded).
         """
         back, kept = torch.is_grad_enabled() if back is None else back, self._store
         there = self._tables.reached.get(window) or kept.reached.get(window)
@@ -322,7 +322,7 @@ class Geometry:
         return there
 
     def _connect(self, window: StepWindow, there: Geometry, grid: Triple, plain: bool, back: bool) -> Plan:
-        """Return the plan of ``window`` from these voxels, in ``grid``, onto ``there``. ``plain``: unsorted."""
+        """Return the neighbour tables of ``window`` onto ``there``, unsorted if ``plain``, both ways if ``back``."""
         if self._by_offsets or not there.bounded:
             columns, transposed = [1, *window.stride], window.output_padding is not None
             taps = self._box(*window[:4])
@@ -432,7 +432,7 @@ class Geometry:
         return distinct_cells(cells) if self._by_offsets else ops.distinct_voxels(cells)[0]
 
     def coarsen(self, stride: Axes) -> Strided:
-        """Return the multiples of ``stride`` below the voxels, in the same units, and the plan from a block's cells."""
+        """Return the multiples of ``stride`` below the voxels, in their units, and the plan (neighbour tables)."""
         step = self.floored(stride, per_axis(stride, "stride", self.ndim, 1), centred=False)
         assert step.geometry.parent is not None
         size = torch.tensor([1, *step.geometry.parent.window.stride], device=self.coords.device)
@@ -440,13 +440,13 @@ class Geometry:
         return Strided(there, step.plan.unsorted())
 
     def select(self, mask: Tensor) -> Strided:
-        """Return the voxels where ``mask [n]`` is true, and the plan from these to those. A GPU is waited for."""
+        """Return the voxels where ``mask [n]`` is true, and neighbour tables onto them. A GPU is waited for."""
         rows = rows_where(mask)
         there = self._similar_geometry(self.coords.index_select(0, rows), self.spatial_shape, padded=self.padded)
         return Strided(there, self._finish_plan(Plan(rows.int()[:, None], self.coords.shape[0]), False, plain=True))
 
     def union(self, *others: Geometry) -> tuple[Geometry, list[Plan]]:
-        """Return the voxels of this and all ``others``, ascending, and the plan of one tap from each onto them."""
+        """Return the voxels of this and all ``others``, ascending, and neighbour tables from each onto them."""
         every = (self, *others)
         for geometry in every:
             geometry._check_scenes("Geometry.union")
@@ -459,7 +459,7 @@ class Geometry:
 
     @property
     def _by_offsets(self) -> bool:
-        """Return whether tables are found by offsets, as without a grid and with four axes."""
+        """Return whether neighbours are found by offsets, not by the kernels for grids of up to three axes."""
         return not self.bounded or self.ndim > 3
 
     def _box(
@@ -505,7 +505,7 @@ class Geometry:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return the coordinates and tables of these voxels and of all that lead on from them, to record."""
+        """Return the coordinates and tables of these voxels and of all made from them, for ``record_stream``."""
         found = [self.coords]
         for made in (self._tables, self._passing):
             found += [tensor for plan in (*made.subm.values(), *made.plans.values()) for tensor in plan.tensors]
@@ -538,7 +538,7 @@ class Geometry:
                 self._is_reached = True
 
     def _check_scene_of_last(self, reached: Tensor, window: StepWindow) -> None:
-        """Raise SL211 if the last of ``reached`` on a GPU, of the largest scene, is in one that does not exist."""
+        """Raise SL211 if the last of the ascending ``reached`` on a GPU is in a scene that does not exist."""
         if is_compiling() or self._is_reached or window.capacity is not None or _is_captured(reached):
             return
         if type(reached) is Tensor and reached.is_cuda and len(reached) and int(reached[-1, 0]) >= self.batch_size:
@@ -551,7 +551,7 @@ class Geometry:
         return other
 
     def _with_parent(self, parent: GeometryOrigin) -> Geometry:
-        """Return a geometry of these voxels, with shared tables, whose origin is ``parent``."""
+        """Return a geometry of the same voxels and tables that records ``parent``, the step that made it."""
         # Geometries in the tables have no parent, or the two would keep each other alive.
         child = self._similar_geometry(self.coords, self.spatial_shape, padded=self.padded)
         child.parent, child._tables, child._passing = parent, self._tables, self._passing
@@ -588,7 +588,7 @@ class Geometry:
         return window._replace(capacity=window.max_outputs(self.coords.shape[0], self.spatial_shape, self.batch_size))
 
     def _finish_plan(self, plan: Plan, back: bool, plain: bool = False) -> Plan:
-        """Return ``plan`` in the form of this device, sorted unless ``plain``, with its way back only if ``back``."""
+        """Return ``plan`` (neighbour tables), sorted on a GPU unless ``plain``, with its transpose only if ``back``."""
         if back or plan.back is not None:
             plan = plan.complete() if back else replace(plan, back=None)
         return plan.sorted() if wants_sorted(self.coords) and not plain else plan

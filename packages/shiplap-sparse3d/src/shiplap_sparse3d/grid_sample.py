@@ -29,8 +29,9 @@ _SORT = "24 * n + 49472"  # of sort_voxels (csrc/voxels.h)
 
 
 def _find_rows(lookup: GridLookup, cells: Tensor, shape: list[int]) -> Tensor:
-    """Return the rows ``int32 [b, l]`` of the voxels at ``cells [b, l, 3]``, or -1. Cells are whole numbers in floating
-    point, which may be NaN or far away, and their scene is their first index.
+    """Return the rows ``int32 [b, l]`` of the voxels at ``cells [b, l, 3]``, or -1, found by ``lookup``. The scene of a
+    cell is its first index. Cells are whole numbers in floating point, which may be NaN or beyond the grid of
+    ``shape``.
     """
     b, points, _ = cells.shape
     limit = torch.tensor(shape, dtype=torch.float64, device=cells.device)  # float32 has not every int32

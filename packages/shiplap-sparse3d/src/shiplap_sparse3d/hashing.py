@@ -53,8 +53,8 @@ _KEY, _VALUE = 2**64, 2**32
 
 
 def home_slot(key: int, capacity: int) -> int:
-    """Return the slot of a table with ``capacity`` slots at which the search for ``key`` starts: MurmurHash3's 64-bit
-    finaliser, scaled to the capacity.
+    """Return the slot (place) of a hash table of ``capacity`` slots at which the search for ``key`` starts:
+    MurmurHash3's 64-bit finaliser, scaled to the capacity.
     """
     mixed = key % _KEY
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
@@ -68,8 +68,9 @@ def _to_signed(value: int, modulus: int) -> int:
 
 
 def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Insert ``keys`` with ``values`` into the table, in place, by laying it out anew: in ascending order each key
-    takes the first free slot from its home, and of several values the lowest stays. Raises SL211 for a full table.
+    """Insert ``keys`` with ``values`` into the hash table, in place, by laying it out anew: in ascending order each key
+    takes the first free slot (place) from where its search starts, and of several values the lowest stays. Raises SL211
+    for a full table.
     """
     entries: dict[int, int] = {}
     for key, value in zip(
@@ -93,7 +94,7 @@ def _insert_sorted(op: str, table_keys: Tensor, table_values: Tensor, keys: Tens
 
 
 def table_full_error(op: str, capacity: int) -> sl.ShiplapError:
-    """Return the error SL211 of the op ``op`` for a table of ``capacity`` slots that has no room."""
+    """Return the error SL211 of the op ``op`` for a hash table of ``capacity`` places that has no free one."""
     return error(
         "SL211",
         where=f"sparse3d::{op}",

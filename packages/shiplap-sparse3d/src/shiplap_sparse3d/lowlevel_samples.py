@@ -28,8 +28,8 @@ def _hash_table(rng: Generator, capacity: int, keys: Tensor, device: Any) -> tup
 
 
 def _distinct_keys(rng: Generator, capacity: int) -> Tensor:
-    """Return ``capacity // 2`` random int64 keys, as many as fill half of the slots, with some beyond 2^62 and negative
-    ones.
+    """Return ``capacity // 2`` random int64 keys, which fill half of a hash table of ``capacity`` places, with some
+    beyond 2^62 and negative ones.
     """
     return torch.randint(-(2**63), 2**63 - 1, (capacity // 2,), generator=rng)
 
@@ -103,8 +103,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tensor:
-    """Return ``int32 [n, 4]`` random voxels that fit codes of the requested bits and width, one in ten of them padding
-    (-1).
+    """Return ``int32 [n, 4]`` random voxels (scene, x, y, z) that fit codes of a space-filling curve with
+    ``sizes["bits"]`` bits an axis, one in ten of them padding (-1).
     """
     scenes = min(serialize.MAX_BATCH, 2 ** (sizes.get("width", 63) - 3 * sizes["bits"]))
     limits = [scenes, *3 * [2 ** sizes["bits"]]]
@@ -114,12 +114,16 @@ def _draw_encodable(rng: Generator, sizes: dict[str, Any], device: Any) -> Tenso
 
 
 def _draw_coords(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of an encoder of curves: voxels, bits of an axis, order of the axes, and width of a code."""
+    """Return arguments of the op that encodes voxels along a space-filling curve (Z-order or Hilbert): voxels, bits of
+    an axis, order of the axes, and width of a code in bits.
+    """
     return _draw_encodable(rng, sizes, device), sizes["bits"], list(sizes["axes"]), sizes["width"]
 
 
 def _draw_codes(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of a decoder of curves: codes, bits of an axis, and order of the axes."""
+    """Return arguments of the op that decodes codes of a space-filling curve (Z-order or Hilbert): codes, bits of an
+    axis, and order of the axes.
+    """
     codes = serialize.z_order_encode.reference(_draw_encodable(rng, sizes, "cpu"), sizes["bits"])
     return codes.to(device), sizes["bits"], list(sizes["axes"])
 

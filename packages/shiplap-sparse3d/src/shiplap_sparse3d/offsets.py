@@ -63,7 +63,9 @@ def offset_table(
 
 
 def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the table of ``offset_table``, and which rows of ``coords`` have an equal one."""
+    """Return the table ``int32 [m, k]`` of the rows of ``coords`` that equal ``outputs * stride + offsets``, or -1, and
+    the mask ``bool [n]`` of those rows of ``coords`` that another row repeats.
+    """
     # Whole rows are compared, so that no number of columns or range of values is too large.
     n, taps = coords.shape[0], outputs.shape[0] * offsets.shape[0]
     every = torch.cat([coords.long(), _tap_targets(outputs, offsets, stride)])
@@ -77,7 +79,10 @@ def _match_rows(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[i
 
 
 def rows_at(coords: Tensor, outputs: Tensor, offsets: Tensor, stride: list[int]) -> Tensor:
-    """Return ``offset_table``, in an exported program by operators of torch."""
+    """Return ``int32 [m, k]``: the row of ``coords`` that equals ``outputs * stride + offsets``, or -1. The op
+    ``offset_table`` computes it or, in a program that is being exported, operators of torch. Raises SL211 for
+    duplicates.
+    """
     if not runs_without_python(coords):
         return offset_table(coords, outputs, offsets, stride)
     table, repeated = _match_rows(coords, outputs, offsets, stride)
@@ -108,8 +113,8 @@ def offset_cells(
     high: list[int],
     transposed: bool = False,
 ) -> Int32[Tensor, "m d"]:
-    """Return the distinct outputs that an input reaches, ascending: the integer rows with ``coords = output * stride +
-    offset`` for one of ``offsets``.
+    """Return the distinct outputs that an input reaches, ascending: the integer rows with
+    ``coords = output * stride + offset`` for one of ``offsets``.
 
     ``transposed``: ``output = coords * stride + offset``. Outputs lie in ``[low, high)``, column by column.
     """
@@ -154,7 +159,9 @@ def _offset_cells(
 def reached_cells(
     coords: Tensor, offsets: Tensor, stride: list[int], low: list[int], high: list[int], transposed: bool = False
 ) -> Tensor:
-    """Return ``offset_cells``, in an exported program by operators of torch."""
+    """Return the distinct outputs in ``[low, high)`` that an input of ``coords`` reaches by ``offsets``, ascending. The
+    op ``offset_cells`` computes them or, in a program that is being exported, operators of torch.
+    """
     if not runs_without_python(coords):
         return offset_cells(coords, offsets, stride, low, high, transposed)
     cells = torch.unique(_reached(coords, offsets, stride, low, high, transposed), dim=0)
@@ -234,7 +241,8 @@ def find_rows(coords: Tensor, wanted: Tensor) -> Tensor:
 @built_outside_modes
 def join_cells(coords: Sequence[Tensor], by_offsets: bool) -> tuple[Tensor, list[Tensor]]:
     """Return the distinct rows of all ``coords`` together, ascending, and for each of ``coords`` the place of its rows
-    among those, ``int32 [n, 1]``. ``by_offsets``: for padded rows, or with more than three axes.
+    among those, ``int32 [n, 1]``. With ``by_offsets``, rows may be padding (-1) or have more than four columns.
+    Without, the op ``unique_coords`` serves, which takes neither.
     """
     every = torch.cat([*coords])
     if by_offsets:

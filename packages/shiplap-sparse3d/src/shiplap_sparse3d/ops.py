@@ -68,7 +68,10 @@ def unique_coords(
 
 
 def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``unique_coords``, in a program that is exported for a GPU by an operator of torch."""
+    """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
+    how often each occurs. The op ``unique_coords`` computes them or, in a program that is being exported for a GPU, an
+    operator of torch.
+    """
     if not runs_without_python(coords, ("cuda",)):
         return unique_coords(coords)
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
@@ -207,8 +210,8 @@ MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 
 
 def part_size(taps: int, parts: int) -> int:
-    """Return the number of taps of each part of a sorted table with ``taps`` taps in ``parts`` parts. The last part may
-    have fewer.
+    """Return the number of taps of each part of a neighbour table, where its ``taps`` columns are cut into ``parts``
+    groups that are sorted on their own. The last part may have fewer.
     """
     return -(-taps // parts) if parts else 0
 
@@ -270,8 +273,8 @@ def tap_blocks(masks: Int32[Tensor, "parts b"], taps: int) -> tuple[Int32[Tensor
 
 
 def by_output(table: Tensor, order: Tensor | None) -> Tensor:
-    """Return the sorted ``table`` with its rows in the order of the outputs again. ``order`` has the output of each
-    place, and None means that the table is not sorted.
+    """Return the sorted neighbour ``table`` with its rows in the order of the outputs again. ``order`` has the output
+    of each row, for each part of the taps, and None means that the table is not sorted.
     """
     if order is None or table.shape[1] == 0:
         return table
@@ -280,7 +283,9 @@ def by_output(table: Tensor, order: Tensor | None) -> Tensor:
 
 
 def rows_under(feats: Tensor, index: Tensor) -> Tensor:
-    """Return ``feats[index]``, with zeros for an index of -1. ``feats`` may have no rows, and ``index`` any shape."""
+    """Return ``feats[index]``, with a row of zeros for each index of -1. ``feats`` may have no rows, and ``index`` any
+    shape.
+    """
     padded = torch.cat([feats, feats.new_zeros(1, *feats.shape[1:])])
     return padded[torch.where(index >= 0, index, feats.shape[0]).long()]
 

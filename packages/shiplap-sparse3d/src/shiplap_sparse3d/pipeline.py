@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
+from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.tensor import SparseTensor
 
 if TYPE_CHECKING:
@@ -154,16 +155,11 @@ def stage(
     given = (takes,) if index == 0 else _receive_shapes((index - 1) % ranks, device, group)
     wrapped = _StageModule(module, given, index == stages - 1)
     sample = tuple(t for voxels in given for t in voxels.empty(device, index > 0))
-    # Modes may differ from module to module, so each one is restored.
-    learning = {m: m.training for m in module.modules()}
-    module.eval()  # statistics are those of voxels, and there is none
-    with torch.no_grad():
+    with torch.no_grad(), evaluation_mode(module):  # statistics are those of voxels, and there is none
         out = module(
             *(v.tensor(*pair) for v, pair in zip(given, zip(sample[::2], sample[1::2], strict=True), strict=True))
         )
         made = _output_tensors(out if isinstance(out, (tuple, list)) else (out,), index == stages - 1)
-    for m, was in learning.items():
-        m.training = was
     if index < stages - 1:
         _send_shapes(out if isinstance(out, (tuple, list)) else (out,), (index + 1) % ranks, device, group)
     made = [t.detach().requires_grad_(t.is_floating_point()) for t in made]

@@ -17,8 +17,8 @@ __all__ = ["Plan", "parts_for", "parts_that_fill", "set_most_parts", "wants_sort
 
 
 def parts_for(rows: int, taps: int, *, strided: bool = False) -> int:
-    """Return into how many parts of its taps a table of ``rows`` rows is sorted, as was fastest: blocks of few rows
-    share only short runs of taps.
+    """Return into how many parts (groups of taps that are sorted on their own) a neighbour table of ``rows`` outputs
+    and ``taps`` taps is cut, the number that was measured as fastest for so many rows.
 
     ``strided``: a table of outputs that a larger stride reaches, whose rows have fewer neighbours in common.
     Measured on an H200: docs/design/0008-sparse3d-cuda.md. A graph compiled for any number of rows has as many as suits
@@ -62,8 +62,8 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """Return the fewest parts of a table of ``rows`` rows and ``taps`` taps that give each multiprocessor two tiles of
-    64 rows x 128 channels, at most nine.
+    """Return the fewest parts (groups of taps that a program handles on its own) of a table of ``rows`` rows and
+    ``taps`` taps that give each multiprocessor two tiles of 64 rows x 128 channels, at most nine.
 
     More parts do not keep the device busier; they let blocks skip more taps.
     """
@@ -73,7 +73,9 @@ def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int
 
 
 def wants_sorted(tensor: Tensor) -> bool:
-    """Return whether convolutions on the tensor's device run best over sorted tables, as those of GPUs do."""
+    """Return whether convolutions on the tensor's device run best over sorted neighbour tables (rows that hit the same
+    taps next to each other), as those of GPUs do.
+    """
     return tensor.device.type == "cuda"
 
 
@@ -132,15 +134,15 @@ class Plan:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Return all tensors of the plan (table, order and masks of both directions), to move, record or mark as
-        dynamic.
+        """Return all tensors of the plan (neighbour table, order of its rows and masks of taps, of both directions), to
+        move, record or mark as dynamic.
         """
         return [t for t in (self.table, self.order, self.masks, *(self.back or ())) if t is not None]
 
     @property
     def t(self) -> Plan:
-        """Return the plan of the transposed convolution, from outputs to inputs by the same taps. Tables of the way
-        back are built if they are missing.
+        """Return the plan (neighbour tables) of the transposed convolution, from outputs to inputs by the same taps.
+        The transposed table is built if this plan does not hold it.
         """
         if self.symmetric:
             # A symmetric table read backwards is its own transpose.
@@ -152,8 +154,8 @@ class Plan:
 
     @built_outside_modes
     def transposed(self) -> Plan:
-        """Return the plan from outputs to inputs, built now, with this plan as its way back. It is sorted if this one
-        is.
+        """Return the plan (neighbour tables) from outputs to inputs, built now, which holds this plan's table as its
+        own transpose. It is sorted if this one is.
         """
         plain = ops.transpose_table(self.unsorted().table, self.rows)
         table, order, masks = (plain, None, None) if self.order is None else _sort_tables(plain, None)
@@ -161,11 +163,15 @@ class Plan:
 
     @property
     def whole(self) -> bool:
-        """Return whether the tables of the way back, which gradients read, exist or are not needed."""
+        """Return whether the plan holds all that a gradient reads: the transposed table, from outputs to inputs, or a
+        table that is its own transpose.
+        """
         return self.symmetric or self.back is not None
 
     def complete(self) -> Plan:
-        """Return the plan with the tables of its way back, which are built if they are missing, for a gradient."""
+        """Return the plan (neighbour tables) with the transposed table, from outputs to inputs, which a gradient reads.
+        It is built if it is missing.
+        """
         if self.whole:
             return self
         back = self.transposed()
@@ -173,8 +179,9 @@ class Plan:
 
     @built_outside_modes
     def sorted(self, parts: int | None = None) -> Plan:
-        """Return the plan over tables sorted into ``parts`` parts (default: :func:`parts_for`), for the masked kernels
-        of GPUs. A sorted plan is returned unchanged.
+        """Return the plan over tables whose rows are sorted by the taps that they hit, in ``parts`` groups of taps
+        (default: :func:`parts_for`), so that GPU kernels can skip taps that no row of a block hits. A sorted plan is
+        returned unchanged.
         """
         if self.order is not None:
             return self
@@ -184,8 +191,8 @@ class Plan:
 
     @built_outside_modes
     def unsorted(self) -> Plan:
-        """Return the plan over tables whose rows are in the order of the outputs, as pooling and exports read them. An
-        unsorted plan is returned unchanged.
+        """Return the plan over neighbour tables whose rows are in the order of the outputs, as pooling and exports read
+        them. An unsorted plan is returned unchanged.
         """
         if self.order is None:
             return self
@@ -194,6 +201,8 @@ class Plan:
 
 
 def _sort_tables(table: Tensor, parts: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``table`` sorted into ``parts`` parts (None: :func:`parts_for`), as (table, order, masks)."""
+    """Return the neighbour ``table`` with rows sorted by the taps that they hit, in ``parts`` groups of taps (None:
+    :func:`parts_for`), as (table, order, masks): the output of each row, and the taps that each block of 64 rows hits.
+    """
     columns, order, masks = ops.sort_table(table, parts or parts_for(table.shape[0], table.shape[1]))
     return columns.t(), order, masks

@@ -36,8 +36,9 @@ def subm_plan(
     run: int = 1 << 18,
     scenes: int = 0,
 ) -> tuple[Int32[Tensor, "k n"], Int32[Tensor, "parts n"], Int32[Tensor, "parts b"]]:
-    """Return the sorted neighbour table of a submanifold convolution: ``sort_table(subm_table(coords, spatial_shape,
-    kernel, dilation), parts, run)``. Raises SL211 as those ops do.
+    """Return the sorted neighbour table of a submanifold convolution, as the ops ``subm_table`` and ``sort_table`` make
+    it one after the other: its columns by tap, the output of each row in each of ``parts`` groups of taps, and the taps
+    that each block of 64 rows hits. Raises SL211 as those ops do.
 
     ``scenes`` is the number of scenes, beyond which a row is outside, or 0 if it is not known.
     """
@@ -88,8 +89,9 @@ def conv_plan(
     Int32[Tensor, "parts_t n"],
     Int32[Tensor, "parts_t b_t"],
 ]:
-    """Return the sorted neighbour table of a strided convolution, ``sort_table`` of ``conv_table`` in ``parts`` parts,
-    and that of its transpose in ``parts_t`` parts (0: no transpose).
+    """Return the sorted neighbour table of a strided convolution, as the ops ``conv_table`` and ``sort_table`` make it,
+    in ``parts`` groups of taps, and that of its transpose in ``parts_t`` groups (0: no transpose): columns by tap,
+    order and masks of each.
 
     Raises SL211 as those ops do.
     """

@@ -23,7 +23,9 @@ def chosen_rows(mask: Bool[Tensor, "n"]) -> Int64[Tensor, "m"]:
 
 
 def rows_where(mask: Tensor) -> Tensor:
-    """Return ``chosen_rows``, in an exported program by an operator of torch."""
+    """Return the numbers of the rows where ``mask`` is true, ascending. The op ``chosen_rows`` computes them or, in a
+    program that is being exported, an operator of torch.
+    """
     if not runs_without_python(mask):
         return chosen_rows(mask)
     rows = mask.nonzero()[:, 0]

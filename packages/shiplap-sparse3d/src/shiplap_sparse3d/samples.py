@@ -34,8 +34,9 @@ MANY = 4096  # rows from which a table is drawn on its device, and looks like th
 
 
 def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: Any) -> Tensor:
-    """Return a neighbour table ``int32 [outputs, taps]`` of rows below ``inputs``, about half of its entries -1, with
-    no input twice under one tap. Large square tables are those of a surface.
+    """Return a random neighbour table ``int32 [outputs, taps]``: the input row, below ``inputs``, that each output
+    reads by each tap, or -1 for about half of the entries. No input occurs twice under one tap. Large square tables are
+    those of voxels on a surface.
     """
     if outputs and max(outputs, inputs, taps) >= MANY:
         edge = round(taps ** (1 / 3))
@@ -51,9 +52,9 @@ def _draw_table(rng: Generator, outputs: int, inputs: int, taps: int, device: An
 
 
 def _draw_sheet(rng: Generator, rows: int, edge: int, device: Any) -> Tensor:
-    """Return the submanifold table ``int32 [rows, edge**3]`` of voxels on a wavy surface two voxels thick.
-
-    Only on such tables does the tuner see the time that skipped taps save.
+    """Return the neighbour table ``int32 [rows, edge**3]`` of a convolution from voxels on a wavy surface, two voxels
+    thick, onto themselves. Only on such tables does the tuner see the time that kernels save which skip taps without a
+    neighbour.
     """
     at = torch.arange(rows, device=device)
     side = math.isqrt((rows + 1) // 2) + 1
@@ -163,14 +164,16 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _sorted_form(table: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``table`` sorted into ``parts`` parts, the form for GPUs: (table, order, masks)."""
+    """Return the neighbour ``table`` with its rows sorted by the taps that they hit, in ``parts`` groups of taps, as
+    kernels of GPUs read it: (table, order, masks).
+    """
     columns, order, masks = ops.sort_table.reference(table, parts)
     return columns.t(), order, masks
 
 
 def _choose_parts(sizes: dict[str, Any], name: str = "parts") -> int:
-    """Return a valid number of parts for ``sizes["k"]`` taps: ``sizes[name]``, within the limits that a part can hold
-    and that there are taps.
+    """Return a valid number of parts (groups of taps that are sorted on their own) for ``sizes["k"]`` taps:
+    ``sizes[name]``, but at most one for each tap, and so many that none has more than 31 taps.
     """
     return max(1, -(-sizes["k"] // ops.MAX_PART), min(sizes[name], sizes["k"]))
 
@@ -183,7 +186,9 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_plan``: voxels and their grid, a window, and the parts, run and scenes of the plan."""
+    """Return arguments of ``subm_plan``: voxels and their grid, kernel and dilation, the number of parts (groups of
+    taps that are sorted on their own), the length of a run of rows, and the number of scenes.
+    """
     grid = _choose_grid(sizes["n"])
     kernel, _, _, dilation = _draw_window(sizes)
     parts = _choose_parts({**sizes, "k": math.prod(kernel)})
@@ -211,8 +216,8 @@ def _choose_channels(sizes: dict[str, Any]) -> tuple[int, int, int, int]:
 
 @ops.conv.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv``: tensors and options, with sorted tables where no part of those is in
-    ``sizes["absent"]``.
+    """Return arguments of ``conv``: tensors and options. Each neighbour table is sorted unless ``sizes["absent"]``, the
+    names of optional arguments to leave out as None, contains one that a sorted table needs.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, cg = _choose_channels(sizes)
@@ -233,8 +238,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @ops.conv_weight_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_weight_grad``: a gradient, features and a table, sorted with its blocks where no part
-    of that is in ``sizes["absent"]``.
+    """Return arguments of ``conv_weight_grad``: a gradient, features and a neighbour table. It is sorted unless
+    ``sizes["absent"]``, the names of optional arguments to leave out as None, contains one that a sorted table needs.
     """
     n, m, k = (sizes[name] for name in ("n", "m", "k"))
     groups, ci, co, _ = _choose_channels(sizes)
@@ -362,7 +367,9 @@ def _bounded_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tu
     coords[torch.rand(sizes["n"], generator=rng).to(device) < 0.2] = -1
 
     def reached(rows: int) -> int:
-        """Return the number of output voxels that the first ``rows`` voxels reach."""
+        """Return the number of output voxels that the first ``rows`` of the drawn voxels reach by the drawn window. A
+        binary search calls this, since the number grows with ``rows``.
+        """
         return ops.out_coords.reference(coords[:rows], grid, *window).shape[0]
 
     # The number of outputs grows with the rows, so a binary search finds the most that fit.

@@ -19,7 +19,7 @@ from shiplap.plugin_api import error
 from shiplap.plugin_api.memos import built_outside_modes
 from shiplap_sparse3d import bounded, ops, planning
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.coords import output_shape, runs_without_python
+from shiplap_sparse3d.coords import most_outputs, output_shape, runs_without_python
 from shiplap_sparse3d.plan import Plan, parts_for, wants_sorted
 from shiplap_sparse3d.rows import rows_where
 
@@ -42,7 +42,9 @@ class StepWindow(NamedTuple):
     capacity: int | None = None
 
     def shape(self, grid: Triple) -> Triple:
-        """Return the output grid of the step from ``grid``, at least 0 cells an axis."""
+        """Return the output grid of the step, a convolution's move from input to output voxels, from the input
+        ``grid``: at least 0 cells an axis.
+        """
         if self.output_padding is None:
             return cast("Triple", output_shape(grid, *self[:4]))
         axes = zip(grid, *self[:4], self.output_padding, strict=True)
@@ -50,8 +52,8 @@ class StepWindow(NamedTuple):
         return cast("Triple", tuple(sizes))
 
     def grid_before(self, grid: Triple, reached: Triple) -> Triple:
-        """Return the smallest input grid that contains ``grid`` and from which the step leads to a grid of at least
-        ``reached``.
+        """Return the smallest input grid that contains ``grid`` and from which a convolution with this window leads to
+        an output grid of at least ``reached``.
         """
         axes = zip(self.kernel, self.padding, self.dilation, strict=True)
         around = [d * (k - 1) + 1 - 2 * p for k, p, d in axes]
@@ -62,23 +64,21 @@ class StepWindow(NamedTuple):
             least = [-(-(m - a - e) // s) + 1 for m, s, a, e in ends]
         return cast("Triple", tuple(map(max, grid, least)))
 
-    def max_outputs(self, rows: int, grid: Triple | None, batch_size: int = 1) -> int:
-        """Return the largest number of voxels that ``rows`` voxels can reach, in ``grid`` if that is given."""
+    def max_outputs(self, rows: int, grid: Triple, batch_size: int) -> int:
+        """Return the largest number of voxels that ``rows`` voxels can reach."""
         each = list(self.kernel)
         if self.output_padding is None:
             axes = zip(self.kernel, self.stride, self.dilation, strict=True)
             # Along an axis one input reaches an output for each tap at a multiple of the stride.
             each = [-(-k // (s // math.gcd(s, d))) for k, s, d in axes]
-        if grid is None:
-            return rows * each[0] * each[1] * each[2]
         x, y, z = self.shape(grid)  # multiplied out: math.prod of a generator is closed to torch.compile
         return min(rows * each[0] * each[1] * each[2], batch_size * x * y * z)
 
 
 @built_outside_modes
 def output_cells(window: StepWindow, coords: Tensor, grid: Triple) -> Tensor:
-    """Return the voxels that those at ``coords`` in ``grid`` reach by ``window``, ``int32 [m, 4]``, ascending. If the
-    window has a capacity, ``m`` is that, with padding (-1) at the end.
+    """Return the voxels that those at ``coords`` in ``grid`` reach by ``window`` (kernel, stride, padding, dilation),
+    ``int32 [m, 4]``, ascending. If the window has a capacity, ``m`` is that, with padding (-1) at the end.
     """
     kernel, stride, padding, dilation, extra, capacity = window
     if extra is None:
@@ -109,17 +109,16 @@ def _out_coords(
     dilation: Sequence[int],
     capacity: int | None,
 ) -> Tensor:
-    """Return the voxels that a convolution reaches, padded to ``capacity`` where that is given.
-
-    A program that is exported for a GPU makes room for the largest number, and not for the usual one first.
+    """Return the voxels that a convolution with this kernel, stride, padding and dilation reaches, padded to
+    ``capacity`` where that is given. A program that is exported for a GPU reserves rows for the largest number that is
+    possible, and not for the usual one first.
     """
     window = list(kernel), list(stride), list(padding), list(dilation)
     if capacity is not None:
         return bounded.out_coords_bounded(coords, list(grid), *window, capacity)[0]
     if not runs_without_python(coords, ("cuda",)):
         return ops.out_coords(coords, list(grid), *window)
-    taps, step, pad, spread = (cast("Triple", tuple(each)) for each in window)
-    most = StepWindow(taps, step, pad, spread).max_outputs(coords.shape[0], None)
+    most = most_outputs(coords.shape[0], window)
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
     rows = count.item()
     torch._check(rows >= 0)
@@ -135,8 +134,8 @@ def _cut_to_grid(coords: Tensor, limits: Sequence[int]) -> Tensor:
 
 @built_outside_modes
 def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Triple, scenes: int = 0) -> Plan:
-    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. It is sorted only
-    on a GPU with an odd kernel, where one op makes it so.
+    """Return the plan (neighbour table) of submanifold convolutions from ``coords`` onto themselves. The rows of the
+    table are sorted by the taps that they hit only on a GPU with an odd kernel, where one op makes the sorted table.
 
     ``scenes`` is the number of scenes, or 0 if it is not known.
     """
@@ -154,10 +153,11 @@ def submanifold_plan(coords: Tensor, grid: Triple, kernel: Triple, dilation: Tri
 def connect_voxels(
     window: StepWindow, coords: Tensor, grid: Triple, reached: Tensor, *, ordered: bool = False, back: bool = False
 ) -> Plan:
-    """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels in
-    ``reached``, with its way back if that is at hand.
+    """Return the plan (neighbour tables) of convolutions by ``window`` from ``coords`` in ``grid`` onto the voxels
+    ``reached``. The transposed table, which gradients read, is in it where it comes for free.
 
-    With ``ordered`` the plan is sorted; that of a transposed window only together with its way ``back``.
+    ``back`` asks for the transposed table. With ``ordered`` the rows are sorted by the taps that they hit, for a
+    transposed window only if ``back`` is set, too.
     """
     kernel, stride, padding, dilation, extra, _ = window
     lists = list(kernel), list(stride), list(padding), list(dilation)
@@ -179,7 +179,7 @@ def connect_voxels(
 
 
 def vanished_grid_error(window: StepWindow, grid: tuple[int, ...], shape: tuple[int, ...]) -> ShiplapError:
-    """Return the error SL208 of a step from ``grid`` to ``shape``, a grid without cells."""
+    """Return the error SL208 of a convolution from ``grid`` to the output grid ``shape``, which has no cells."""
     kernel, padding, dilation = (each[-len(grid) :] for each in (window.kernel, window.padding, window.dilation))
     return error(
         "SL208",

@@ -37,8 +37,8 @@ class SummableTensor:
 
     @classmethod
     def rows_under(cls, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return ``func`` of the rows of its arguments, one of ``row_functions``, as a sparse tensor on the same
-        voxels.
+        """Return ``func(*args, **kwargs)``, where ``func`` works on each row alone, with the features in place of
+        sparse tensors, as a sparse tensor on the same voxels.
         """
         raise NotImplementedError
 

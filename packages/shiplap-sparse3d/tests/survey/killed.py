@@ -35,7 +35,7 @@ def status_of(pid: int, options: int = 0) -> int | None:
 
 if __name__ == "__main__":
     times, source, out, model = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
-    draw, kills, begun = random.Random(0), 0, out.with_name(f"{out.name}.survey") / "points.json"
+    draw, kills, begun = random.Random(0), 0, out.with_name(f"{out.name}.survey") / "survey.json"
     while kills < times:
         job = start(source, out, model)
         status = status_of(job, os.WNOHANG)

@@ -84,7 +84,7 @@ def test_two_workers_write_the_bytes_of_one(cluster: Any, corner: Path, alone: b
     assert result.predicted == result.tiles == sum(name == "predict" for name, *_ in seen) - 1
     assert (seen[0][0], seen[0][1]) == ("workers", 2)
     assert seen[0][3].startswith("http://127.0.0.1:")
-    assert not any("shiplap" in name for worker in cluster.workers.values() for name in worker.plugins)
+    assert all(worker.extensions["shiplap-survey"] == {} for worker in cluster.workers.values())
 
 
 @pytest.mark.parametrize("stage", ["read", "predict", "write"])
@@ -170,14 +170,31 @@ def test_a_worker_with_other_versions(
 def test_a_worker_that_does_not_see_the_folder(
     cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = clusters.read_mark
-    on_client = threading.main_thread()
-    monkeypatch.setattr(
-        clusters, "read_mark", lambda path: real(path) if threading.current_thread() is on_client else None
-    )
+    real = clusters.DaskEngine.share
+
+    def share(self: Any, job: Any) -> None:
+        real(self, job)
+        self._ticket = self._ticket._replace(path=tmp_path / "elsewhere" / "job.bin")
+
+    monkeypatch.setattr(clusters.DaskEngine, "share", share)
     with pytest.raises(ShiplapError, match="SL828") as caught:
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert "at the same path" in caught.value.expected
+    assert str(tmp_path / "elsewhere") in caught.value.got
+
+
+def test_tasks_that_are_lost_again_and_again(
+    cluster: Any, corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that is there, and has no result: the survey does not connect to it for ever."""
+
+    def lose(*arguments: Any) -> None:
+        raise clusters._LostError
+
+    monkeypatch.setattr(clusters.DaskEngine, "_take_result", lose)
+    with pytest.raises(ShiplapError, match="SL827") as caught:
+        survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
+    assert "4 times" in caught.value.got
 
 
 class Unsendable(torch.nn.Module):
@@ -237,17 +254,29 @@ def test_without_dask(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         survey(corner, tmp_path / "out.laz", build(), workers=2)
 
 
-def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path) -> None:
-    """The network arrives on the device that was asked for, in evaluation mode, and the client's stays as it was."""
-    job = running.open_job(corner, tmp_path, build())
+def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network arrives on the device that was asked for, in evaluation mode, and the client's stays as it was.
+
+    A worker reads a job once, and another one of the same folder again.
+    """
+    worker = type("Worker", (), {"address": "here", "name": 3, "extensions": {}})()
+    monkeypatch.setattr(clusters, "get_worker", lambda: worker)
+    job = running.open_job(corner, tmp_path, build(), ())
     job.model.net.train()
-    plugin = clusters.JobPlugin(replace(job), "meta", None)
-    plugin.setup(type("Worker", (), {"address": "here", "name": 3})())
-    opened = plugin.open_job()
-    assert opened.model.device.type == "meta"
-    assert not opened.model.net.training
+    tickets = []
+    for segment in (100, 200):
+        clusters.DaskEngine.share(engine := type("Engine", (), {"_device": "meta"})(), replace(job, segment=segment))
+        tickets.append(engine._ticket)
+        opened = engine._ticket.open_job()
+        assert opened is engine._ticket.open_job()
+        assert (opened.segment, opened.model.device.type) == (segment, "meta")
+        assert not opened.model.net.training
     assert job.model.net.training
     assert job.model.device.type == "cpu"
+    with pytest.raises(ShiplapError, match="SL828"):
+        tickets[0].open_job()
+    clusters._forget_job(tickets[0].path, worker)
+    assert worker.extensions["shiplap-survey"] == {}
 
 
 @pytest.mark.slow

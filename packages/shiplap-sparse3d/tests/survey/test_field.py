@@ -173,7 +173,7 @@ def test_networks_without_a_field(net: nn.Module, reason: str) -> None:
 
 
 def test_a_network_gets_its_modes_back_and_one_that_evaluates_is_left_alone() -> None:
-    from shiplap_sparse3d.survey.field import evaluation_mode
+    from shiplap_sparse3d.modes import evaluation_mode
 
     net = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout(), nn.ReLU()))
     net[1].eval()

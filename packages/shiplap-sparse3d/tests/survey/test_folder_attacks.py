@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shiplap import ShiplapError
-from shiplap_sparse3d.survey import SurveyModel, survey
-from shiplap_sparse3d.survey.folder import SurveyFolder, read_mark, write_mark
-from shiplap_sparse3d.survey.sorting import read_segment
+from shiplap_sparse3d.survey import SurveyModel, prepare, survey
+from shiplap_sparse3d.survey.folder import SurveyFolder
+from shiplap_sparse3d.survey.tasks import read_segment
 
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
@@ -31,7 +30,7 @@ def tree(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-@pytest.mark.parametrize("name", ["survey.lock", "points/0.bin", "classes/0_0.bin", "survey.json", "done/0_0.json"])
+@pytest.mark.parametrize("name", ["survey.lock", "points/0.bin", "classes/0_0.bin", "survey.json", "job.bin"])
 @pytest.mark.parametrize("kind", ["link", "fifo"])
 def test_nothing_is_written_through_a_link_and_no_fifo_waits(
     name: str, kind: str, corner: Path, model: SurveyModel, victim: Path, tmp_path: Path
@@ -49,7 +48,7 @@ def test_nothing_is_written_through_a_link_and_no_fifo_waits(
     assert victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["points", "sorted", "classes", "done"])
+@pytest.mark.parametrize("name", ["points", "classes"])
 def test_no_folder_of_it_leads_elsewhere(
     name: str, corner: Path, model: SurveyModel, victim: Path, tmp_path: Path
 ) -> None:
@@ -97,48 +96,31 @@ def test_an_input_that_is_a_fifo_hangs_nobody(model: SurveyModel, tmp_path: Path
         survey(tmp_path / "in.laz", tmp_path / "out.laz", model)
 
 
-def test_results_of_another_number_of_points_are_refused(tmp_path: Path) -> None:
+def test_results_of_another_number_of_points_are_none(tmp_path: Path) -> None:
     folder = SurveyFolder(tmp_path)
     folder.write_result((0, 0), np.zeros(9, np.uint8))
-    assert folder.has_result((0, 0), 9)
-    with pytest.raises(ShiplapError, match="SL824"):
-        folder.read_result((0, 0), 10)
-    assert read_mark(folder.done_mark_path((0, 0))) is None
+    assert folder.read_result((0, 0), 10) is None
+    found = folder.read_result((0, 0), 9)
+    assert found is not None
+    assert found.tolist() == [0] * 9
 
 
-RIGHT: dict[str, Any] = {"tiles": [[0, 0, 3, 7]], "low": [0, 0, 0], "high": [1, 1, 1]}
-WRONG: dict[str, Any] = {
-    "tiles": [
-        [[0, 0, "3", 7]],
-        [[0, 0, -3, 7], [0, 1, 6, 7]],
-        [[0, 0, 2, 7]],
-        [[0, 0, 3]],
-        [[0, 0, 3.0, 7]],
-        [[0, 0, True, 7]],
-        [[2**40, 0, 3, 7]],
-        [[0, 0, 2**70, 7]],
-        [3],
-        [],
-        7,
-        None,
-        {"0_0": 3},
-    ],
-    "low": [[0, 0], ["a", 0, 0], None, 5, [2**70, 0, 0]],
-    "high": [[1, 1, 1, 1], [None, 1, 1], {}],
-}
-
-
-@pytest.mark.parametrize("field", WRONG)
-def test_a_mark_of_another_form_counts_as_none(field: str, tmp_path: Path) -> None:
-    folder = SurveyFolder(tmp_path)
-    for path in (folder.points_path(0), folder.sorted_mark_path(0)):
-        path.parent.mkdir()
-    folder.points_path(0).write_bytes(b"0" * 72)
-    write_mark(folder.sorted_mark_path(0), RIGHT)
-    known = read_segment(folder, 0, 3)
+@pytest.mark.parametrize("change", ["shorter", "longer", "changed", "empty", "none"])
+def test_a_segment_whose_table_is_not_the_one_that_was_written_is_none(
+    change: str, corner: Path, model: SurveyModel, tmp_path: Path
+) -> None:
+    job = prepare(corner, tmp_path, model, tile=32).job
+    path, known = job.folder.points_path(0), read_segment(job, 0)
     assert known is not None
-    assert (known.tiles.tolist(), known.low, known.high) == ([[0, 0, 3, 7]], [0, 0, 0], [1, 1, 1])
-    assert read_segment(folder, 0, 4) is None
-    for value in WRONG[field]:
-        write_mark(folder.sorted_mark_path(0), {**RIGHT, field: value})
-        assert read_segment(folder, 0, 3) is None, value
+    assert known[0]["count"].sum() == job.total
+    assert (known[1][1] > known[1][0]).all()
+    content = path.read_bytes()
+    place = len(content) - 40
+    changes = {
+        "shorter": content[:-1],
+        "longer": content + b"0",
+        "changed": content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :],
+        "empty": b"",
+    }
+    path.write_bytes(changes[change]) if change in changes else path.unlink()
+    assert read_segment(job, 0) is None

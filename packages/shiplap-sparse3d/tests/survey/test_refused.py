@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -126,3 +127,90 @@ def test_models_that_cannot_be_used(corner: Path, model: SurveyModel, tmp_path: 
     for wrong in ({"net": 3}, {"voxel": (1, 2)}, {"voxel": (1, 0, 1)}, {"classes": ()}, {"classes": (300,)}):
         with pytest.raises(ShiplapError, match="SL825"):
             SurveyModel(**{"net": model.net, "voxel": VOXEL, "classes": (1, 2, 5), **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tile": 32.0},
+        {"tile": "32"},
+        {"halo": None, "tile": (32, 32)},
+        {"origin": (0, 0.5)},
+        {"segment": 0},
+        {"segment": 2.5},
+        {"workers": "2"},
+        {"workers": 0},
+        {"device": "nowhere"},
+        {"device": 3.5},
+    ],
+    ids=str,
+)
+def test_arguments_of_another_kind(wrong: dict[str, Any], corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """Each is an error of ours, before anything is written."""
+    with pytest.raises(ShiplapError):
+        survey(corner, tmp_path / "out.laz", model, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", [None, 3, "net"])
+def test_a_model_of_another_kind(what: Any, corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    with pytest.raises(ShiplapError, match="SL825"):
+        survey(corner, tmp_path / "out.laz", model.net if what == "net" else what)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_input_that_was_damaged_and_is_whole_now(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """Nothing of the damaged one is left, which would make the whole one the input of another survey."""
+    source, out = tmp_path / "in.laz", tmp_path / "out.laz"
+    source.write_bytes(corner.read_bytes()[: corner.stat().st_size // 2])
+    with pytest.raises(ShiplapError, match="SL822"):
+        survey(source, out, model, segment=10_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.laz"]
+    source.write_bytes(corner.read_bytes())
+    assert survey(source, out, model, segment=10_000).tiles > 0
+
+
+def test_an_input_that_changes_while_a_survey_is_stopped(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    """Its head and its size stay, as when a program writes other coordinates into a file."""
+    source, folder = tmp_path / "in.las", tmp_path / "kept"
+    las = laspy.read(corner)
+    las.write(source)
+    survey(source, tmp_path / "out.laz", model, folder=folder, keep=True)
+    before = source.stat()
+    with source.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+    os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    with pytest.raises(ShiplapError, match="SL823"):
+        survey(source, tmp_path / "out.laz", model, folder=folder, keep=True)
+
+
+def test_a_folder_of_the_output_that_cannot_be_written(
+    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before the work, also if the survey's own folder is elsewhere."""
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
+    with pytest.raises(ShiplapError, match="SL602"):
+        survey(corner, tmp_path / "out.laz", model, folder=tmp_path / "folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_features_that_are_not_finite(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
+    nan = replace(model, features=lambda points: torch.full((len(points), 5), torch.nan))
+    with pytest.raises(ShiplapError, match="SL825") as caught:
+        survey(corner, tmp_path / "out.laz", nan)
+    assert caught.value.got == "values that are not finite"
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_points_at_one_place(count: int, model: SurveyModel, tmp_path: Path) -> None:
+    import numpy as np
+
+    las = laspy.create(point_format=1, file_version="1.2")
+    las.header.scales = np.full(3, 0.01)
+    las.x = las.y = las.z = np.full(count, 7.0)
+    las.write(tmp_path / "in.las")
+    result = survey(tmp_path / "in.las", tmp_path / "out.las", model)
+    assert (result.points, result.tiles) == (count, 1)
+    assert set(laspy.read(tmp_path / "out.las").classification) <= {1, 2, 5}

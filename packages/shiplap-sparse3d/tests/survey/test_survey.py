@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from shiplap import ShiplapError
-from shiplap_sparse3d.survey import Points, SurveyModel, point_features, prepare, survey
-from shiplap_sparse3d.survey import predict as prediction
+from shiplap_sparse3d.survey import Points, SurveyModel, point_features, prepare, survey, tasks
 from shiplap_sparse3d.survey import run as running
 from shiplap_sparse3d.survey.folder import SurveyFolder
+from shiplap_sparse3d.survey.tasks import point_numbers, question_of
 from shiplap_testing.effort import sampled
 from shiplap_testing.forked import python
 from tests.survey.conftest import classes_of
@@ -49,20 +49,16 @@ def test_tiles_change_nothing(tile: int, corner: Path, model: SurveyModel, until
     assert [p.name for p in tmp_path.iterdir()] == ["out.laz"]
 
 
-def test_logits_are_equal_to_the_bit(
-    corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_equal_to_the_bit(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     kept: dict[int, dict[int, torch.Tensor]] = {}
-    real, tile = prediction._tile_logits, 0
-
-    def keep(model: SurveyModel, question: prediction.PreparedTile) -> torch.Tensor:
-        logits = real(model, question)
-        kept.setdefault(tile, {}).update(zip(question.index.tolist(), logits, strict=True))
-        return logits
-
-    monkeypatch.setattr(prediction, "_tile_logits", keep)
     for tile in (WHOLE, 20, 32, 48):
-        survey(corner, tmp_path / "out.laz", model, tile=tile)
+        job = prepare(corner, tmp_path / str(tile), model, tile=tile).job
+        kept[tile] = {}
+        for each in job.tiles:
+            asked = question_of(job, each, torch.device("cpu"))
+            with torch.inference_mode():
+                logits = model.forward(asked.cells, asked.feats, asked.grid)[asked.wanted]
+            kept[tile].update(zip(point_numbers(asked.own).tolist(), logits, strict=True))
     whole = kept.pop(WHOLE)
     for parts in kept.values():
         assert parts.keys() == whole.keys()
@@ -154,7 +150,7 @@ def test_stopped_before_each_step_and_resumed(
 ) -> None:
     """Every write of a mark or a result is a place to stop; what is there after it is whole."""
     out, count = tmp_path / "out.laz", 0
-    from shiplap_sparse3d.survey import folder, sorting
+    from shiplap_sparse3d.survey import folder
 
     real = folder.write_whole
 
@@ -166,7 +162,7 @@ def test_stopped_before_each_step_and_resumed(
         real(path, content, lasting=lasting)
 
     monkeypatch.setattr(folder, "write_whole", stopping)
-    monkeypatch.setattr(sorting, "write_whole", stopping)
+    monkeypatch.setattr(tasks, "write_whole", stopping)
     with pytest.raises(Stopped):
         survey(corner, out, model, tile=20, segment=4000)
     monkeypatch.undo()
@@ -175,7 +171,7 @@ def test_stopped_before_each_step_and_resumed(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("part", ["points", "sorted", "classes", "done"])
+@pytest.mark.parametrize("part", ["points", "classes"])
 def test_stopped_while_its_own_files_are_removed_and_resumed(
     part: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,11 +240,11 @@ def test_results_that_vanish_before_they_are_merged(
     assert out.read_bytes() == untiled.read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["points", "sorted", "shorter"])
+@pytest.mark.parametrize("damage", ["points", "table", "shorter"])
 def test_sorted_points_that_are_lost_are_made_anew(
     damage: str, corner: Path, model: SurveyModel, untiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found when the survey goes on: of three segments, one has no points, no readable mark, or too few points."""
+    """Found when the survey goes on: of three segments, one has no points, another table, or too few points."""
     out, folder = tmp_path / "out.laz", tmp_path / "kept"
     monkeypatch.setattr(running, "_predict_tiles", lambda *_: (_ for _ in ()).throw(Stopped))
     with pytest.raises(Stopped):
@@ -257,13 +253,13 @@ def test_sorted_points_that_are_lost_are_made_anew(
     points = folder / "points" / "1.bin"
     if damage == "points":
         points.unlink()
-    elif damage == "sorted":
-        (folder / "sorted" / "1.json").write_text('{"tiles": 7}')
+    elif damage == "table":
+        points.write_bytes(points.read_bytes()[:-50] + b"0" * 50)
     else:
         points.write_bytes(points.read_bytes()[:-24])
     made: list[int] = []
-    real = running.sort_segment
-    monkeypatch.setattr(running, "sort_segment", lambda job, number: made.append(number) or real(job, number))
+    real = tasks.sort_segment
+    monkeypatch.setattr(tasks, "sort_segment", lambda job, number: made.append(number) or real(job, number))
     survey(corner, out, model, tile=32, folder=folder, segment=10_000)
     assert made == [1]
     assert out.read_bytes() == untiled.read_bytes()
@@ -311,11 +307,11 @@ def test_points_that_a_survey_has_sorted_serve_for_training(
 ) -> None:
     folder = tmp_path / "kept"
     survey(corner, tmp_path / "out.laz", model, tile=32, folder=folder, keep=True)
-    monkeypatch.setattr(running, "sort_segment", None)
+    monkeypatch.setattr(tasks, "sort_segment", None)
     assert len(prepare(corner, folder, model, tile=32).tiles) > 4
 
 
 def test_one_survey_at_a_time_in_a_folder(corner: Path, model: SurveyModel, tmp_path: Path) -> None:
     folder = SurveyFolder(tmp_path / "work")
-    with folder.lock(), pytest.raises(ShiplapError, match="SL823: another process is at work"):
+    with folder.open_for_work(), folder.lock(), pytest.raises(ShiplapError, match="SL823: another process is at work"):
         survey(corner, tmp_path / "out.laz", model, folder=folder.path)

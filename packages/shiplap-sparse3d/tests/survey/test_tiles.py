@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from shiplap import ShiplapError
 from shiplap_sparse3d.survey import Field, tiling
-from shiplap_sparse3d.survey.tiles import CellExtent
+from shiplap_sparse3d.survey.field import CellBox, triple
 
 FIELD = Field((14, 14, 14), (14, 14, 14), (4, 4, 4), 10)
 
@@ -42,16 +43,16 @@ def test_a_field_that_is_not_the_same_on_all_axes() -> None:
 
 def test_grids_are_aligned_and_end_with_the_survey() -> None:
     tiles = tiling(FIELD, 64)
-    extent = CellExtent((-13, 5, -1), (200, 70, 9))
+    extent = CellBox(np.array((-13, 5, -1)), np.array((201, 71, 10)))
     whole = tiles.whole(extent)
-    assert (whole.origin, whole.shape) == ((-16, 4, -4), (220, 68, 16))
+    assert (triple(whole.low), whole.shape) == ((-16, 4, -4), (220, 68, 16))
     for tile in ((-1, 0), (0, 0), (3, 1)):
         box = tiles.grid(tile, extent)
-        assert all(v % 4 == 0 for v in (*box.origin, *box.shape))
-        assert all(b >= w for b, w in zip(box.origin, whole.origin, strict=True))
-        ends = zip(box.origin, box.shape, whole.origin, whole.shape, strict=True)
-        assert all(b + n <= w + m for b, n, w, m in ends)
-    assert tiles.grid((1, 0), extent).origin[0] == 64 - 16
+        assert not (box.low % 4).any()
+        assert not (box.high % 4).any()
+        assert (box.low >= whole.low).all()
+        assert (box.high <= whole.high).all()
+    assert tiles.grid((1, 0), extent).low[0] == 64 - 16
 
 
 def test_neighbours_reach_as_far_as_the_halo() -> None:

@@ -21,9 +21,9 @@ def compile_c(
     compiler: str = "cc",
     configs: Mapping[str, Sequence[str]] | None = None,
 ) -> Path:
-    """Compile ``body`` to ``lib<name>.so`` in ``folder`` and return its path. The generated header of ``ops``, from
-    symbols to ops, is included first, with ``configs`` as in ``header_text``. Raises ``CompileError`` on an error or a
-    warning.
+    """Compile ``body`` to ``lib<name>.so`` in ``folder`` and return its path. The C header generated for ``ops``, a
+    dict from symbols of functions to the ops that they compute, is included first, with ``configs`` as in
+    ``header_text``. Raises ``CompileError`` on an error or a warning.
 
     ``compiler`` is a C compiler, a C++ compiler, or ``nvcc``, which compiles for the GPU that is there.
     """

@@ -95,8 +95,9 @@ def write_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def main(packages: str = "*") -> int:
-    """Run the tests of capabilities (uses of private torch) below ``packages`` with every capability in force, write
-    the row of the installed torch, and print which are not verified. Returns the exit status 0.
+    """Run the tests of capabilities (uses of private torch, which a torch version may break) below the packages that
+    match ``packages``, with all of these uses switched on. Write the row of the installed torch, print which
+    capabilities no passing test verifies, and return the exit status 0.
     """
     before, outcomes = TABLE.read_text(encoding="utf-8"), Outcomes()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # the table is put back

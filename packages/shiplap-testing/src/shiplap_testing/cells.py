@@ -33,8 +33,8 @@ KINDS = ("passed", "failed", "skipped")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the key of a cell of the matrix of versions: those of torch, Python, NumPy, Triton and the C++ compiler,
-    the rights of the user, and the device.
+    """Return what identifies a cell of ``tests/matrix.json``, the table of test outcomes by installed versions: the
+    versions of torch, Python, NumPy, Triton and the C++ compiler, the rights of the user, and the device.
     """
     compiler = shutil.which(os.environ.get("CXX") or "c++")
     said = (
@@ -99,8 +99,8 @@ class Cell:
         pytest.exit("ended from outside")
 
     def write(self) -> None:
-        """Write the outcomes and failures of the test files so far into the cell of the installed versions in
-        ``tests/matrix.json``.
+        """Write the outcomes and failures of the test files so far into ``tests/matrix.json``, the table of test
+        outcomes by installed versions, under the versions that are installed here.
         """
         if not self.files:
             return
@@ -119,8 +119,8 @@ class Cell:
 
 
 def main(arguments: list[str]) -> int:
-    """Run pytest with ``arguments`` and the plugin ``Cell``, which writes outcomes into the table of the matrix, and
-    return the exit status of pytest.
+    """Run pytest with ``arguments`` and the plugin ``Cell``, which writes the outcomes into ``tests/matrix.json``, the
+    table by installed versions, and return the exit status of pytest.
     """
     cell = Cell()
     signal.signal(signal.SIGTERM, cell.stop)

@@ -84,8 +84,8 @@ class Graph:
             return ast.Module([], [])
 
     def distances(self, changed: Iterable[str]) -> dict[str, int]:
-        """Return for each file that names one of ``changed``, directly or through others, the least number of steps to
-        it. The changed files themselves have 0.
+        """Return, for each file that names one of ``changed`` (by an import, a path or a fixture), directly or through
+        others, the least number of steps to it. The changed files themselves have 0.
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
@@ -98,9 +98,10 @@ class Graph:
         return steps
 
     def tests(self, changed: Iterable[str]) -> list[str]:
-        """Return the test files that name one of the files ``changed``, directly or through others, the nearest first.
-        A file in the room of a change counts as two steps nearer. Among equally near ones, those of the same
-        distribution come first. Files that need an accelerator come last.
+        """Return the test files that name one of the files ``changed`` (by an import, a path or a fixture), directly or
+        through others, the nearest first. A test in the same first folder of its distribution as a change counts as two
+        steps nearer. Among equally near ones, those of the same distribution come first. Files that need an accelerator
+        come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
@@ -238,8 +239,8 @@ class Graph:
                 yield f"{folder}/conftest.py"
 
     def _add_unnamed_files(self) -> None:
-        """For each file that no other file names, add the Python files of the nearest folder that has some to its
-        users.
+        """For each file that no other file names (by an import, a path or a fixture), record that the Python files of
+        the nearest folder that has some use it.
         """
         folders: dict[str, list[str]] = defaultdict(list)
         for file in self.files:
@@ -303,8 +304,9 @@ def _is_of_tests(file: str) -> bool:
 
 
 def _stem(file: str) -> str:
-    """Return the distribution and the place of a file, the same for a module and its tests, such as ``shiplap
-    op/fake``. In the distribution of a family of ops, whose tests have a folder of its name, only the file name counts.
+    """Return the distribution and the place of a file, the same text for a module and for its tests, such as ``shiplap
+    op/fake`` for ``op/fake.py`` and ``op/test_fake.py``. In the distribution of a family of ops, whose tests have a
+    folder of its name, only the file name counts.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
@@ -364,7 +366,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _remove_selection() -> None:
-    """Remove the file with the selection of this run, and the variable that names it."""
+    """Remove the file with the test files selected for this run, and the environment variable that has its path."""
     Path(os.environ.pop(SELECTED)).unlink(missing_ok=True)
 
 

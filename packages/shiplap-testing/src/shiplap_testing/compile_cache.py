@@ -64,8 +64,9 @@ class Call:
         self.key = self._digest.hexdigest()
 
     def placed(self, text: str, *, back: bool = False) -> str:
-        """Return ``text``, a list of dependencies, with marks in place of the folders of this call, so that another
-        call can use it, or with ``back`` the folders in place of the marks.
+        """Return ``text``, a compiler's list of dependencies, with marks (``@source@``, ``@here@``) in place of the
+        folders of this call, so that the cached list serves another call, or with ``back`` the folders in place of the
+        marks.
         """
         marks = {os.path.dirname(os.path.abspath(self._inputs[0])): "@source@", os.getcwd(): "@here@"}
         for folder, mark in marks.items():
@@ -96,8 +97,9 @@ class Call:
             self._add(argument)
 
     def _include(self, option: str, place: str) -> None:
-        """Add the folder or file ``place`` of the option ``option`` to the key of the cached result. Raises ``NotKept``
-        for libraries outside of the constant folders.
+        """Add the folder or file ``place`` of the option ``option`` (``-I`` and others) to the key of the cached
+        result. Raises ``NotKept``, so that the call is not cached, for libraries outside of the folders of the system
+        and of installed packages.
         """
         self._add(option)
         if option == "-L":
@@ -110,13 +112,16 @@ class Call:
             self._headers(place)
 
     def _is_constant(self, place: str) -> bool:
-        """Whether ``place`` lies below one of the constant folders, those of the system and of installed packages."""
+        """Whether ``place`` lies below one of the folders that count as unchanging, those of the system and of
+        installed packages.
+        """
         real = os.path.realpath(place)
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
 
     def _headers(self, folder: str) -> None:
-        """Add the headers below ``folder`` to the key of the cached result, or its path and age if the folder is
-        constant. Raises ``NotKept`` if there are more than ``MOST``.
+        """Add the headers below ``folder`` to the key of the cached result, or its path and age if it is a folder of
+        the system or of installed packages. Raises ``NotKept``, so that the call is not cached, if there are more than
+        400 (``MOST``).
         """
         if self._is_constant(folder):
             self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")
@@ -154,8 +159,9 @@ class Call:
 
 
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
-    """Serve a call of ``compiler`` from the folder ``cache`` and return 0, or run the compiler, keep its result and
-    warnings if it succeeds, and return its status. A call of an unknown form replaces this process by the compiler.
+    """Serve a call of ``compiler`` with ``arguments`` from the folder ``cache`` and return 0, or run the compiler, keep
+    its result and warnings if it succeeds, and return its status. ``constant`` joins the folders whose headers count by
+    path and age. A call of an unknown form replaces this process by the compiler.
     """
     try:
         call = Call(compiler, arguments, tuple(constant.split(os.pathsep)))
@@ -175,8 +181,8 @@ def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
 
 
 def _compile(call: Call, kept: str, command: list[str]) -> int:
-    """Run the compiler by ``command``, keep the result of ``call`` at ``kept`` if it succeeds, and return its
-    status.
+    """Run the compiler by ``command``, and return its status. If it succeeds, copy the file that ``call`` makes, its
+    list of dependencies and its warnings into the cache at the path ``kept``.
     """
     # Imported here, since a hit does not need it and must be quick.
     import subprocess

@@ -68,8 +68,8 @@ def path() -> str:
 
 
 def _constant() -> str:
-    """Return the folders of the system, of installed packages and of torch, joined by the separator of paths. Torch is
-    found without an import.
+    """Return the folders whose content counts as unchanging, those of the system, of installed packages and of torch,
+    joined by the separator of paths. Torch is found without an import.
     """
     torch = importlib.util.find_spec("torch")
     places = [os.path.realpath(place) for place in torch.submodule_search_locations or ()] if torch else []
@@ -77,8 +77,8 @@ def _constant() -> str:
 
 
 def _remove_unused() -> None:
-    """Remove compiled files from the cache of ``compile_cache.py`` that no run has used for ``DAYS``, with their
-    dependencies and warnings.
+    """Remove compiled files from the cache of compiler results (``compile_cache.py``) that no run has used for ``DAYS``
+    days, with their lists of dependencies and warnings.
     """
     for file in KEPT.glob("*/*"):
         with contextlib.suppress(OSError):  # another run removes it as well
@@ -88,8 +88,8 @@ def _remove_unused() -> None:
 
 
 def headers() -> subprocess.Popen[bytes] | None:
-    """Start to compile the header of bindings and return the process, or None where the compilers of ``path`` are not
-    in use. GCC takes the result once it is there and the flags are the same.
+    """Start to compile the C++ header of bindings and return the process, or None unless the ``PATH`` begins with the
+    compilers that do not optimise (see ``path``). GCC takes the result once it is there and the flags are the same.
     """
     if not _in_use():
         return None
@@ -103,8 +103,8 @@ def headers() -> subprocess.Popen[bytes] | None:
 
 
 def kernels() -> subprocess.Popen[bytes] | None:
-    """Start to compile the header of Inductor's kernels and return the process, or None where the compilers of ``path``
-    are not in use.
+    """Start to compile the header of Inductor's kernels and return the process, or None unless the ``PATH`` begins with
+    the compilers that do not optimise (see ``path``).
     """
     if not _in_use():
         return None
@@ -112,7 +112,7 @@ def kernels() -> subprocess.Popen[bytes] | None:
 
 
 def _in_use() -> bool:
-    """Whether the compilers of ``path`` are in use and there is ``g++``."""
+    """Whether the ``PATH`` begins with the compilers of ``path``, which do not optimise, and there is ``g++``."""
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 
 

@@ -88,14 +88,14 @@ class Told(Worker):
         self.others += getattr(node, "workeroutput", {}).get("processor_time", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the costs of the run and of its dearest tests."""
+        """Print the processor time of the whole run and of its most expensive tests."""
         for line in told(self.costs, self.others + (time.process_time() if self.others else used()), self.most):
             terminalreporter.write_line(line)
 
 
 def told(costs: dict[str, float], total: float, most: int) -> list[str]:
-    """Return the lines of the report of ``costs``, seconds by test: the ``total`` of the run, the ``most`` dearest
-    tests, and a warning if a whole run exceeds its goal.
+    """Return the lines of the report of ``costs``, seconds of processor time by test: the ``total`` of the run, the
+    ``most`` tests with the highest cost, and a warning if a whole run exceeds its goal.
     """
     lines = [f"processor time: {total:.0f} s, of which {sum(costs.values()):.0f} s in {len(costs)} tests; the dearest:"]
     lines += [f"{cost:7.1f} s  {name}" for name, cost in sorted(costs.items(), key=lambda pair: -pair[1])[:most]]

@@ -86,7 +86,7 @@ def _variables_read_at_import(environment: Mapping[str, str]) -> tuple[tuple[str
 
 def _ask(server: IO[bytes], program: list[object], timeout: float) -> int | None:
     """Send ``program`` to ``server``, and return the exit status, or None for a program that was killed after
-    ``timeout`` seconds. Its processor time is added to ``spent``.
+    ``timeout`` seconds. Its processor time is added to the module's variable ``spent``.
     """
     global spent
     server.write(json.dumps(program).encode() + b"\n")
@@ -111,8 +111,8 @@ def settle() -> None:
 
 
 def shared() -> str:
-    """Return the folder of the sockets of this run. The first process that calls this creates it, and removes it when
-    it ends.
+    """Return the folder of this test run in which the sockets of its processes lie. The first process that calls this
+    creates it, and removes it when it ends.
     """
     if not os.environ.get(FOLDER):
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="shiplap-forked-")
@@ -136,8 +136,9 @@ def place(environment: Mapping[str, str]) -> Path:
 
 @cache
 def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
-    """Return a connection of one thread to the server for programs with the variables ``early``. The first process that
-    needs a server starts it.
+    """Return a connection of one ``thread`` to the server, a process that has imported torch and forks programs, for
+    programs with the variables ``early``, which torch or Triton read at their import. The first process that needs a
+    server starts it.
     """
     global spent
     path = place(dict(early))
@@ -152,7 +153,7 @@ def _server(early: tuple[tuple[str, str], ...], thread: int) -> IO[bytes]:
 
 
 def _connected(path: str) -> socket.socket | None:
-    """Return a connection to the socket ``path``, or None if no server listens there."""
+    """Return a connection to the socket ``path``, or None if no process listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -163,8 +164,8 @@ def _connected(path: str) -> socket.socket | None:
 
 
 def _started(path: str, early: dict[str, str]) -> socket.socket:
-    """Start a server with the socket ``path`` and the variables ``early``, and return a connection to it. Raises
-    ``RuntimeError`` if it ends first.
+    """Start a server, a process that imports torch and forks programs, with the socket ``path`` and the variables
+    ``early``, and return a connection to it. Raises ``RuntimeError`` if it ends first.
     """
     kept = {n: v for n, v in os.environ.items() if n in READ_LATER or not n.startswith((*READ_AT_IMPORT, "PYTHONPATH"))}
     with contextlib.suppress(FileNotFoundError):
@@ -216,8 +217,8 @@ def _all_ended(handlers: set[int]) -> bool:
 
 
 def _handle(connection: IO[bytes], told: float) -> None:
-    """Run each program that is requested on ``connection``, and write its pid and then its status and processor time.
-    ``told``, the time of all imports, is written first.
+    """Run each program that is requested on ``connection`` in a forked process, and write its pid and then its status
+    and processor time. ``told``, the processor time of all imports, is written first.
     """
     connection.write(b"%f\n" % told)
     for line in connection:

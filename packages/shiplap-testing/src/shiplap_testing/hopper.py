@@ -31,8 +31,8 @@ def pretend() -> None:
 
 
 def compiled(run: Any) -> list[Any]:
-    """Return the binaries that Triton has compiled of the kernels of a template. ``run`` is an object whose attribute
-    ``jitted`` has the launchers of these kernels.
+    """Return the binaries that Triton has compiled of the kernels of a template, a kernel source that shiplap compiles
+    for several settings. ``run`` is an object whose attribute ``jitted`` has the launchers of these kernels.
     """
     kernels = [launcher.kernel for launcher in run.jitted.values()]
     return [binaries for kernel in kernels for binaries in kernel.device_caches[0][0].values()]

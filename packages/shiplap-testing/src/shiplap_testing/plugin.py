@@ -159,7 +159,7 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the notices given so far, so that each test gets those that come once per process."""
+    """Let shiplap give its notices (warnings that come once in a process) again, so that each test gets them."""
     from shiplap.errors import base
 
     monkeypatch.setattr(base, "_announced", set())
@@ -205,7 +205,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def place(item: pytest.Item) -> int:
-        """Return the number by which tests are sorted: -1 for the longest, else the place of the file in ``LONG``."""
+        """Return the number by which tests are sorted: -1 for the longest on accelerators, else the place of the file
+        in ``LONG``, a list of the files that take longest.
+        """
         if _is_alone(item.nodeid):
             return -1
         return _place_of(item.nodeid.partition("::")[0].removesuffix(".py"))
@@ -215,15 +217,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def _place_of(file: str) -> int:
-    """Return the place of the test file ``file`` (without ``.py``) in ``LONG``, or the length of ``LONG`` if it is not
-    there.
+    """Return the place of the test file ``file`` (without ``.py``) in ``LONG``, a list of the files that take longest,
+    or the length of ``LONG`` if it is not there.
     """
     return next((number for number, name in enumerate(LONG) if f"/{file}".endswith(f"/{name}")), len(LONG))
 
 
 def _unit(nodeid: str) -> str:
-    """Return the unit of the test ``nodeid``: a worker runs all tests of a unit. It is a file, the folder of the judge,
-    whose files share a process that is slow to start, or on accelerators a function or one test.
+    """Return the unit of the test ``nodeid``, a group of tests that one worker runs. It is a file, the folder
+    ``tests/judge``, whose files share a process that is slow to start, or on accelerators a function or one test.
     """
     if _is_alone(nodeid):
         return nodeid
@@ -315,8 +317,9 @@ def _device_error() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignore the notices about references in most tests, share one folder among workers, and set up Hypothesis without
-    deadlines. A process that only hands out tests imports neither torch nor shiplap.
+    """In a process that runs tests, ignore shiplap's notices (warnings such as that a reference serves a call). In one
+    that hands out tests, which imports neither torch nor shiplap, make one folder for all workers. Set up Hypothesis
+    without deadlines.
     """
     if config.getoption("dist", "no") == "no":
         config.addinivalue_line("filterwarnings", "ignore::shiplap.errors.ShiplapNotice")

@@ -18,8 +18,8 @@ FIXTURES = ("packages/shiplap-backend/tests/backend/runtime/test_load.py", "pack
 
 
 def main() -> int:
-    """Compile headers, the generated device and the libraries of fixtures for later runs of ``make test``. Returns the
-    status of pytest, which sets up fixtures and runs no test.
+    """Compile what many tests need, so that later runs of ``make test`` find it in the cache: headers, the generated
+    device backend and the libraries of fixtures. Returns the status of pytest, which sets up fixtures and runs no test.
     """
     os.environ[compilers.ASKED] = "1"
     os.environ["PATH"] = compilers.path()

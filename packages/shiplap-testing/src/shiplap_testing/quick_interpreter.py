@@ -30,13 +30,16 @@ def quicken() -> None:
 
 
 def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any], patch: Callable[..., Any]) -> Any:
-    """Return a quicker form of ``original``, the function of Triton that replaces the compiler's members of a part of
-    its language: which members these are is computed once. ``patch`` replaces one member.
+    """Return a quicker form of ``original``, the function of Triton's interpreter that replaces functions of a part of
+    its language, such as ``tl.math``, by interpreted ones. The quicker one finds out only once which these are.
+    ``patch`` replaces one of them.
     """
 
     @cache
     def names(part: Any) -> list[str]:
-        """Return the names of the members of ``part`` that ``original`` replaces."""
+        """Return the names of the functions of ``part``, a module or class of Triton's language, that ``original``
+        (argument of ``_patch_builtin``) replaces.
+        """
         replaced: list[str] = []
 
         class Scope:
@@ -48,8 +51,8 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
         return replaced
 
     def quick(part: Any, builder: Any, scope: Any) -> None:
-        """Replace the members of ``part`` that are still the compiler's by those that use ``builder``. ``scope`` undoes
-        this later.
+        """Replace the functions of ``part`` (a module or class of Triton's language) that are still the compiler's by
+        those that use the interpreter's ``builder``. ``scope`` undoes this later.
         """
         for name in names(part):
             if is_builtin(member := getattr(part, name)):

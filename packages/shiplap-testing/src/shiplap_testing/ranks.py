@@ -39,12 +39,15 @@ _long: set[str] = set()
 
 
 def cell(name: str, *, long: bool = False) -> Callable[[Callable[[int, int], str]], Callable[[int, int], str]]:
-    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of the table of combinations.
-    The function returns a tolerance as text, or raises. A ``long`` cell runs only where it is named.
+    """Return a decorator that registers ``function(rank, world)`` as the cell ``name`` of a table of features that ops
+    are combined with on several devices. The function returns a tolerance as text, or raises. A ``long`` cell runs only
+    where it is named.
     """
 
     def add(function: Callable[[int, int], str]) -> Callable[[int, int], str]:
-        """Register ``function`` as the cell and return it."""
+        """Register ``function`` as the cell ``name`` (argument of ``cell``), a ``long`` one if that is set, and return
+        it.
+        """
         _cells[name] = function
         _long.update({name} if long else ())
         return function
@@ -58,8 +61,8 @@ def device() -> torch.device:
 
 
 def _kind() -> str:
-    """Return the kind of ranks in the variable ``SHIPLAP_RANKS``: ``gloo``, ``nccl`` or ``shared``, by default
-    ``gloo``.
+    """Return how the ranks of this process group communicate, from the variable ``SHIPLAP_RANKS``: ``gloo`` (on the
+    CPU, the default), ``nccl`` (a GPU each) or ``shared`` (one GPU for all).
     """
     return os.environ.get("SHIPLAP_RANKS", "gloo")
 
@@ -70,7 +73,9 @@ BACKENDS = {"shared": "cpu:gloo,cuda:gloo", "nccl": "cpu:gloo,cuda:nccl"}
 
 
 def main() -> None:
-    """Run all cells but the long ones, or those named on the command line, on this rank. Rank 0 prints the outcomes."""
+    """Run all cells (registered test functions) but the long ones, or those named on the command line, on this rank.
+    Rank 0 prints the outcomes.
+    """
     import torch.distributed as dist
 
     faulthandler.enable()  # of a rank that dies of a signal, this is all that is seen
@@ -83,8 +88,8 @@ def main() -> None:
 
 
 def _report(names: list[str]) -> None:
-    """Run the cells ``names`` in order on this rank, gather what all ranks report, and let rank 0 print the outcomes as
-    JSON.
+    """Run the cells ``names`` (registered test functions) in order on this rank, gather the outcomes of all ranks, and
+    let rank 0 print them as JSON.
     """
     import torch.distributed as dist
 
@@ -176,7 +181,9 @@ def together(world: int, run: Callable[[], None], limit: float = 300) -> None:
     ready = multiprocessing.get_context("fork").Barrier(world)  # none leaves while another may still talk to it
 
     def wait() -> None:
-        """Call ``run`` and wait for all other ranks, so that none leaves while another still communicates with it."""
+        """Call ``run`` (argument of ``together``) and wait for all other ranks, so that none leaves while another still
+        communicates with it.
+        """
         run()
         ready.wait(limit)
 
@@ -207,7 +214,9 @@ def _as_rank(rank: int, run: Callable[[], None], limit: float) -> None:
 
 
 def table(column: str) -> dict[str, str]:
-    """Return the outcomes under ``column`` in the tables of docs/many-devices.md, by the name of the cell."""
+    """Return the outcomes under ``column`` in the tables of docs/many-devices.md, as text by the name of the cell, that
+    is of the row.
+    """
     rows: dict[str, str] = {}
     heading: list[str] = []
     for line in (REPOSITORY / "docs" / "many-devices.md").read_text().splitlines():

@@ -68,12 +68,12 @@ def through_host(device: str = "cuda") -> Iterator[None]:
     send, receive = distributed_c10d.isend, distributed_c10d.irecv
 
     def isend(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Send ``tensor`` as ``isend`` does, copied to the host if it is on ``device``."""
+        """Send ``tensor`` as ``isend`` does, copied to the host if it is on ``device`` of ``through_host``."""
         return send(tensor.detach().cpu() if tensor.device.type == device else tensor, *args, **options)
 
     def irecv(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        """Receive into ``tensor`` as ``irecv`` does, through a tensor on the host if it is on ``device``. Returns the
-        work handle.
+        """Receive into ``tensor`` as ``irecv`` does, through a tensor on the host if it is on ``device`` (argument of
+        ``through_host``). Returns the work handle.
         """
         if tensor.device.type != device:
             return receive(tensor, *args, **options)

@@ -122,8 +122,9 @@ def _serve(path: str) -> None:
 
 
 def _programs(path: str, listening: socket.socket) -> int:
-    """Fork the process from which programs of tests are forked, which listens on the socket ``path``, and return its
-    pid. It has imported the compiler and nothing of shiplap.
+    """Fork the process from which programs that tests start are forked, which listens on the socket ``path``, and
+    return its pid. It has imported torch's compiler and nothing of shiplap. ``listening``, the socket of the caller, is
+    closed in it.
     """
     private = runpy.run_path(str(Path(__file__).with_name("private.py")))
     private["import_compiler"]()

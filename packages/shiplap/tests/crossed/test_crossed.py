@@ -242,3 +242,12 @@ def test_what_fails_is_shrunk_to_what_makes_it_fail(monkeypatch):
     least = shrink(big, failure)
     assert (least.terms, least.outs, least.rank, least.kernel) == (("float",), ("rows",), 2, "none")
     compile(script(least, failure), "script", "exec")
+
+
+def test_a_float64_sum_that_cancels_may_be_rounded_and_not_wrong():
+    exact = torch.tensor(-0.0236, dtype=torch.float64)
+    rounded, wrong = exact + 3e-16, exact + 1e-12
+    own, wide = Observed(outs=[exact], aliases=[-1], requires=[False]), Observed(outs=[exact])
+    own.summed = 100.0
+    assert not difference(Observed(outs=[rounded], aliases=[-1], requires=[False]), own, wide, 60)
+    assert difference(Observed(outs=[wrong], aliases=[-1], requires=[False]), own, wide, 60)

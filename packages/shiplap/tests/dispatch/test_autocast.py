@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from jaxtyping import BFloat16, Float, Float32, Int64
+from jaxtyping import BFloat16, Float, Float32, Int, Int64
 from torch import Tensor
 
 import shiplap as sl
@@ -225,8 +225,23 @@ def test_an_error_without_a_rule_says_autocast(ns):
     op = declare(ns, None)
     with torch.autocast("cpu", HALF), fails("SL205", 'autocast="widest"', "in a torch.autocast region"):
         call(op, HALF, SINGLE, HALF)
-    with fails("SL205", "a dtype class of its own in the declaration: weight: BFloat16"):
+    with fails("SL205", "give y a dtype class of its own"):
         call(op, HALF, SINGLE, HALF)
+
+
+def test_the_annotation_that_an_error_suggests_is_one_for_the_argument(ns):
+    @sl.op(f"{ns}::norm")
+    def norm(xs: list[Float[Tensor, "n c"]], at: Int[Tensor, "n"], to: Int[Tensor, "n"], b: Float[Tensor, "c"]) -> V:
+        return xs[0].sum(1)
+
+    x, at, b = torch.ones(2, 3), torch.zeros(2, dtype=torch.int32), torch.ones(3)
+    with fails("SL205", 'in the declaration: b: BFloat16[Tensor, "c"] | Float32[Tensor, "c"]'):
+        norm([x], at, at, b.to(HALF))
+    with fails("SL205", 'in the declaration: to: Int32[Tensor, "n"] | Int64[Tensor, "n"]'):
+        norm([x], at, at.long(), b)
+    with pytest.raises(sl.ShiplapError, match="SL205") as caught:
+        norm([x, x.to(HALF)], at, at, b)
+    assert caught.value.fix == "convert one of the tensors with .to(dtype)"
 
 
 @pytest.mark.parametrize("keyword", ["widest", None])

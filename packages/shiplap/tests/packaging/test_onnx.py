@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -47,6 +47,53 @@ def add_(x: Float[Tensor, "n"]) -> None:
 def eigen(x: Float[Tensor, "n n"]) -> Float[Tensor, "n"]:
     """Singular values, which ONNX has no operator for."""
     return torch.linalg.svdvals(x)
+
+
+@sl.op("onnx_ops::positive", bounds={"m": "n"})
+def positive(x: Float[Tensor, "n"]) -> Int64[Tensor, "m"]:
+    """Return where ``x`` is more than 0."""
+    return (x > 0).nonzero()[:, 0]
+
+
+@sl.op("onnx_ops::shifted", outputs=("left", "right", "same"))
+def shifted(
+    x: Int32[Tensor, "n"], by: Int64[Tensor, "n"]
+) -> tuple[Int32[Tensor, "n"], Int64[Tensor, "n"], Float32[Tensor, ""]]:
+    """Return shifts by a number and by a tensor, and a tensor of its own."""
+    return (x << 3) >> 1, (x >> by) | (x.long() << by), torch.ones(()).float()
+
+
+@sl.op("onnx_ops::kept", outputs=("twice", "same"))
+def kept(x: Float32[Tensor, "n"]) -> tuple[Float32[Tensor, "n"], Float32[Tensor, "n"]]:
+    """Return twice the values, and the values, which no operator changes."""
+    return x * 2, x.float()
+
+
+class Plain(nn.Module):
+    def forward(self, x: Tensor, by: Tensor) -> tuple[Tensor, ...]:
+        return *shifted(x, by), *kept(by.float())
+
+
+def test_shifts_and_results_that_are_inputs_have_forms(tmp_path: Path) -> None:
+    args = torch.tensor([-9, 7, 1 << 20, -1], dtype=torch.int32), torch.tensor([1, 2, 3, 0])
+    export_onnx(torch.export.export(Plain(), args), tmp_path / "net.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    wanted = [*shifted.reference(*args), *kept.reference(args[1].float())]
+    torch.testing.assert_close(run_session(session, *args), wanted)
+
+
+class Chosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[positive(x)] * 2
+
+
+def test_a_program_may_be_exported_again_after_onnx(tmp_path: Path) -> None:
+    program = torch.export.export(Chosen(), (torch.randn(9),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    for _ in range(2):
+        export_onnx(program, tmp_path / "net.onnx")
+        program = program.run_decompositions({})
+    x = torch.randn(30)
+    torch.testing.assert_close(program.module()(x), Chosen()(x))
 
 
 class Net(nn.Module):

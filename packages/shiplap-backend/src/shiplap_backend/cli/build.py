@@ -30,8 +30,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print one JSON value: what 
 
 
 def _generate_sources(directory: Path, accept: bool) -> tuple[GeneratedWrappers, dict[str, object]]:
-    """Generate the C++ sources of the project in ``directory``, and return the wrappers and a report for the command's
-    output.
+    """Generate the C++ sources of the project in ``directory``, and return the wrappers and the counts and file names
+    that the command prints. ``accept`` allows torch's schemas to differ from the locked ones.
     """
     from shiplap_backend.entries import target_dtypes, wide_dtype
     from shiplap_backend.project import generate_project, open_project

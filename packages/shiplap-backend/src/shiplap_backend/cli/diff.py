@@ -61,7 +61,9 @@ def command(
 
 
 def _read_installed_schemas(before: SchemaLock, everything: bool) -> SchemaLock:
-    """Return the installed torch's schemas, all of them or only those that ``before`` has."""
+    """Return the installed torch's operator schemas: all with ``everything``, otherwise those of the operators that the
+    lock ``before`` has.
+    """
     from shiplap_backend.lock import SchemaLock, snapshot_schemas
 
     now = snapshot_schemas()

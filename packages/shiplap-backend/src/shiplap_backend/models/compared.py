@@ -127,14 +127,16 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a model's output, which may be nested, or an object with attributes, such as a cache."""
+    """Return the tensors of a model's output in order; the output may be a tensor, nested lists and dicts, or an object
+    with attributes.
+    """
     given = dict(output) if isinstance(output, dict) else output
     return [t for t in leaves(given) if isinstance(t, Tensor)]
 
 
 def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
-    """Yield texts on differences of generated tokens, of shapes and of names of gradients, which rounding does not
-    explain.
+    """Yield texts on what differs between a run on the device (``ours``) and one on the CPU (``theirs``) and cannot be
+    rounding: generated tokens, shapes, and which parameters have gradients.
     """
     if ours.tokens != theirs.tokens:
         yield f"generated {ours.tokens} for {theirs.tokens}"
@@ -146,8 +148,9 @@ def _find_differences(ours: ModelRun, theirs: ModelRun) -> Iterator[str]:
 
 
 def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun) -> Iterator[str]:
-    """Yield texts on results, gradients and trained parameters that are further from float64 (``exact``) than rounding
-    explains. ``theirs`` are runs on the CPU, the first one unperturbed.
+    """Yield texts on results, gradients and trained parameters of the device's run ``ours`` that are further from the
+    float64 run ``exact`` than rounding explains. ``theirs`` are runs on the CPU, the first with the given weights, the
+    others with weights shifted by a rounding error.
     """
     for i, (a, e) in enumerate(zip(ours.results, exact.results, strict=True)):
         yield from _describe_distance(f"result {i}", a, [run.results[i] for run in theirs], e)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,35 +66,18 @@ def command(
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey
 
-        embedded = workers is None and scheduler is None
-        # With a cluster the device is one of the workers, which check it themselves.
-        if embedded:
-            verbs.require_device(device)
-        loaded = _load_model(model, by_value=not embedded)
+        options: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "device": device}
+        loaded = _load_model(model, by_value=workers is not None or scheduler is not None)
         with show_progress(quiet=json) as advance:
 
             def progress(stage: str, done: int, total: int, note: str) -> None:
-                """Advance the progress bar of ``stage``, or print the address of the workers' dashboard, which is the
-                ``note`` of the stage "workers".
-                """
                 if stage == "workers":
                     verbs.err().print(f"dashboard of the workers: {note}", markup=False, soft_wrap=True)
                 else:
                     advance(stage, done, total, note)
 
-            result = survey(
-                source,
-                target,
-                loaded,
-                tile=tile,
-                halo=halo,
-                folder=folder,
-                keep=keep,
-                workers=workers,
-                scheduler=scheduler,
-                device=device,
-                progress=progress,
-            )
+            options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
+            result = survey(source, target, loaded, progress=progress, **options)
     if json:
         verbs.emit_json(result.json())
     else:
@@ -103,8 +85,7 @@ def command(
 
 
 def _load_model(target: str, *, by_value: bool) -> SurveyModel:
-    """Return the model that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function returns.
-    Raises SL825 for anything else.
+    """Return the model that ``target`` names, or that the named function returns. Raises SL825 for anything else.
 
     Workers need not have the file of the model if its classes are sent to them ``by_value``.
     """
@@ -117,50 +98,31 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
 
             cloudpickle.register_pickle_by_value(module)
     made: Any = getattr(module, name, None) if name else None
+    got, expected = f"a {type(made).__name__}", "a SurveyModel, or a function that returns one"
     if made is None:
         names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
-        meant = verbs.near_miss(name, names)
-        raise error(
-            "SL825",
-            where=f"--model {target}",
-            got=f"no {name!r}" if name else "no name",
-            expected=meant or "module:name",
-        )
-    if callable(made) and not isinstance(made, SurveyModel):
-        made = _call_model_factory(target, made)
-    if not isinstance(made, SurveyModel):
-        got = f"a {type(made).__name__}"
-        raise error(
-            "SL825", where=f"--model {target}", got=got, expected="a SurveyModel, or a function that returns one"
-        )
-    return made
-
-
-def _call_model_factory(target: str, function: Callable[[], Any]) -> Any:
-    """Return ``function()``, the model of ``--model target``. Raises SL825 if the function raises, as for missing
-    weights.
-    """
-    try:
-        return function()
-    except ShiplapError:
-        raise
-    except Exception as failure:
-        got = " ".join(f"{type(failure).__name__}: {failure}".split())
-        raise error(
-            "SL825", where=f"--model {target}", got=got, expected="a function that returns a SurveyModel"
-        ) from failure
+        got, expected = f"no {name!r}" if name else "no name", verbs.near_miss(name, names) or "module:name"
+    elif callable(made) and not isinstance(made, SurveyModel):
+        try:
+            made = made()
+            got = f"a {type(made).__name__}"
+        except ShiplapError:
+            raise
+        except Exception as failure:  # the user's function, as for missing weights
+            got = " ".join(f"{type(failure).__name__}: {failure}".split())
+    if isinstance(made, SurveyModel):
+        return made
+    raise error("SL825", where=f"--model {target}", got=got, expected=expected)
 
 
 def _print_survey(result: SurveyResult) -> None:
     """Print the numbers of a survey to stdout: points, tiles, halo, stride, time, memory and the output's path."""
-    rows = [
-        ("points", f"{result.points:,}"),
-        ("tiles", f"{result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now"),
-        ("halo", f"{result.halo} voxels; the network sees {max(result.field.before[:2] + result.field.after[:2])}"),
-        ("stride", f"{max(result.field.stride[:2])} voxels"),
-        ("time", f"{result.seconds:.1f} s"),
-        ("memory", f"{result.peak_mb:,.0f} MB at most"),
-        ("output", result.output),
-    ]
-    for name, value in rows:
-        verbs.out().print(f"{name:7} {value}", markup=False)
+    field = result.field
+    text = f"""points  {result.points:,}
+tiles   {result.tiles:,} of {result.tile} x {result.tile} voxels, {result.predicted:,} predicted now
+halo    {result.halo} voxels; the network sees {max(field.before[:2] + field.after[:2])}
+stride  {max(field.stride[:2])} voxels
+time    {result.seconds:.1f} s
+memory  {result.peak_mb:,.0f} MB at most
+output  {result.output}"""
+    verbs.out().print(text, markup=False, soft_wrap=True)

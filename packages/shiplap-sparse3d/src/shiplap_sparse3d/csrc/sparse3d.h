@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-/* Return ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind, and the number of voxels.
+/* Return the voxels of ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind them, and the number
+ * of voxels, so that no size depends on data.
  *   sparse3d::out_coords_bounded(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt capacity) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   reached: Int32[Tensor, "capacity 4"] (output)
@@ -43,7 +44,8 @@ SL_EXPORT int sparse3d_out_coords_bounded(const sl_context* ctx,
                                           int64_t capacity);
 SL_EXPORT const char* sparse3d_out_coords_bounded_signature(void);
 
-/* Return the row of each query's voxel, or -1 if there is none. Raises SL211 as ``subm_table`` does.
+/* Return the row of the voxel that holds each query, ``int32 [b, l]``, or -1 if there is none. Queries ``[b, l]``
+ * belong to scene ``b``. Raises SL211 for duplicate voxels and those outside the grid.
  *   sparse3d::nearest_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -60,7 +62,8 @@ SL_EXPORT int sparse3d_nearest_map(const sl_context* ctx,
                                    int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_nearest_map_signature(void);
 
-/* Return the rows of the eight voxels around each query, and their weights; -1 and 0 where there is none.
+/* Return the rows of the eight voxels around each query, and their weights in trilinear interpolation: -1 and 0 where a
+ * voxel is missing.
  *   sparse3d::trilinear_map(Tensor coords, Tensor queries, SymInt[] spatial_shape) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   queries: Float32[Tensor, "b l 3"]
@@ -79,7 +82,7 @@ SL_EXPORT int sparse3d_trilinear_map(const sl_context* ctx,
                                      int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_trilinear_map_signature(void);
 
-/* ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``; an index of -1 adds nothing, whatever its weight.
+/* Return ``out[i] = sum_j weights[i, j] * feats[indices[i, j]]``. An index of -1 adds nothing, whatever its weight.
  *   sparse3d::indice_weighted_sum(Tensor feats, Tensor indices, Tensor weights) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   indices: Int32[Tensor, "q k"]
@@ -94,7 +97,8 @@ SL_EXPORT int sparse3d_indice_weighted_sum(const sl_context* ctx,
                                            DLTensor* out);
 SL_EXPORT const char* sparse3d_indice_weighted_sum_signature(void);
 
-/* Return the features' gradient of ``indice_weighted_sum``, its transpose, with ``rows`` as its ``n``.
+/* Return the gradient of the features of ``indice_weighted_sum``, ``[rows, c]``, from ``grad``, the gradient of its
+ * output. ``rows`` is the number of rows of the features.
  *   sparse3d::indice_weighted_sum_grad(Tensor grad, Tensor indices, Tensor weights, SymInt rows) -> Tensor
  *   grad: Float[Tensor, "q c"]
  *   indices: Int32[Tensor, "q k"]
@@ -111,7 +115,8 @@ SL_EXPORT int sparse3d_indice_weighted_sum_grad(const sl_context* ctx,
                                                 int64_t rows);
 SL_EXPORT const char* sparse3d_indice_weighted_sum_grad_signature(void);
 
-/* Insert ``keys`` with their ``values``. Raises SL211 when the table has no room; its content is undefined then.
+/* Insert ``keys`` with ``values`` into the table, in place; of several values for a key the lowest stays. Raises SL211
+ * when the table has no room, and then its content is undefined.
  *   sparse3d::hash_insert(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor keys, Tensor values) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -127,7 +132,7 @@ SL_EXPORT int sparse3d_hash_insert(const sl_context* ctx,
                                    const DLTensor* values);
 SL_EXPORT const char* sparse3d_hash_insert_signature(void);
 
-/* Return the value of each key, or -1 for keys that are not in the table.
+/* Return the value of each of ``keys`` in the table, or -1 for keys that are not there.
  *   sparse3d::hash_lookup(Tensor table_keys, Tensor table_values, Tensor keys) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -143,7 +148,8 @@ SL_EXPORT int sparse3d_hash_lookup(const sl_context* ctx,
                                    DLTensor* out);
 SL_EXPORT const char* sparse3d_hash_lookup_signature(void);
 
-/* Insert voxels with their ``values``; the key of a voxel is ``((b*X + x)*Y + y)*Z + z``.
+/* Insert the voxels ``coords`` with ``values`` into the table, in place. The key of a voxel is its cell's number,
+ * ``((b*X + x)*Y + y)*Z + z``.
  *   sparse3d::hash_insert_3d(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, Tensor values, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -163,7 +169,8 @@ SL_EXPORT int sparse3d_hash_insert_3d(const sl_context* ctx,
                                       int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_insert_3d_signature(void);
 
-/* ``hash_insert_3d`` of each voxel with its row number, so that of equal voxels the first is found.
+/* Insert each voxel with its row number as the value into the table, in place, so that of equal voxels the first row is
+ * found. Raises SL211 as ``hash_insert_3d``.
  *   sparse3d::hash_insert_3d_index(Tensor(a!) table_keys, Tensor(b!) table_values, Tensor coords, SymInt[] spatial_shape) -> ()
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -181,7 +188,8 @@ SL_EXPORT int sparse3d_hash_insert_3d_index(const sl_context* ctx,
                                             int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_insert_3d_index_signature(void);
 
-/* Return the value of each voxel, or -1 for voxels that are not in the table or outside the grid.
+/* Return the value of each voxel in the table, or -1 for voxels that are not there or outside the grid. Raises SL211
+ * for a grid with too many cells.
  *   sparse3d::hash_lookup_3d(Tensor table_keys, Tensor table_values, Tensor coords, SymInt[] spatial_shape) -> Tensor
  *   table_keys: Int64[Tensor, "t"]
  *   table_values: Int32[Tensor, "t"]
@@ -201,7 +209,8 @@ SL_EXPORT int sparse3d_hash_lookup_3d(const sl_context* ctx,
                                       int64_t spatial_shape_len);
 SL_EXPORT const char* sparse3d_hash_lookup_3d_signature(void);
 
-/* Return distinct rows in ascending order, the distinct row of each input row, and how often each occurs.
+/* Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and how
+ * often each distinct row occurs.
  *   sparse3d::unique_coords(Tensor coords) -> (Tensor, Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   unique: Int32[Tensor, "m 4"] (output)
@@ -218,7 +227,8 @@ SL_EXPORT int sparse3d_unique_coords(const sl_context* ctx,
                                      int64_t* m);
 SL_EXPORT const char* sparse3d_unique_coords_signature(void);
 
-/* Mean of the rows of ``feats`` that share an ``index``; ``counts`` says how many there are of each (0: zeros).
+/* Return the mean of the rows of ``feats`` that share an ``index``. ``counts`` has the number of rows of each index,
+ * and 0 gives zeros.
  *   sparse3d::segment_mean(Tensor feats, Tensor index, Tensor counts) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   index: Int32[Tensor, "n"]
@@ -233,7 +243,8 @@ SL_EXPORT int sparse3d_segment_mean(const sl_context* ctx,
                                     DLTensor* out);
 SL_EXPORT const char* sparse3d_segment_mean_signature(void);
 
-/* Submanifold table: the row at ``x + (kx - Kx//2)*Dx``, and so on per axis.
+/* Return the neighbour table of a submanifold convolution: the row of the voxel at ``x + (kx - Kx//2)*Dx``, and so on
+ * per axis, for each tap of each voxel, or -1.
  *   sparse3d::subm_table(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out: Int32[Tensor, "n k"] (output)
@@ -257,7 +268,8 @@ SL_EXPORT int sparse3d_subm_table(const sl_context* ctx,
                                   int64_t dilation_len);
 SL_EXPORT const char* sparse3d_subm_table_signature(void);
 
-/* Output voxels of a strided convolution in ascending order: every one that an input voxel reaches.
+/* Return the output voxels of a strided convolution in ascending order: every cell of the output grid that an input
+ * voxel reaches.
  *   sparse3d::out_coords(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out: Int32[Tensor, "m 4"] (output)
@@ -290,7 +302,8 @@ SL_EXPORT int sparse3d_out_coords(const sl_context* ctx,
                                   int64_t* m);
 SL_EXPORT const char* sparse3d_out_coords_signature(void);
 
-/* Strided table: the input row at ``o*S - P + k*Dl``. Raises SL211 as ``subm_table`` does.
+/* Return the neighbour table of a strided convolution: the input row at ``o*S - P + k*Dl`` for each tap ``k`` of each
+ * output ``o``, or -1. Raises SL211 for duplicates and rows outside their grid.
  *   sparse3d::conv_table(Tensor coords, Tensor out_coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   out_coords: Int32[Tensor, "m 4"]
@@ -324,7 +337,8 @@ SL_EXPORT int sparse3d_conv_table(const sl_context* ctx,
                                   int64_t dilation_len);
 SL_EXPORT const char* sparse3d_conv_table_signature(void);
 
-/* ``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the output rows it reaches.
+/* Return the transpose of a neighbour table, ``t[table[j, v], v] = j`` and -1 elsewhere: from each input row to the
+ * output rows that read it.
  *   sparse3d::transpose_table(Tensor table, SymInt rows) -> Tensor
  *   table: Int32[Tensor, "m k"]
  *   out: Int32[Tensor, "rows k"] (output)
@@ -337,7 +351,8 @@ SL_EXPORT int sparse3d_transpose_table(const sl_context* ctx,
                                        int64_t rows);
 SL_EXPORT const char* sparse3d_transpose_table_signature(void);
 
-/* Convolution over a table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``.
+/* Return the convolution over a neighbour table: ``out[j] = bias + sum_v weight[:, v] @ feats[table[j, v]]``, where
+ * entries of -1 add nothing.
  *   sparse3d::conv(Tensor feats, Tensor weight, Tensor table, Tensor? bias=None, Tensor? order=None, Tensor? masks=None, Tensor? table_t=None, Tensor? order_t=None, Tensor? masks_t=None, SymInt groups=1, bool reflect=False, bool symmetric=False, bool tf32=False) -> Tensor
  *   feats: Float[Tensor, "n ci"]
  *   weight: Float[Tensor, "co k cg"]
@@ -371,7 +386,8 @@ SL_EXPORT int sparse3d_conv(const sl_context* ctx,
                             int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_signature(void);
 
-/* Weight gradient of ``conv``: ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``. Raises like ``conv``.
+/* Return the gradient of the weight of ``conv``, ``out[:, v] = sum_j grad[j] (x) feats[table[j, v]]``, from ``grad``,
+ * the gradient of its output. Raises SL211 for a table entry outside ``[-1, n)``.
  *   sparse3d::conv_weight_grad(Tensor grad, Tensor feats, Tensor table, Tensor? order=None, Tensor? blocks=None, Tensor? counts=None, SymInt groups=1, bool reflect=False, bool tf32=False) -> Tensor
  *   grad: Float[Tensor, "m co"]
  *   feats: Float[Tensor, "n ci"]
@@ -399,7 +415,8 @@ SL_EXPORT int sparse3d_conv_weight_grad(const sl_context* ctx,
                                         int32_t tf32);
 SL_EXPORT const char* sparse3d_conv_weight_grad_signature(void);
 
-/* Return the largest value under the taps and its tap: of equal ones the first, -1 where there is no hit.
+/* Return the largest value under the taps of each output, channel by channel (0 without a hit), and its tap: of equal
+ * values the first, -1 where there is no hit.
  *   sparse3d::max_pool_with_taps(Tensor feats, Tensor table, Tensor? table_t=None) -> (Tensor, Tensor)
  *   feats: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "m k"]
@@ -417,7 +434,8 @@ SL_EXPORT int sparse3d_max_pool_with_taps(const sl_context* ctx,
                                           DLTensor* taps);
 SL_EXPORT const char* sparse3d_max_pool_with_taps_signature(void);
 
-/* Input gradient of ``max_pool_with_taps``: ``out[i] = sum_v grad[t[i, v]]`` over the channels whose tap is ``v``.
+/* Return the gradient of ``max_pool_with_taps`` for its features, ``out[i] = sum_v grad[t[i, v]]`` over the channels
+ * whose tap is ``v``. ``t`` is ``table_t``, the transposed table.
  *   sparse3d::max_pool_grad(Tensor grad, Tensor taps, Tensor table_t) -> Tensor
  *   grad: Float[Tensor, "m c"]
  *   taps: Int16[Tensor, "m c"]
@@ -432,7 +450,8 @@ SL_EXPORT int sparse3d_max_pool_grad(const sl_context* ctx,
                                      DLTensor* out);
 SL_EXPORT const char* sparse3d_max_pool_grad_signature(void);
 
-/* Sum of the rows under the taps, or their ``average``: the sum over the number of hits (zeros without a hit).
+/* Return the sum of the rows under the taps of each output or, if ``average``, their mean over the hits. Outputs
+ * without a hit are zeros.
  *   sparse3d::sum_pool(Tensor feats, Tensor table, Tensor? table_t=None, bool average=False) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   table: Int32[Tensor, "m k"]
@@ -448,7 +467,8 @@ SL_EXPORT int sparse3d_sum_pool(const sl_context* ctx,
                                 int32_t average);
 SL_EXPORT const char* sparse3d_sum_pool_signature(void);
 
-/* Largest value of each scene, channel by channel, and its row: of equal ones the first, -1 without voxels.
+/* Return the largest value of each scene, channel by channel (0 without voxels), and its row: of equal values the
+ * first, -1 without voxels.
  *   sparse3d::global_max_pool(Tensor feats, Tensor coords, SymInt batch_size) -> (Tensor, Tensor)
  *   feats: Float[Tensor, "n c"]
  *   coords: Int32[Tensor, "n 4"]
@@ -465,7 +485,8 @@ SL_EXPORT int sparse3d_global_max_pool(const sl_context* ctx,
                                        int64_t batch_size);
 SL_EXPORT const char* sparse3d_global_max_pool_signature(void);
 
-/* Sum of each scene's rows, or their ``average``; zeros without voxels. Sums are kept in at least float32.
+/* Return the sum of each scene's rows or, if ``average``, their mean. Scenes without voxels are zeros. Sums are kept in
+ * at least float32.
  *   sparse3d::global_sum_pool(Tensor feats, Tensor coords, SymInt batch_size, bool average=False) -> Tensor
  *   feats: Float[Tensor, "n c"]
  *   coords: Int32[Tensor, "n 4"]
@@ -481,7 +502,8 @@ SL_EXPORT int sparse3d_global_sum_pool(const sl_context* ctx,
                                        int32_t average);
 SL_EXPORT const char* sparse3d_global_sum_pool_signature(void);
 
-/* Return the taps that each row hits, an order of the rows by them, and the pairs of each tap.
+/* Return five tensors of a neighbour table: the taps that each row hits as bits, the order of the rows by them, and the
+ * input rows, output rows and ends of the pairs of each tap.
  *   sparse3d::masked_gemm_signals(Tensor table) -> (Tensor, Tensor, Tensor, Tensor, Tensor)
  *   table: Int32[Tensor, "n v"]
  *   gray_code: Int32[Tensor, "n"] (output)
@@ -501,7 +523,8 @@ SL_EXPORT int sparse3d_masked_gemm_signals(const sl_context* ctx,
                                            DLTensor* valid_signal_seg);
 SL_EXPORT const char* sparse3d_masked_gemm_signals_signature(void);
 
-/* Return, for each ``block`` rows in sorted order, the taps that any of them hits, ascending.
+/* Return, for each block of ``block`` rows in the order ``sorted_index``, the taps that any of its rows hits
+ * (ascending, one list for all blocks, then -1), and where each block's taps begin.
  *   sparse3d::masked_gemm_kernels(Tensor gray_code, Tensor sorted_index, SymInt block) -> (Tensor, Tensor)
  *   gray_code: Int32[Tensor, "n"]
  *   sorted_index: Int64[Tensor, "n"]
@@ -520,7 +543,8 @@ SL_EXPORT int sparse3d_masked_gemm_kernels(const sl_context* ctx,
                                            int64_t block);
 SL_EXPORT const char* sparse3d_masked_gemm_kernels_signature(void);
 
-/* Return Z-order codes of at most ``width`` bits. Raises SL211 for rows that do not fit ``bits`` bits an axis.
+/* Return the Z-order codes of voxels, the scene above ``bits`` interleaved bits an axis, of at most ``width`` bits, and
+ * -1 for padding. Raises SL211 for rows that do not fit.
  *   sparse3d::z_order_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -543,7 +567,8 @@ SL_EXPORT int sparse3d_z_order_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_z_order_encode_signature(void);
 
-/* Return the voxels of Z-order codes. Raises SL211 for codes whose batch is no int32.
+/* Return the voxels of Z-order codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for codes
+ * whose scene is no int32.
  *   sparse3d::z_order_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)
@@ -564,7 +589,8 @@ SL_EXPORT int sparse3d_z_order_decode(const sl_context* ctx,
                                       int64_t axes_len);
 SL_EXPORT const char* sparse3d_z_order_decode_signature(void);
 
-/* Return Hilbert codes of at most ``width`` bits. Raises SL211 as ``z_order_encode`` does.
+/* Return the Hilbert codes of voxels, the scene above ``bits`` bits an axis, of at most ``width`` bits, and -1 for
+ * padding. Raises SL211 for rows that do not fit.
  *   sparse3d::hilbert_encode(Tensor coords, SymInt bits, SymInt[] axes=[0, 1, 2], SymInt width=63) -> Tensor
  *   coords: Int32[Tensor, "n 4"]
  *   codes: Int64[Tensor, "n"] (output)
@@ -587,7 +613,8 @@ SL_EXPORT int sparse3d_hilbert_encode(const sl_context* ctx,
                                       int64_t width);
 SL_EXPORT const char* sparse3d_hilbert_encode_signature(void);
 
-/* Return the voxels of Hilbert codes. Raises SL211 as ``z_order_decode`` does.
+/* Return the voxels of Hilbert codes with ``bits`` bits an axis, rows of -1 for a code of -1. Raises SL211 for codes
+ * whose scene is no int32.
  *   sparse3d::hilbert_decode(Tensor codes, SymInt bits, SymInt[] axes=[0, 1, 2]) -> Tensor
  *   codes: Int64[Tensor, "n"]
  *   coords: Int32[Tensor, "n 4"] (output)

@@ -45,22 +45,24 @@ def _coords_of(coords, row, inside):
 
 @triton.jit
 def _quarter(size):
-    """Return ``size / 4``, rounded up: the number of bricks along an axis of ``size`` cells."""
+    """Return ``size / 4``, rounded up: the number of bricks (blocks of 4 x 4 x 4 cells) along an axis of ``size``
+    cells.
+    """
     return (size >> 2) + ((size & 3) != 0).to(tl.int32)
 
 
 @triton.jit
 def _brick_number(b, x, y, z, width, height, depth):
-    """Return the number of a brick in the grid, from its scene and its coordinates in bricks. ``width``, ``height`` and
-    ``depth`` count cells.
+    """Return the number of a brick (a block of 4 x 4 x 4 cells) in the grid, from its scene and its coordinates in
+    bricks. ``width``, ``height`` and ``depth`` count cells.
     """
     return ((b * _quarter(width) + x) * _quarter(height) + y) * _quarter(depth) + z
 
 
 @triton.jit
 def _word_address(slots, slot, DENSE: tl.constexpr):
-    """Return the address of the 64-bit word with a brick's bits: entry ``slot`` of a dense array, or of a hash in which
-    the brick's number + 1 precedes the word.
+    """Return the address of the 64-bit word with the bits of a brick (a block of 4 x 4 x 4 cells): entry ``slot`` of a
+    dense array, or of a hash in which the brick's number + 1 precedes the word.
     """
     at = slot.to(tl.int64)
     if not DENSE:
@@ -81,7 +83,7 @@ def _word_of_ones(word):
 @triton.jit
 def _count_below(word, bit):
     """Return the number of set bits of ``word`` below position ``bit``: the place of a cell among the voxels of its
-    brick.
+    brick (a block of 4 x 4 x 4 cells with one bit each).
     """
     return _word_of_ones(word & ((tl.full(bit.shape, 1, tl.int64) << bit.to(tl.int64)) - 1))
 
@@ -104,8 +106,9 @@ PLACES = ["slots", "counters", "starts", "rows", "own", "taken"]
 
 @triton.jit
 def _take_slots(slots, number, good, room):
-    """Find or take the hash slot of each brick, whose key is ``number`` (its number + 1), where ``good``, and return
-    the slots as int32. ``room`` is the number of slots.
+    """Find, or take where it is free, the slot in the hash of bricks (blocks of 4 x 4 x 4 cells) for each key
+    ``number`` (the brick's number + 1), where the mask ``good`` is set, and return the slots as int32. ``room`` is the
+    number of slots.
     """
     entries, slot = _word_pointer(slots), first_slot(number, room)
     seen = tl.load(entries + slot.to(tl.int64) * 2, mask=good, other=0)  # most bricks are there already
@@ -138,8 +141,9 @@ def brick_insert_kernel(
     DENSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Set the bit of each row's cell in the word of its brick, and list the slot of each row (``own``) and all used
-    slots (``taken``). Rows outside the grid and duplicates are reported as late errors (SL211).
+    """Set the bit of each row's cell in the 64-bit word of its brick (a block of 4 x 4 x 4 cells), and list the slot
+    (place of that word) of each row (``own``) and all used slots (``taken``). Rows outside the grid and duplicates are
+    reported in a status word, from which the host raises SL211 later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = _coords_of(coords, row, row < n)
@@ -170,8 +174,8 @@ def brick_insert_kernel(
 def brick_start_kernel(
     slots: tl.int64, counters: tl.int64, starts: tl.int64, taken: tl.int64, DENSE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Write to ``starts`` where each used brick's rows begin in the list of all rows, as long as its number of set
-    bits.
+    """Write to ``starts`` where the rows of each used brick (a block of 4 x 4 x 4 cells with one bit each) begin in the
+    list of all rows. A brick has as many rows as set bits.
     """
     at, bricks = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.load(_int_pointer(counters))
     if tl.program_id(0) * BLOCK < bricks:
@@ -199,8 +203,8 @@ def _bricks_of_window(
     KZ: tl.constexpr,
     DENSE: tl.constexpr,
 ):
-    """Return ``[rows, 8]`` slots of the eight bricks that the windows from (x, y, z) on may meet, and their 64-bit
-    words, which are 0 where a brick is missing.
+    """Return ``[rows, 8]`` slots (places of words) of the eight bricks (blocks of 4 x 4 x 4 cells) that the windows
+    from (x, y, z) on may meet, and their 64-bit words, which are 0 where a brick is missing.
     """
     near = tl.arange(0, 8)[None, :]
     # A window of three cells, or fewer, crosses at most one border of bricks per axis.
@@ -219,8 +223,8 @@ def _bricks_of_window(
 
 @triton.jit
 def _split_corners(of, ROWS: tl.constexpr):
-    """Return the eight columns of ``of [rows, 8]`` (a slot or word for each brick that a window meets) as eight
-    tensors.
+    """Return the eight columns of ``of [rows, 8]`` as eight tensors. ``of`` has a number for each brick (a block of 4 x
+    4 x 4 cells) that a row's window may meet, two along each axis.
     """
     # Triton cannot index registers, so the columns are split off axis by axis.
     z0, z1 = tl.split(tl.reshape(of, (ROWS, 2, 2, 2)))
@@ -265,8 +269,8 @@ def brick_hits_kernel(
     DENSE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Write each row into the list of its brick's rows, and the keys by which the table is sorted: the taps of each row
-    that hit a voxel.
+    """Write each row into the list of the rows of its brick (a block of 4 x 4 x 4 cells), and write the keys by which
+    the neighbour table is sorted: a bit for each tap under which the row has a neighbour.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = _coords_of(coords, row, row < n)

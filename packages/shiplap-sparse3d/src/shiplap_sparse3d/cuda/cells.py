@@ -16,13 +16,12 @@ from torch import Tensor
 
 from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import most_outputs, output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.coords import (
     NO_KEY,
     SIZES,
     WINDOW,
-    most_outputs,
     output_numbers,
     reached_output,
     window_arguments,
@@ -126,7 +125,8 @@ def mark_kernel(
     BLOCK: tl.constexpr,
 ):
     """Set the bit of each output cell that a block of input voxels reaches in ``bits``, and the flag ``beyond`` if a
-    voxel lies in a scene without a bitmap. Rows outside the grid are reported as late errors (SL211).
+    voxel lies in a scene without a bitmap. Rows outside the grid are reported in a status word, from which the host
+    raises SL211 later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -279,8 +279,9 @@ FIRST_VOXELS = _first_voxels()
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
-    CUDA, by a bitmap of cells or by a hash where a bitmap would be too large.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
+    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a bitmap of cells or by a hash where a bitmap would
+    be too large.
 
     The number of voxels is read back; if it exceeds the reserved rows, the program runs again with more.
     """

@@ -20,8 +20,8 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def _tile_config(m: int, n: int, k: int, warps: int, stages: int, **more: Any) -> dict[str, Any]:
-    """Return a config of a Triton template: a tile of ``m`` rows, ``n`` columns and ``k`` channels, ``warps``, pipeline
-    ``stages`` and ``more`` constants.
+    """Return a config, the constants of one compiled form of a Triton template: a tile of ``m`` rows, ``n`` columns and
+    ``k`` channels, ``warps``, pipeline ``stages`` and ``more`` constants.
     """
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_warps": warps, "num_stages": stages, **more}
 
@@ -61,8 +61,9 @@ _FULL = ((64, 128, 16, 4, 3, False), (128, 128, 16, 8, 3, False), (64, 64, 16, 4
 
 
 def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the convolution's template that suit ``sizes``, the likely fastest first: tiles as wide as
-    the channels, and low ones first for few rows.
+    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the convolution's Triton
+    template that suit ``sizes``, the likely fastest first: tiles as wide as the channels, and low ones first for few
+    rows.
     """
     wide, deep = _tile_columns(sizes, "co"), _tile_depth(sizes, sizes["cg"])
     # Tiles that are wider than the channels multiply zeros, and much narrower ones read rows twice.
@@ -82,8 +83,8 @@ def _tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
 
 
 def _channel_splits(sizes: Sizes) -> tuple[int, ...]:
-    """Return into how many parts of the channels a tile's product may be cut, each with a program of its own: (1,), or
-    (1, 2, 4) for few tiles with many channels.
+    """Return into how many parts the input channels may be cut, so that several programs compute one output tile: (1,),
+    or (1, 2, 4) for few tiles with many channels.
     """
     tiles = sizes.get("parts", 1) * -(-sizes["m"] // 64) * -(-sizes["co"] // 128)
     # An H100 or H200 has 132 multiprocessors: fewer tiles leave some of them idle.
@@ -145,13 +146,15 @@ def _accepts_product(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str
 
 
 def _split_k(sizes: Sizes, config: Config) -> int:
-    """Return how many programs add to one output: the parts of the table times the splits of the channels."""
+    """Return how many programs add to one output tile: the parts of the sorted table (groups of taps) times the parts
+    of the input channels.
+    """
     return int(sizes.get("parts", 1)) * int(config["SPLITS"])
 
 
 def _tile_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
-    """Return the launch grid of the convolution: one program for each tile of rows and columns, for each part and
-    split, along the first axis.
+    """Return the launch grid of the convolution: one program for each tile of rows and columns, each part of the table
+    (a group of taps) and each part of the channels, all along the first axis. ``cdiv`` divides and rounds up.
     """
     tiles_n = sizes["groups"] * cdiv(sizes["co"] // sizes["groups"], config["BLOCK_N"])
     return _split_k(sizes, config) * cdiv(sizes["m"], config["BLOCK_M"]) * tiles_n, 1, 1
@@ -181,8 +184,9 @@ _OUTER = (
 
 
 def _outer_tile_configs(sizes: Sizes) -> list[dict[str, Any]]:
-    """Return the configs of the weight gradient's template that suit ``sizes``: the largest tile of a tap's weights
-    that is not mostly padding first, then its neighbours, each with several splits of the rows.
+    """Return the configs (dicts of constants, of which the tuner takes the fastest) of the weight gradient's Triton
+    template that suit ``sizes``: the largest tile of a tap's weights that is not mostly padding first, then its
+    neighbours, each with several splits of the rows.
     """
     high, wide = _tile_columns(sizes, "co"), _tile_columns(sizes, "ci")
     fitting = [
@@ -212,7 +216,7 @@ def _accepts_outer(sizes: Sizes, dtypes: Dtypes, config: Config) -> bool | str:
 
 def _outer_grid(sizes: Sizes, config: Config, cdiv: Any) -> tuple[Any, Any, Any]:
     """Return the launch grid of the weight gradient: one program for each tile of each tap's and group's weights and
-    each split of the rows, along the first axis.
+    each split of the rows, all along the first axis. ``cdiv`` divides and rounds up.
     """
     groups = sizes["groups"]
     tiles = cdiv(sizes["co"] // groups, config["BLOCK_M"]) * cdiv(sizes["ci"] // groups, config["BLOCK_N"])

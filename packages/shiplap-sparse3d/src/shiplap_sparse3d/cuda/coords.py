@@ -6,16 +6,13 @@ with each other to find their places; more keys are sorted by torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import gcd
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from shiplap.plugin_api import TritonLaunches, launch_program
 from shiplap_sparse3d import bounded, ops
-from shiplap_sparse3d.coords import output_shape
+from shiplap_sparse3d.coords import most_outputs, output_shape
 from shiplap_sparse3d.cuda import status
 from shiplap_sparse3d.cuda.hash import is_inside, load_coords, report_row
 from shiplap_sparse3d.cuda.lookup import AXES, OUTPUT_GRID, OUTSIDE, scenes_below
@@ -27,7 +24,6 @@ __all__ = [
     "SIZES",
     "VOXELS_OF_KEYS",
     "WINDOW",
-    "most_outputs",
     "out_coords",
     "out_coords_bounded",
     "output_numbers",
@@ -49,7 +45,7 @@ IN_LINE = tl.constexpr(3)
 @triton.jit
 def _reached_along(at, stride, padding, dilation, j, SIZE: tl.constexpr, UNIT: tl.constexpr, STEP: tl.constexpr):
     """Return the j-th output cell that the input cell ``at`` may reach along one axis, and whether a tap of the window
-    leads there.
+    leads there. ``UNIT``: the dilation is 1.
 
     ``STEP``: the stride, where dilation is 1 and numbers of 32 bits will do, or 0. Divisions are most of this kernel.
     """
@@ -95,8 +91,8 @@ def reached_output(
     TY: tl.constexpr,
     TZ: tl.constexpr,
 ):
-    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads there. ``j`` counts
-    the candidates of all three axes.
+    """Return the j-th output cell (x, y, z) that an input voxel may reach, and whether a tap leads there. ``j`` numbers
+    the combinations of the ``JX``, ``JY`` and ``JZ`` candidates along the axes.
     """
     x, x_there = _reached_along(x, sx, px, dx, j // (JY * JZ), KX, UNIT, TX)
     y, y_there = _reached_along(y, sy, py, dy, j // JZ % JY, KY, UNIT, TY)
@@ -178,7 +174,8 @@ def reach_kernel(
     BLOCK: tl.constexpr,
 ):
     """Add the keys of all output cells that a block of input voxels reaches to the hash set ``slots``, and each new one
-    to the list ``keys`` and to ``count``. Rows outside the grid are reported as late errors (SL211).
+    to the list ``keys`` and to ``count``. Rows outside the grid are reported in a status word, from which the host
+    raises SL211 later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, j = at // REACH, (at % REACH).to(tl.int32)
@@ -311,8 +308,8 @@ def window_arguments() -> dict[str, str]:
 
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
-    cells and count them. ``scratch`` has the workspace offsets of the hash set and of results that are no outputs of
-    the op.
+    cells and count them, in calls where the expression ``when`` is 1. ``scratch`` has the workspace offsets of the hash
+    set and of results that are no outputs of the op.
     """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"
@@ -406,21 +403,11 @@ def out_coords_bounded(few: int) -> TritonLaunches:
 REACHED_KEYS, VOXELS_OF_KEYS, BOUNDED = _reach_program({}), voxels_of_keys(FEW), out_coords_bounded(FEW)
 
 
-def most_outputs(n: int, window: Sequence[Sequence[int]]) -> int:
-    """Return an upper bound of the number of output voxels that ``n`` input voxels reach with ``window`` (kernel,
-    stride, padding, dilation): ``ops.OUT_COORDS_BOUND``.
-    """
-    kernel, stride, _, dilation = window
-    for k, s, d in zip(kernel, stride, dilation, strict=True):
-        n *= -(-k // (s // gcd(s, d)))
-    return n
-
-
 def out_coords(
     coords: Tensor, shape: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]
 ) -> Tensor:
-    """Return the voxels ``int32 [m, 4]`` that a convolution with this window reaches, ascending: ``ops.out_coords`` on
-    CUDA, by a hash set of their keys.
+    """Return the voxels ``int32 [m, 4]`` that a convolution with this ``kernel``, ``stride``, ``padding`` and
+    ``dilation`` reaches, ascending: ``ops.out_coords`` on CUDA, by a hash set of their keys.
 
     The number of voxels is read back; if there are more outputs than inputs, the program runs again. It is read before
     the sort, so that fewer keys are sorted, and so that the device is not idle while the next ops are launched.

@@ -109,7 +109,7 @@ def encode_kernel(
     BLOCK: tl.constexpr,
 ):
     """Write the curve code of each voxel to ``codes [n]``, -1 for padding. Rows that do not fit the code are reported
-    through ``status`` as late errors (SL211).
+    in the word ``status``, from which the host raises SL211 later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -141,8 +141,8 @@ def decode_kernel(
     HILBERT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding. Invalid codes are reported through
-    ``status`` as late errors (SL211).
+    """Write the voxel of each curve code to ``coords [n, 4]``, -1 for padding. Invalid codes are reported in the word
+    ``status``, from which the host raises SL211 later.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = row < n
@@ -168,7 +168,8 @@ _decode = triton_launcher(decode_kernel)
 
 def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width: int, codes: Tensor) -> None:
     """Write the curve code of each voxel to ``codes``, which the Triton kernel of ``op`` (a z-order or Hilbert encode
-    op) computes. Rows that do not fit ``width`` bits are reported as late errors (SL211).
+    op) computes. Rows that do not fit ``width`` bits are reported in a status word, from which the host raises SL211
+    later.
     """
     word, rows = status.word(coords.device), coords.shape[0]
     if rows:
@@ -192,7 +193,7 @@ def encode_curve(op: str, coords: Tensor, bits: int, axes: Sequence[int], width:
 
 def decode_curve(op: str, codes: Tensor, bits: int, axes: Sequence[int], coords: Tensor) -> None:
     """Write the voxel of each curve code to ``coords``, which the Triton kernel of ``op`` (a z-order or Hilbert decode
-    op) computes. Invalid codes are reported as late errors (SL211).
+    op) computes. Invalid codes are reported in a status word, from which the host raises SL211 later.
     """
     word, rows = status.word(codes.device), codes.shape[0]
     if rows:

@@ -33,15 +33,17 @@ def _int_pointer(address):
 
 @triton.jit
 def _counts_begin(counts, part, pages, BINS: tl.constexpr):
-    """Return a pointer to the digit counts of a part (a group of taps): a line of ``BINS`` for each of its pages of
-    rows, and then one for each group of pages.
+    """Return a pointer to the digit counts of a part (a group of taps): ``BINS`` counts for each page, a run of rows
+    that one program moves, and then as many for each group of pages.
     """
     return _int_pointer(counts) + part * (pages + (pages + GROUP - 1) // GROUP) * BINS
 
 
 @triton.jit
 def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Add 1 to the count of ``digit`` in the line of ``page`` and in that of its group of pages, where ``inside``."""
+    """Add 1 to the count of ``digit``, a digit of a sort key, in the counts of the row's ``page`` (a run of rows that
+    one program moves) and in those of its group of pages, where ``inside``.
+    """
     # Each row is counted in the line of its page and in that of its group.
     mine = _counts_begin(counts, part, pages, BINS) + digit
     tl.atomic_add(mine + page * BINS, 1, mask=inside, sem="relaxed")
@@ -50,8 +52,8 @@ def count_digit(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
 
 @triton.jit
 def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexpr):
-    """Count the digits of all rows of one page, which this program has as a whole, and then add the page's counts to
-    its group's, once for each digit.
+    """Count the digits of all rows of one page, a run of rows of which this program has all, and then add the page's
+    counts to those of its group of pages, once for each digit.
 
     Atomics on one address wait for each other, and some digits occur thousands of times in a group.
     """
@@ -66,8 +68,8 @@ def count_digit_page(counts, part, page, pages, digit, inside, BINS: tl.constexp
 
 @triton.jit
 def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
-    """Add ``count`` to the counts of the page line and digit that ``target`` encodes and to its group's, where
-    ``wanted`` and ``target`` is not -1.
+    """Add ``count`` to two counts in memory, where ``wanted`` and ``target`` is not -1: those of a page of rows and of
+    its group of pages for the digit of a sort key. ``target`` encodes page and digit.
     """
     wanted = wanted & (target >= 0)
     count = tl.where(wanted, count, 0)  # the interpreter's atomics take every other value of a half for the next one
@@ -78,8 +80,9 @@ def _add_counts(line, pages, target, count, wanted, BINS: tl.constexpr):
 
 @triton.jit
 def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Merge the counts of each pair of neighbours with the same ``target``, and return half as many targets and counts.
-    The second one of a pair with another target is counted at once.
+    """Merge the counts of each pair of neighbours with the same ``target`` (page of rows and digit of the sort key in
+    one number), and return half as many targets and counts. The second one of a pair with another target is added to
+    memory at once.
     """
     target, other = tl.split(tl.reshape(target, (SIZE // 2, 2)))
     count, others = tl.split(tl.reshape(count, (SIZE // 2, 2)))
@@ -89,8 +92,8 @@ def _add_pairs(line, pages, target, count, BINS: tl.constexpr, SIZE: tl.constexp
 
 @triton.jit
 def count_digit_runs(counts, part, page, pages, digit, inside, BINS: tl.constexpr, SIZE: tl.constexpr):
-    """Count the digits of ``SIZE`` rows like ``count_digit``, with one atomic addition for up to eight neighbours of
-    the same page and digit.
+    """Count the digits of sort keys of ``SIZE`` rows, in the counts of each row's page (a run of rows that one program
+    moves) and of its group of pages, with one atomic addition for up to eight neighbours of the same page and digit.
     """
     line, target = _counts_begin(counts, part, pages, BINS), tl.where(inside, page * BINS + digit, -1)
     target, count = _add_pairs(line, pages, target, tl.full((SIZE,), 1, tl.int32), BINS, SIZE)
@@ -127,10 +130,10 @@ def digit_kernel(
     LAST: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Move the keys and rows of a page to their places by one digit of a stable radix sort: behind the smaller digits
-    of their run, and behind the equal digits before them.
-
-    ``each``: pages of a run, a multiple of those of a group if there are several runs.
+    """Move the keys and rows of a page (a run of rows that one program moves) to their places by one digit of a stable
+    radix sort: behind the smaller digits of their run, and behind the equal digits before them. ``each`` is the number
+    of pages of a run, in which rows are sorted apart from other runs: a multiple of those of a group if there are
+    several runs.
     """
     BINS: tl.constexpr = 1 << WIDTH
     page, part, lane, bins = tl.program_id(0), tl.program_id(1), tl.arange(0, PAGE), tl.arange(0, BINS)
@@ -168,8 +171,9 @@ def digit_kernel(
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
     """Return the launch values, expressions by name that each call computes, of a radix sort by digits: whether there
-    are any digits, how many and of how many bits, the pages of rows (without digits, tiles of ``tile`` rows), and the
-    lines of counts. The value ``ranked`` must be known.
+    are any digits, how many and of how many bits, the number of pages (runs of rows that one program moves; without
+    digits, tiles of ``tile`` rows), and how many rows the array of counts has. They use the value ``ranked``, which
+    must be among the values.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     # Runs have to end at the border of a group, or a group's counts would belong to two runs.

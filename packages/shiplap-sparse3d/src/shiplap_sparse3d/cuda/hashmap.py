@@ -181,7 +181,8 @@ def look_up_voxels(table_keys: Tensor, table_values: Tensor, coords: Tensor, sha
 
 def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tuple[Tensor, Tensor]:
     """Return keys and values of a new hash map from the voxels ``coords`` of a grid of ``shape`` to their row numbers.
-    Rows outside the grid and duplicates are reported as late errors (SL211) in the word at the address ``word``.
+    Rows outside the grid and duplicates are reported in the status word at the address ``word``, from which the host
+    raises SL211 later.
     """
     keys, rows = _keys_of(coords, shape, word, status.code_of(op, OUTSIDE)), coords.shape[0]
     table, values = init_hashmap(rows, coords.device)
@@ -197,7 +198,7 @@ def _launch_insert(
     op: str, word: int, table_keys: Tensor, table_values: Tensor, keys: Tensor, values: Tensor | None
 ) -> None:
     """Launch the kernels that insert ``keys`` into the hash map, with the lowest of old and new values for each. A full
-    table is reported in the word at the address ``word``.
+    table is reported in the status word at the address ``word``, from which the host raises an error of ``op`` later.
     """
     code, count, capacity = status.code_of(op, FULL), keys.shape[0], table_keys.shape[0]
     if not count:
@@ -228,7 +229,8 @@ def _launch_lookup(table_keys: Tensor, table_values: Tensor, keys: Tensor, out: 
 
 def _keys_of(coords: Tensor, shape: Sequence[int], word: int, code: int, search: bool = False) -> Tensor:
     """Return the hash keys ``int64 [n]`` of the voxels ``coords`` in a grid of ``shape``, -1 outside. Invalid rows are
-    reported with ``code`` in the word at the address ``word``; in a ``search``, rows outside are valid.
+    reported with ``code`` in the status word at the address ``word``, from which the host raises an error later. In a
+    ``search``, rows outside are valid.
     """
     rows = coords.shape[0]
     keys = torch.empty(rows, dtype=torch.int64, device=coords.device)

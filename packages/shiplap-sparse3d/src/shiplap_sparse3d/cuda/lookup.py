@@ -103,8 +103,8 @@ def scenes_below(*grid: str) -> str:
 
 
 def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that look all taps of all queries up and
-    write the rows found to ``table`` in the workspace, together with the keys of the sort.
+    """Return ``program``, a sequence of kernel launches, plus the launches that find the voxel under each tap of each
+    query and write its row to ``table`` in the workspace, together with the keys by which the table is sorted.
 
     The workspace starts with the hash. The zeros of the sort lie behind it.
     """
@@ -138,7 +138,7 @@ def look_up(program: TritonLaunches, queries: LookupQueries, table: tuple[str, s
 
 def _add_hash(program: TritonLaunches) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that clear the hash and insert the voxels.
-    Rows outside the grid and duplicates are reported as late errors (SL211).
+    Rows outside the grid and duplicates are reported in a status word, from which the host raises SL211 later.
     """
     # The zeros of the sort follow the hash, so one launch clears both.
     return program.fill("0", f"{SLOT_BYTES} * capacity + zeros", when="hashed == 1").then(
@@ -154,7 +154,9 @@ def _add_hash(program: TritonLaunches) -> TritonLaunches:
 
 
 def _shared_arguments(queries: LookupQueries) -> dict[str, str]:
-    """Return the arguments, as expressions by name, that both kernels of a lookup take."""
+    """Return the arguments, as expressions by name, that both kernels of a lookup of neighbours take: grids, stride,
+    padding and sizes of the sort.
+    """
     return {
         **_voxel_grid("batches_of_grid"),
         **{f"{name}_q": f"grid_{axis}" for name, axis in zip(("width", "height", "depth"), AXES, strict=True)},

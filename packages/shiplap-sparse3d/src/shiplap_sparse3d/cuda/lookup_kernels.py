@@ -38,7 +38,7 @@ def insert_kernel(
     BLOCK: tl.constexpr,
 ):
     """Insert each row of ``coords`` into the hash ``slots``, without padding. Rows outside the grid and duplicates are
-    reported as late errors (SL211).
+    reported in a status word, from which the host raises SL211 later.
     """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b, x, y, z = load_coords(coords, row, row < n)
@@ -130,7 +130,8 @@ def lookup_kernel(
     PAGE: tl.constexpr,
 ):
     """Write ``table[j, v]``, the row of the hash under tap v of query j or -1, for the taps of one part and, unless
-    ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are reported as late errors (SL211).
+    ``KEY`` is 0, the keys by which the table is sorted. Invalid queries are reported in a status word, from which the
+    host raises SL211 later.
 
     A program looks up the ``SIZE`` taps of one part.
     """
@@ -312,7 +313,8 @@ def near_kernel(
     OTHERS: tl.constexpr,
 ):
     """Write the neighbour table of few voxels among themselves, ``[n, k]`` rows or -1: each program compares its rows
-    with all of them. Rows outside the grid and duplicates are reported as late errors (SL211).
+    with all of them. Rows outside the grid and duplicates are reported in a status word, from which the host raises
+    SL211 later.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     b, x, y, z = load_coords(coords, row, row < n)

@@ -144,7 +144,8 @@ def _look_up(
     workspace: Tensor,
 ) -> None:
     """Write the row of ``coords`` under each tap of each of ``queries`` to ``out``, or -1, by a hash at the start of
-    ``workspace``. Errors are late ones (SL211), reported in the word at the address ``word``.
+    ``workspace``. Errors are reported in the status word at the address ``word``, from which the host raises SL211
+    later.
     """
     capacity, slots = _build_hash(op, coords, window.shape, workspace, word), workspace.data_ptr()
     (m, k), (shape, grid, _, stride, padding, dilation) = out.shape, window
@@ -164,7 +165,7 @@ def _look_up(
 
 def _build_hash(op: str, coords: Tensor, shape: Sequence[int], workspace: Tensor, word: int) -> int:
     """Insert the voxels ``coords`` into a hash at the start of ``workspace`` and return its number of slots. Rows
-    outside the grid and duplicates are reported as late errors (SL211).
+    outside the grid and duplicates are reported in a status word, from which the host raises SL211 later.
     """
     n = coords.shape[0]
     capacity = max(2 * n, 64)

@@ -46,7 +46,7 @@ def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 @triton.jit
 def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
     """Return the table entries of the rows under tap ``v`` as a column, and a mask of those that are input rows.
-    Entries other than -1 outside ``[0, n)`` are reported as late errors (SL211).
+    Entries other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises SL211 later.
     """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)
     hit = (entry >= 0) & (entry < n)

@@ -66,7 +66,7 @@ def pairs_kernel(table, ends, inputs, outputs, n, v, blocks, ROWS: tl.constexpr,
 @triton.jit(do_not_specialize=["n", "block", "code"])
 def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.constexpr, TAPS: tl.constexpr):
     """Write which taps any row of each block of the order ``index`` hits, as bits in ``unions``, and how many those
-    are. Invalid row numbers are reported as late errors (SL211).
+    are. Invalid row numbers are reported in a status word, from which the host raises SL211 later.
     """
     first = tl.program_id(0).to(tl.int64) * block
     tap = tl.arange(0, TAPS)

@@ -97,7 +97,7 @@ def sum_kernel(
     CHANNELS: tl.constexpr,
 ):
     """Write ``out [queries, channels]``: for each query, the sum over its corners of a feature row times a weight.
-    Invalid indices are reported as late errors (SL211).
+    Invalid indices are reported in a status word, from which the host raises SL211 later.
     """
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     query = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -155,7 +155,7 @@ def grad_kernel(
 @triton.jit(do_not_specialize=["count", "rows", "corners", "code"])
 def check_kernel(indices, keys, status, count, rows, corners, code, BLOCK: tl.constexpr):
     """Write the sort key of each entry of ``indices``: its row, or ``rows`` if it has none (-1). Invalid entries are
-    reported as late errors (SL211).
+    reported in a status word, from which the host raises SL211 later.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(indices + at, mask=at < count, other=-1)

@@ -87,7 +87,8 @@ def store_key(
     BINS: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Store the sort keys of rows with the tap bits ``hits``, and count them for the sort that follows.
+    """Store the keys by which rows with the tap bits ``hits`` (a bit for each tap with a neighbour) are sorted, and
+    count the keys for the sort that follows.
 
     With ``BINS`` the keys are counted in tiles of rows, and masks are cleared. With 0 a key has part and run as well.
     ``PAGE`` is the number of rows of a page in which a first digit is counted instead, or 0.
@@ -292,7 +293,8 @@ def gather_kernel(
 
 
 def sort_numbers(sort: TableSort) -> dict[str, str]:
-    """Return the launch values, expressions by name that each call computes, of the sort of one table.
+    """Return the launch values, expressions by name that each call computes, of the sort of one neighbour table: which
+    of the ways of sorting is taken, the bits of a key, the sizes of histograms, and offsets in the workspace.
 
     ``size`` taps of a part; which way it is sorted (``alone``, ``count_digit``, ``ranked``: by ``digits`` or torch);
     ``key`` bits of a key or 0; ``bins`` that are counted in each of the ``lines`` of all histograms or 0; ``runs`` of a

@@ -50,10 +50,9 @@ HASHED = f"{SLOT_BYTES} * capacity"  # bytes of the hash, at the start of a work
 
 def subm_plan(near: int, hashed: int, dense: int) -> TritonLaunches:
     """Return the launch program (a sequence of kernel launches) of ``planning.subm_plan``, which makes the sorted
-    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other.
-
-    With more than ``hashed`` voxels, or ``dense`` where each brick has a word, bricks take the place of the table
-    (bricks.py).
+    neighbour table of a submanifold convolution. Up to ``near`` voxels are compared with each other. With more than
+    ``hashed`` voxels, or ``dense`` where each brick (4 x 4 x 4 cells with one bit each) has a word, bricks take the
+    place of the unsorted table (bricks.py).
     """
     table, below = ("int32", "place"), scenes_below(*[f"spatial_shape[{i}]" for i in range(3)])
     sorting = sort.TableSort("", "n", "parts", table, HASHED, tableless="bricks")
@@ -77,7 +76,8 @@ SUBM_PLAN = subm_plan(NEAR, BRICKS, DENSE)
 @triton.jit(do_not_specialize=["entries", "k", "rows", "code", "code_twice"])
 def transpose_kernel(table, out, status: tl.int64, entries, k, rows, code, code_twice, BLOCK: tl.constexpr):
     """Write the transpose of a neighbour table, ``out[table[j, v], v] = j``. Of two such j the larger one stays, and
-    the row is reported as a late error (SL211), as are entries outside of -1 to ``rows - 1``.
+    the row is reported in a status word, from which the host raises SL211 later, as are entries outside of -1 to ``rows
+    - 1``.
     """
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     entry = tl.load(table + at, mask=at < entries, other=-1)
@@ -98,7 +98,8 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launch that writes the transpose of a table of ``m``
-    rows into one that is filled with -1. ``twice`` is the error message for duplicates.
+    rows into one that is filled with -1, in calls where the expression ``when`` is 1 or empty. ``twice`` is the error
+    message for duplicates, and ``of`` has more options of the launch.
     """
     return program.then(
         transpose_kernel,

@@ -128,7 +128,7 @@ def mean_kernel(
     WIDE: tl.constexpr,
 ):
     """Write the mean of the rows of ``feats`` in one segment to ``out``. ``rows`` is the order of the rows by segment.
-    Segment numbers outside the output are reported as late errors (SL211).
+    Segment numbers outside the output are reported in a status word, from which the host raises SL211 later.
     """
     segment = tl.program_id(0)
     if segment == 0:

@@ -31,8 +31,9 @@ def predict_by_height(scan: Scan) -> Tensor:
 
 
 def predict_logits(forward: Forward, look: FeatureScaling, scan: Scan, wanted: Tensor, levels: int) -> Tensor:
-    """Return the logits ``[w]`` of the points that the mask ``wanted`` selects, which must form a strip along x.
-    ``levels`` is the number of levels of the network.
+    """Return the logits ``[w]`` that the network ``forward`` gives the points that the mask ``wanted`` selects, which
+    must form a strip along x. ``look`` scales the features of points, and ``levels`` is the number of levels of the
+    network.
 
     The strip is one tile, with 50 m of context on either side: positions of points, never their labels.
     """
@@ -53,8 +54,8 @@ class StepTimes:
 
 
 def measure_step_times(net: Forward, compiled: Forward, tile: TrainingTile, runs: int) -> StepTimes:
-    """Return the median times in ms of ``runs`` training steps of ``compiled`` and of ``net`` on the same ``tile``.
-    Both run in turns, so that a busy moment slows both.
+    """Return the median times in ms of ``runs`` training steps of the network ``net``, run eagerly, and of
+    ``compiled``, the same network compiled, on the same ``tile``. Both run in turns, so that a busy moment slows both.
     """
     times: dict[str, list[float]] = {"compiled": [], "eager": []}
     # The first run of each compiles or fills caches, and is not timed.

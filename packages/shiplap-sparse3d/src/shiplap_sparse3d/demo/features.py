@@ -35,8 +35,8 @@ def point_spacing(xyz: Tensor) -> float:
 
 
 def describe_points(xyz: Tensor, step: float) -> Tensor:
-    """Return the features of each point that the network learns from, heights over the ground and over neighbours:
-    ``[p, 3] -> [p, FEATURES]``. ``step`` is the spacing of the points in metres.
+    """Return the features of each point that the network learns from, heights above the ground and above neighbouring
+    points: ``[p, 3] -> [p, FEATURES]``. ``step`` is the spacing of the points in metres.
 
     Heights are in square roots of metres with their sign: ten centimetres matter near the ground, and nowhere else.
     """
@@ -45,8 +45,8 @@ def describe_points(xyz: Tensor, step: float) -> Tensor:
 
 
 def ground_surfaces(xyz: Tensor, step: float) -> Tensor:
-    """Return the height of each point over three surfaces for each radius, ``[p, 3 r]`` in metres. ``step`` is the
-    spacing of the points in metres.
+    """Return the height of each point above three surfaces for each of ``r`` radii, ``[p, 3 r]`` in metres. ``step`` is
+    the spacing of the points in metres.
 
     The surfaces are the erosion, the opening, and the mean of the opening. The erosion is the lowest point within the
     radius, and the opening is the highest erosion within it: on a slope the erosion lies below the ground, and the

@@ -74,8 +74,9 @@ def _lowest_in_disc(raster: Tensor, radius: int) -> Tensor:
 
 
 def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
-    """Return the best rule of each of two families, as fitted on the points that the mask ``held`` does not select,
-    each with its intersection over union on the held-out ones.
+    """Return the best rule of each of two families of fixed formulas that call a point ground by its height. A rule is
+    chosen on the points that the mask ``held`` does not select, and has its intersection over union with the truth on
+    the held-out ones.
     """
     return tuple(
         _best_rule(name, tried, scan, held)
@@ -84,8 +85,8 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
-    """Return the rule of ``tried`` (text, prediction ``bool [p]``) with the greatest intersection over union outside of
-    the mask ``held``, together with its score inside of it.
+    """Return the rule of ``tried`` (its text, its prediction of ground ``bool [p]``) with the greatest intersection
+    over union with the truth on the points outside of the mask ``held``, together with its score on those inside.
     """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:

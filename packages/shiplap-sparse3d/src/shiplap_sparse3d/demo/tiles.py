@@ -74,7 +74,9 @@ class FeatureScaling:
         return self._standardise_features(scan, describe_points(scan.xyz, self.spacing))
 
     def _standardise_features(self, scan: Scan, told: Tensor) -> DescribedArea:
-        """Return ``scan`` with the features ``told``, scaled by mean and deviation and clamped."""
+        """Return ``scan`` as an area with the features ``told [p, f]``, scaled by this scaling's mean and deviation and
+        clamped.
+        """
         return DescribedArea(scan, ((told - self.mean) / self.deviation).clamp(-_LIMIT, _LIMIT), self.spacing)
 
 

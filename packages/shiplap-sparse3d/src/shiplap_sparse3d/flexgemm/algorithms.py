@@ -58,13 +58,15 @@ class PlanCache:
         self._use_plan(plan)
 
     def _use_plan(self, plan: Plan) -> None:
-        """Replace the kept plan by ``plan``, and forget those that were derived from the old one."""
+        """Replace the kept plan (neighbour tables of a convolution) by ``plan``, and forget the sorted or cut forms
+        that were derived from the old one.
+        """
         self._built = plan
         self._plans: dict[int, Plan] = {0 if plan.order is None else -1: plan}  # by parts; -1: as many as are fast
 
     def plan(self, algorithm: str = DEFAULT, splitk: int = 1) -> Plan:
-        """Return the form of the plan that ``algorithm`` reads, derived once: unsorted, sorted for masked kernels, or
-        cut into ``splitk`` parts of the taps for algorithms that split the sum.
+        """Return the plan (neighbour tables) in the form that ``algorithm`` reads, derived once: unsorted, with rows
+        sorted by the taps that they hit, or cut into ``splitk`` parts of the taps for algorithms that split the sum.
         """
         taps, parts = self._built.table.shape[1], 0
         if algorithm.endswith("splitk") and splitk > 1 and taps:
@@ -80,9 +82,9 @@ class PlanCache:
     def convolve(
         self, feats: Tensor, weight: Tensor, bias: Tensor | None, algorithm: str, tf32: bool | None = None
     ) -> Tensor:
-        """Return the convolution of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``: ``[m, co]``. Tables
-        of the way back are built first if a gradient of ``feats`` will be needed. Raises SL208 for an unknown
-        algorithm.
+        """Return the convolution of ``feats [n, ci]`` with ``weight [co, k, ci]`` by ``algorithm``: ``[m, co]``. The
+        table from outputs to inputs is built first if a gradient of ``feats`` will be needed. Raises SL208 for an
+        unknown algorithm.
         """
         check_algorithm(algorithm)
         if feats.requires_grad and torch.is_grad_enabled() and not self._built.whole:

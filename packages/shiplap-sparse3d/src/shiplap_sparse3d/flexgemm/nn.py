@@ -84,8 +84,8 @@ class FlexModule(nn.Module):
         return per_axis(value, name, len(value), least)
 
     def _call_function(self, *voxels: Any, **options: Any) -> Any:
-        """Return the result of the module's function for ``voxels`` and ``options``, with the module's attributes
-        ``arguments`` as further arguments.
+        """Return the result of the function that the module's class names, for ``voxels`` and ``options``, with the
+        module's attributes of the names in ``arguments`` as further arguments.
         """
         return self.function(*voxels, **{name: getattr(self, name) for name in self.arguments}, **options)
 

@@ -84,8 +84,9 @@ class SparseAttention(SparseModule):
         return x.replace(torch.where(x.is_voxel, self.proj(out.index_select(0, slots)), 0))
 
     def _slots(self, x: SparseTensor) -> tuple[Tensor, int]:
-        """Return ``int64 [n]``, the slot of each row in patches of ``patch_size`` slots, filled along the curve, of
-        which each scene begins a new one, and a bound of the number of patches that no data decides.
+        """Return ``int64 [n]``, the place of each row in the patches (groups of ``patch_size`` places that attend to
+        each other), which are filled along the curve and of which each scene begins a new one. Also return a bound of
+        the number of patches that no data decides.
         """
         coords, scenes, size = x.geometry.coords, x.batch_size, self.patch_size
         codes = encode_seq(coords, (scenes, 1, *x.geometry.spatial_shape), self.order)

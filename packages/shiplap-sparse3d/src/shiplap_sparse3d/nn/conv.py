@@ -155,7 +155,9 @@ class Convolution(SparseModule):
         return plan.conv(feats, self.weight.flatten(1, -2), self.bias, self.groups)
 
     def _step(self, x: SparseTensor, step: Strided) -> SparseTensor:
-        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``."""
+        """Return the convolution of ``x`` as a sparse tensor on the output voxels of ``step``, a pair of these voxels
+        and of the plan (neighbour tables) onto them.
+        """
         return SparseTensor(self._convolve(x.feats, step.plan), geometry=step.geometry)
 
     def extra_repr(self) -> str:
@@ -170,8 +172,8 @@ class Convolution(SparseModule):
 
 
 def _select_taps(plan: Plan, taps: tuple[int, ...]) -> Plan:
-    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of a submanifold plan with an odd kernel.
-    Its way back has the opposite taps.
+    """Return the plan (neighbour tables) that has only the ``taps`` (numbers) of ``plan``, that of a submanifold
+    convolution with an odd kernel. Its transposed table has the opposite taps.
     """
     table, opposite = plan.unsorted().table, tuple(plan.table.shape[1] - 1 - tap for tap in taps)
     # Taps that are their own mirror image have a table that is its own transpose.

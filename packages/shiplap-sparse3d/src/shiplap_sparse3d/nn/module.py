@@ -76,8 +76,8 @@ def voxels_of(target: Tensor | SparseTensor) -> Tensor | Geometry:
 def origin_of(
     module: nn.Module, x: SparseTensor, kernel: Sequence[int], stride: Sequence[int] | None = None
 ) -> GeometryOrigin:
-    """Return the strided step that made the voxels of ``x``, along which ``module`` goes back. Raises SL208 if there is
-    none with this ``kernel``, and with this ``stride`` if given.
+    """Return the strided step that made the voxels of ``x``, a record of the voxels before and of the window, along
+    which ``module`` goes back. Raises SL208 if there is none with this ``kernel``, and with this ``stride`` if given.
     """
     ndim, origin = x.geometry.ndim, x.geometry.parent
     if origin is not None:

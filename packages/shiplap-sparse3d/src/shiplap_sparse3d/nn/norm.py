@@ -173,7 +173,9 @@ def shared_norm(norm: SyncBatchNorm | nn.SyncBatchNorm, x: SparseTensor) -> Tens
     group = norm.process_group
 
     def total(part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over the ranks of the group, differentiable."""
+        """Return the sum of ``part`` over the ranks of ``norm.process_group`` (``norm`` is the argument of
+        ``shared_norm``), differentiable.
+        """
         summed: Tensor = _RankTotal.apply(part, group)
         return summed
 

@@ -81,8 +81,8 @@ class WindowPool(SparseModule):
         return SparseTensor(self._pool(x.feats, step.plan), geometry=step.geometry)
 
     def _pool(self, feats: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs under the unsorted tables of
-        ``plan``. Subclasses compute a maximum, a mean or a sum.
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the neighbour tables ``plan``,
+        whose rows are in the order of the outputs. Subclasses compute a maximum, a mean or a sum.
         """
         raise NotImplementedError
 

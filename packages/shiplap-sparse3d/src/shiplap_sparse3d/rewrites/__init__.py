@@ -20,8 +20,9 @@ KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float1
 
 
 def _written_norm(kind: Any) -> Callable[..., Tensor]:
-    """Return the function that ``sparse3d.BatchNorm`` computes in evaluation, with type annotations of the dtype
-    ``kind``, for a rewrite that matches it in compiled code, where casts depend on the dtype.
+    """Return the computation of ``sparse3d.BatchNorm`` in evaluation as a function with type annotations of the dtype
+    ``kind``. A rewrite, which replaces a pattern in compiled code, is written from it. The dtype decides which casts
+    the pattern has.
     """
 
     def norm(x: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
@@ -34,8 +35,8 @@ def _written_norm(kind: Any) -> Callable[..., Tensor]:
 
 
 def _norm_examples() -> Iterator[Program]:
-    """Yield programs with example arguments that a rewrite must match: a sparse convolution and a batch norm, with and
-    without a bias.
+    """Yield programs (functions with example arguments) in which the rewrite of a sparse convolution with a batch norm
+    behind it must find these two, with and without a bias.
     """
     rng = torch.Generator().manual_seed(0)
     columns = [torch.randperm(7, generator=rng) for _ in range(3)]  # no row twice under one tap
@@ -56,7 +57,9 @@ def _conv_batch_norm(
     shift: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return a sparse convolution and then torch's batch norm in evaluation, by the given statistics."""
+    """Return a sparse convolution over the neighbour ``table`` and then torch's batch norm in evaluation, by the given
+    statistics: the computation that the rewrite ``conv_norm_sparse3d`` has to find in a graph.
+    """
     out = ops.conv(feats, weight, table, bias)
     return F.batch_norm(out, mean.detach(), var.detach(), scale, shift, False, 0.1, 1e-3)
 
@@ -64,7 +67,9 @@ def _conv_batch_norm(
 def _conv_running_norm(
     feats: Tensor, weight: Tensor, table: Tensor, mean: Tensor, var: Tensor, scale: Tensor, shift: Tensor
 ) -> Tensor:
-    """Return a sparse convolution and then the norm that ``sparse3d.BatchNorm`` computes in evaluation."""
+    """Return a sparse convolution over the neighbour ``table`` and then the norm that ``sparse3d.BatchNorm`` computes
+    in evaluation: the computation that the rewrite ``conv_norm_sparse3d`` has to find in a graph.
+    """
     return running_norm(ops.conv(feats, weight, table), mean, var, scale, shift, 1e-3)
 
 

@@ -36,8 +36,8 @@ class _TensorMembers:
 
 
 def _make_tensor(children: Sequence[Any], rest: _TensorMembers) -> SparseConvTensor:
-    """Return a sparse tensor with the members of ``rest.source`` and the leaves ``children`` (features, indices) of a
-    pytree. With other indices it has no records of convolutions.
+    """Return a sparse tensor of the leaves ``children`` (features, indices) of a pytree, with the other members of
+    ``rest.source``. If the indices are other ones, its ``indice_dict``, the records of convolutions by key, is empty.
     """
     made = object.__new__(SparseConvTensor)
     vars(made).update(vars(rest.source))

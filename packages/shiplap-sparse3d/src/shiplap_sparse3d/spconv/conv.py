@@ -169,7 +169,9 @@ class SparseConvolution(SparseModule):
 
     @property
     def window(self) -> LayerWindow:
-        """Return kernel, stride, padding and dilation, and for a transposed layer the output padding, as one object."""
+        """Return kernel, stride, padding and dilation, and for a transposed layer the output padding, as one object, by
+        which the layer's output voxels and neighbours are found.
+        """
         extra = self.output_padding if self.transposed else None
         return LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation, extra)
 
@@ -199,7 +201,8 @@ class SparseConvolution(SparseModule):
 
     def _convolve(self, input: SparseConvTensor, features: Tensor, data: IndiceData, inside: bool) -> SparseConvTensor:
         """Return the convolution of ``features`` as a sparse tensor on the output voxels, without the activation.
-        ``data`` is the record of the input and output voxels, and ``inside`` whether this runs inside a checkpoint.
+        ``data`` is the record of input voxels, output voxels and neighbours, and ``inside`` says whether this runs
+        inside a reentrant checkpoint.
         """
         if self.inverse:
             # The next forward pass then builds both ways in one launch program.
@@ -217,8 +220,9 @@ class SparseConvolution(SparseModule):
         return output
 
     def indice_data(self, where: str, key: str | None, input: SparseConvTensor) -> IndiceData:
-        """Return the record of input and output voxels under ``key`` if this layer may use it, or a new one. Raises
-        SL208 for a record that does not fit this layer.
+        """Return the record of input voxels, output voxels and neighbours that ``input`` has under ``key`` if this
+        layer may use it, or a new one. Raises SL208 for a record that does not fit this layer. ``where`` is the layer's
+        name for the message.
         """
         data = indices.find_record(where, input, key, self.algo)
         if self.inverse:

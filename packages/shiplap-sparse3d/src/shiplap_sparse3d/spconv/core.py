@@ -213,7 +213,7 @@ class SparseConvTensor(SummableTensor):
 
     @indices.setter
     def indices(self, val: Tensor) -> None:
-        """Replace the voxels in place. Records of convolutions stay."""
+        """Replace the voxels in place. The records of convolutions in ``indice_dict`` stay."""
         self._set_indices(val)
 
     @property
@@ -252,8 +252,8 @@ class SparseConvTensor(SummableTensor):
         return math.prod(self.spatial_shape)
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """Return the record of the layer with the ``indice_key`` ``key``, or None if there is none or ``key``
-        is None.
+        """Return the record (input voxels, output voxels and neighbours) that the layer with the ``indice_key`` ``key``
+        has left, or None if there is none or ``key`` is None.
         """
         return None if key is None else self.indice_dict.get(key)
 
@@ -317,8 +317,8 @@ class SparseConvTensor(SummableTensor):
         return self.replace_feature(self.features[rows]).onto(self.indices[rows])
 
     def onto(self, indices: Tensor) -> SparseConvTensor:
-        """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``,
-        and return it.
+        """Replace the voxels of this tensor, which no other code holds yet, by ``indices``, empty its ``indice_dict``
+        (records of convolutions on the old voxels), and return it.
         """
         self._set_indices(indices)
         self.indice_dict = {}

@@ -69,8 +69,8 @@ def convolve_in_graph(
 
 
 def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tensor) -> SparseConvTensor:
-    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record under its
-    ``indice_key`` or a new one. The activation is left to the caller.
+    """Return the convolution of ``features`` as a sparse tensor on the layer's output voxels, by the record (input
+    voxels, output voxels, neighbours) under its ``indice_key`` or a new one. The activation is left to the caller.
     """
     key, voxels, inverse = layer.indice_key, input.indices, layer.inverse
     data = None if key is None else input.indice_dict.get(key)
@@ -96,8 +96,8 @@ def _convolve_traced(layer: TracedLayer, input: SparseConvTensor, features: Tens
 
 
 def _fits_record(layer: TracedLayer, input: SparseConvTensor, data: IndiceData) -> bool:
-    """Return whether ``layer`` may use ``data``, the record (neighbours) of an earlier submanifold layer on the same
-    voxels: kernel, dilation, algorithm and spatial shape are equal.
+    """Return whether ``layer`` may use ``data``, the record (voxels and neighbours) of an earlier submanifold layer on
+    the same voxels: kernel, dilation, algorithm and spatial shape are equal.
 
     Returns False if more must be checked. Lists are unpacked, because Dynamo traces their comparison as a program of
     its own.

@@ -79,8 +79,8 @@ def choose_algorithm(algo: ConvAlgo | None, taps: int, limit: int) -> ConvAlgo:
 
 
 def find_record(where: str, input: SparseConvTensor, key: str | None, algo: ConvAlgo) -> IndiceData | None:
-    """Return the record under ``key`` in the ``indice_dict`` of ``input``, or None. Raises SL208, with ``where`` as the
-    layer's name, if it was made by a layer with another ``algo``.
+    """Return the record (input voxels, output voxels and neighbours) under ``key`` in the ``indice_dict`` of ``input``,
+    or None. Raises SL208, with ``where`` as the layer's name, if it was made by a layer with another ``algo``.
     """
     data = None if key is None else input.indice_dict.get(key)
     if data is not None and data.algo != algo:
@@ -115,8 +115,8 @@ def build_record(
     pooled: bool = False,
     back: bool | None = None,
 ) -> IndiceData:
-    """Return a new record of the input voxels, the output voxels and the plan between them, for a layer that finds none
-    under its ``indice_key``. For a pool (``pooled``) the plan of convolutions is built at its first use.
+    """Return a new record of the input voxels, the output voxels and the plan (neighbour tables) between them, for a
+    layer that finds none under its ``indice_key``. For a pool (``pooled``) the plan is left to its first use.
 
     ``back`` asks for the tables of the way back, by default while gradients are recorded.
 
@@ -148,8 +148,9 @@ _MOST_KEYS = 4096
 
 
 def note_way_back(key: str | None, data: IndiceData) -> None:
-    """Record, for later forward passes, that an inverse layer goes back along ``data`` under ``key``. Then
-    :func:`leads_back` returns True, and the tables of the way back are built together with the others.
+    """Note, for later forward passes, that an inverse layer goes back along the record ``data`` (voxels and neighbours
+    of an earlier layer) under ``key``. Then :func:`leads_back` returns True, and the tables from outputs to inputs are
+    built together with the others.
     """
     if not torch.compiler.is_compiling() and not data.whole and len(_LED_BACK) < _MOST_KEYS:
         # Bounded by ``_MOST_KEYS``: keys may be generated for each batch.
@@ -157,10 +158,9 @@ def note_way_back(key: str | None, data: IndiceData) -> None:
 
 
 def leads_back(key: str | None, window: LayerWindow) -> bool | None:
-    """Return True if an inverse layer went back along a record with this ``key`` and ``window`` before, so that one
-    launch program makes the tables of both ways.
-
-    Returns None if nothing is known, and in a graph, which must not depend on earlier runs.
+    """Return True if an inverse layer went back along a layer with this ``key`` and ``window`` before, so that one
+    launch program makes the tables of both directions. Returns None if nothing is known, and in a graph, which must not
+    depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -194,8 +194,9 @@ def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: 
 def check_subm(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData, ksize: list[int], dilation: list[int]
 ) -> IndiceData:
-    """Return ``data`` if a submanifold layer with this kernel and dilation may reuse it for ``input``. Raises SL208 if
-    kernel, dilation, spatial shape or number of voxels differ, or for the record of another kind of layer.
+    """Return ``data``, the record (voxels and neighbours) of an earlier layer with the same ``key``, if a submanifold
+    layer with this kernel and dilation may reuse it for ``input``. Raises SL208 if kernel, dilation, spatial shape or
+    number of voxels differ, or for the record of another kind of layer.
     """
     if not data.is_subm:
         raise key_taken_error(where, key)
@@ -213,8 +214,9 @@ def check_subm(
 def check_inverse(
     where: str, input: SparseConvTensor, key: str | None, data: IndiceData | None, ksize: list[int]
 ) -> IndiceData:
-    """Return ``data`` if an inverse layer with this kernel may go back from ``input`` along it. Raises SL208 without a
-    record, for that of a submanifold layer, and where kernel, spatial shape or number of voxels differ.
+    """Return ``data``, the record (voxels and neighbours) of an earlier layer, if an inverse layer with this kernel may
+    go back from ``input`` along it. Raises SL208 without a record, for that of a submanifold layer, and where kernel,
+    spatial shape or number of voxels differ.
     """
     if data is None or data.is_subm:
         got = "no such key" if data is None else "the key of a submanifold layer"

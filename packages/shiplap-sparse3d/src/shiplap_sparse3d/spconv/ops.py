@@ -57,8 +57,8 @@ def _build_pairs_record(
     subm: bool,
     bound: int,
 ) -> IndiceData:
-    """Return the record (input voxels, output voxels, plan) of a convolution with the ``sizes`` kernel, stride,
-    padding, dilation and output padding. Raises SL211 for more than ``bound`` outputs, if it is above 0.
+    """Return the record (input voxels, output voxels and neighbours) of a convolution with ``sizes``, its kernel,
+    stride, padding, dilation and output padding. Raises SL211 for more than ``bound`` outputs, if it is above 0.
     """
     voxels = SparseConvTensor(
         # No feature is read: the tensor carries the voxels only.
@@ -190,8 +190,8 @@ def _hit_masks(table: Tensor, parts: list[tuple[int, int]], do_sort: bool) -> tu
 
 
 def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = False) -> Plan:
-    """Return the pairs of input and output rows (``int32 [2, taps, n]``) as a plan from ``rows`` inputs to ``out_rows``
-    outputs, or from outputs to inputs if ``inverse``.
+    """Return a plan, the object by which features are convolved, from ``rows`` inputs to ``out_rows`` outputs, or from
+    outputs to inputs if ``inverse``. ``pairs`` are input and output rows, ``int32 [2, taps, n]``.
     """
     source, target = (pairs[1], pairs[0]) if inverse else (pairs[0], pairs[1])
     at = torch.where(target >= 0, target, out_rows).long()  # padding goes to a row that is dropped
@@ -203,7 +203,9 @@ def _plan_of_pairs(pairs: Tensor, rows: int, out_rows: int, inverse: bool = Fals
 
 
 def _weight_by_tap(filters: Tensor) -> Tensor:
-    """Return ``filters [co, *k, ci]`` as the weight ``[co, taps, ci]`` of a plan."""
+    """Return ``filters [co, *k, ci]`` as ``[co, taps, ci]``, the form in which convolutions over neighbour tables take
+    a weight.
+    """
     return filters.flatten(1, -2)
 
 
@@ -220,8 +222,8 @@ def _no_activation(where: str, act_type: Any) -> None:
 
 
 def _plan_gradients(plan: Plan, features: Tensor, filters: Tensor, out_bp: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of ``features`` and ``filters`` of a convolution by ``plan``, from ``out_bp``, the gradient
-    of its output.
+    """Return the gradients of ``features`` and ``filters`` of a convolution over the neighbour tables ``plan``, from
+    ``out_bp``, the gradient of its output.
     """
     weight = _weight_by_tap(filters)
     grad = kernels.conv_weight_grad(out_bp, features, plan.table)

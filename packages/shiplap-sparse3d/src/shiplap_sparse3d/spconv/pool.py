@@ -93,15 +93,15 @@ class IndicePool(SparseModule):
         return getattr(self, indices.COUNT, None)
 
     def _reduce(self, features: Tensor, plan: Plan) -> Tensor:
-        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the unsorted tables of ``plan``.
-        Subclasses compute a maximum or a mean.
+        """Return the features of the outputs, ``[m, c]``, from those of the inputs by the neighbour tables ``plan``,
+        whose rows are in the order of the outputs. Subclasses compute a maximum or a mean.
         """
         raise NotImplementedError
 
     @one_node
     def forward(self, input: SparseConvTensor) -> SparseConvTensor:
-        """Return the pooled sparse tensor, and keep the record of its voxels under ``indice_key``, along which an
-        inverse convolution can go back. Raises SL208 for a key that is taken.
+        """Return the pooled sparse tensor, and keep the record of its voxels and neighbours under ``indice_key``, along
+        which an inverse convolution can go back. Raises SL208 for a key that an earlier layer has used.
         """
         where, window = type(self).__name__, LayerWindow(self.kernel_size, self.stride, self.padding, self.dilation)
         checkpointed = check_sparse(where, input)

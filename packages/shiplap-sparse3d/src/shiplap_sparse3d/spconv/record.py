@@ -45,8 +45,9 @@ class LayerWindow:
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """Return the strided step (output voxels and plan) from ``geometry`` by this window, which the geometry keeps
-        and builds once. ``pooled``: without sorted tables. ``back``: with the tables of the way back.
+        """Return the output voxels and the plan (neighbour tables) onto them, from the voxels ``geometry`` by this
+        window, which the geometry keeps and builds once. ``pooled``: the tables are not sorted. ``back``: tables from
+        outputs to inputs are built, too.
         """
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:
@@ -85,8 +86,8 @@ class IndiceData:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the convolution (its neighbour tables), built at its first use, with the tables of the way
-        back where a gradient may be needed.
+        """Return the plan of the convolution (its neighbour tables), built at its first use. Where a gradient may be
+        needed, it has tables from outputs to inputs, too.
         """
         plan = self.known_plan
         if plan is None or (torch.is_grad_enabled() and not plan.whole):
@@ -103,7 +104,7 @@ class IndiceData:
 
     @property
     def whole(self) -> bool:
-        """Return whether the tables of the way back (from outputs to inputs) exist, or are not needed, as for a
+        """Return whether the tables from outputs to inputs, which gradients read, exist, or are not needed, as for a
         submanifold layer.
         """
         return self.is_subm or (self.known_plan is not None and self.known_plan.whole)
@@ -133,22 +134,22 @@ class IndiceData:
 
     @property
     def ksize(self) -> list[int]:
-        """Return the kernel size per axis of the layer that made this record."""
+        """Return the kernel size per axis of the layer that made this record of voxels and neighbours."""
         return self.window.ksize
 
     @property
     def stride(self) -> list[int]:
-        """Return the stride per axis of the layer that made this record."""
+        """Return the stride per axis of the layer that made this record of voxels and neighbours."""
         return self.window.stride
 
     @property
     def padding(self) -> list[int]:
-        """Return the padding per axis of the layer that made this record."""
+        """Return the padding per axis of the layer that made this record of voxels and neighbours."""
         return self.window.padding
 
     @property
     def dilation(self) -> list[int]:
-        """Return the dilation per axis of the layer that made this record."""
+        """Return the dilation per axis of the layer that made this record of voxels and neighbours."""
         return self.window.dilation
 
     @property

@@ -167,6 +167,8 @@ def _first_of_cells(coords: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tenso
 
 
 def refuse_shared(plan: Plan, where: str) -> None:
-    """Raise SL211 if ``plan`` is of voxels that share a cell, for which the operation ``where`` has no meaning."""
+    """Raise SL211 if ``plan`` (neighbour tables) is of voxels of which several share a cell, for which the operation
+    ``where`` has no meaning.
+    """
     if isinstance(plan, SharedPlan):
         raise error("SL211", where=where, got="voxels that share a cell", expected="distinct voxels")

@@ -92,7 +92,9 @@ class AddTableMisaligned(_JoinModule):
 
     @one_node
     def forward(self, input: list[SparseConvTensor]) -> SparseConvTensor:
-        """Return the sum of the tensors of ``input`` on the union of their voxels: :func:`sparse_add`."""
+        """Return a sparse tensor with the sum of the features of all tensors of ``input``, on the union of their
+        voxels, which may differ.
+        """
         return sparse_add(*input)
 
 

@@ -49,8 +49,8 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
 
     @functools.wraps(forward)
     def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Return ``forward(self, ...)``, that of ``in_graph`` while compiling, or a new ``torch.fx`` node if an
-        argument is a proxy.
+        """Return ``forward(self, ...)``, or while compiling ``in_graph(self, ...)``, both arguments of ``one_node``. If
+        an argument is a proxy of ``torch.fx``, return a new node of its graph instead.
         """
         if is_compiling():
             return compiled(self, *args, **kwargs)

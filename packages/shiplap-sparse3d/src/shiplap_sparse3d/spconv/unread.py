@@ -28,16 +28,18 @@ class UnreadMembers:
 
 
 def unread_member(name: str) -> Any:
-    """Return the property of ``SparseConvTensor`` for the carried member ``name``, such as ``grid``. Setting it changes
-    that tensor alone.
+    """Return a property of ``SparseConvTensor`` for the member ``name``, such as ``grid``, which tensors pass on for
+    models that set it and which no layer reads. Setting it changes that tensor alone.
     """
 
     def get(tensor: Any) -> Any:
-        """Return the member ``name`` that ``tensor`` carries and no layer reads."""
+        """Return the member ``name`` (argument of ``unread_member``) that ``tensor`` carries and no layer reads."""
         return getattr(tensor._unread, name)
 
     def put(tensor: Any, value: Any) -> None:
-        """Set the carried member ``name`` of ``tensor`` to ``value``. Tensors made from it earlier keep theirs."""
+        """Set the member ``name`` (argument of ``unread_member``) of ``tensor`` to ``value``. Tensors made from it
+        earlier keep their own value.
+        """
         tensor._unread = replace(tensor._unread, **{name: value})
 
     return property(get, put)

@@ -1,17 +1,13 @@
 """Surveys larger than memory: a network classifies every point of a LAS, LAZ or COPC file, tile by tile."""
 
-from shiplap_sparse3d.survey.field import Field, receptive_field
-from shiplap_sparse3d.survey.manifest import Manifest, prepare
+from shiplap_sparse3d.survey.field import Field, Tiling, probe, receptive_field, tiling
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
-from shiplap_sparse3d.survey.probe import Seen, probe
-from shiplap_sparse3d.survey.run import SurveyResult, survey
-from shiplap_sparse3d.survey.tiles import Tiling, tiling
+from shiplap_sparse3d.survey.run import Manifest, SurveyResult, prepare, survey
 
 __all__ = [
     "Field",
     "Manifest",
     "Points",
-    "Seen",
     "SurveyModel",
     "SurveyResult",
     "Tiling",

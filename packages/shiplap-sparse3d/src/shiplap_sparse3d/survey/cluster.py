@@ -1,41 +1,46 @@
 """The tasks of a survey on Dask: a cluster of this machine, or one that runs already.
 
-Dask gives a task of a worker that died to another one, and starts local workers again. This module adds the refusal of
-workers with other versions, the connection to a scheduler that was started again, and an end for a cluster that stays
-without workers.
+Dask gives a task of a worker that died to another one, and starts local workers again. What it cannot know is added
+here: workers of other versions, a scheduler that is started again, and a cluster that stays without workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import hashlib
 import importlib.metadata
 import logging
 import os
 import platform
-import queue
 import tempfile
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, Future
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import cloudpickle
+import dask
 import torch
-from distributed import Client, Future, KilledWorker, LocalCluster, WorkerPlugin, get_worker
+from distributed import Client, KilledWorker, LocalCluster, get_worker
+from distributed.client import ClosedClientError
+from distributed.comm.core import CommClosedError
 
 from shiplap import ShiplapError
-from shiplap.plugin_api import error
-from shiplap_sparse3d.survey.engine import Item, Result, SurveyEngine
-from shiplap_sparse3d.survey.folder import read_mark
-from shiplap_sparse3d.survey.job import SurveyJob
+from shiplap.plugin_api import error, verbs
+from shiplap.plugin_api.files import write_whole
+from shiplap_sparse3d.survey.engine import LOOK, THREADS, Item, Result, SurveyEngine, Task
+from shiplap_sparse3d.survey.tasks import SurveyJob
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
-_LOOK = 1.0  # seconds between looks at the state of the cluster
-_THREADS = 3  # of a worker on a GPU, as in the embedded engine
+_LOSSES = 4  # of a scheduler, without a result in between
+_JOBS = "shiplap-survey"  # where a worker keeps the jobs that it has read
+_READING = threading.Lock()  # one thread of a worker reads a job
 _PACKAGES = ("shiplap", "shiplap-sparse3d", "torch", "numpy", "distributed", "laspy", "lazrs")
 
 
@@ -46,96 +51,78 @@ def _installed_versions() -> dict[str, str]:
     versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            # The local part, such as ``+cpu``, names a build, which may differ between machines.
             versions[name] = importlib.metadata.version(name).partition("+")[0]
     return versions
 
 
-class JobPlugin(WorkerPlugin):
-    """Plugin that holds the job of a survey on each Dask worker. The scheduler also sends it to workers that come
-    later.
-    """
+class JobTicket(NamedTuple):
+    """What a worker needs to read the job of a survey: its file, the digest of that, the device, and the versions."""
 
-    def __init__(self, job: SurveyJob, device: str, threads: int | None) -> None:
-        """Pickle ``job`` with its network on the CPU, and keep what workers compare or set: the versions of the client,
-        the identity of the sorted points, ``device``, and ``threads`` of torch (None: torch's default).
-        """
-        # A copy: ``cpu`` moves a module in place, and the client's network stays where it is.
-        net = deepcopy(job.model.net).cpu()
-        self._content = cloudpickle.dumps(replace(job, model=replace(job.model, net=net)))
-        self._identity = read_mark(job.folder.points_identity)
-        self._versions, self._device, self._threads = _installed_versions(), device, threads
-
-    def setup(self, worker: Any) -> None:
-        """Keep ``worker``, on which Dask starts this plugin. The job is unpickled later, by the first task, because
-        only the error of a task reaches the client.
-        """
-        # Locks cannot be pickled, so this one is made on the worker.
-        self._worker, self._lock = worker, threading.Lock()
-        self._job: SurveyJob | None = None
+    path: Path
+    digest: str
+    device: str
+    versions: dict[str, str]
 
     def open_job(self) -> SurveyJob:
-        """Return the job of the survey, which the first call unpickles, with the network on the device of this worker.
-        Raises SL828 if the worker cannot use the job, and SL605 without the device.
-        """
-        with self._lock:
-            if self._job is None:
-                self._job = self._read_job()
-            return self._job
+        """Return the job, which the first task on a worker reads. Raises SL828 and SL605."""
+        worker = get_worker()
+        with _READING:
+            known: dict[Path, tuple[str, SurveyJob]] = worker.extensions.setdefault(_JOBS, {})
+            if known.get(self.path, ("",))[0] != self.digest:
+                known.pop(self.path, None)  # before another network needs the memory
+                known[self.path] = self.digest, self.read_job(worker)
+            return known[self.path][1]
 
-    def _read_job(self) -> SurveyJob:
-        """Unpickle the job, set the threads of torch, and return the job with its network on this worker's device, in
-        evaluation mode. Raises SL828 if versions differ from the client's, if unpickling fails, or if the folder is
-        another one.
+    def read_job(self, worker: Any) -> SurveyJob:
+        """Return the job with its network on the device of ``worker``, in evaluation mode.
+
+        Raises SL828 if versions differ from the client's, or if the job cannot be read or unpickled, and SL605.
         """
-        here, address = _installed_versions(), self._worker.address
-        wrong = {name: version for name, version in self._versions.items() if here.get(name) != version}
-        if wrong:
-            raise _worker_error(
-                f"worker {address}",
-                ", ".join(f"{name} {here.get(name, 'missing')}" for name in wrong),
-                ", ".join(f"{name} {version}" for name, version in wrong.items()),
-                fix="install the same versions on the client and on all workers",
-            )
+        here, where = _installed_versions(), f"worker {worker.address}"
+        if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
+            got, expected = (", ".join(f"{n} {of.get(n, 'missing')}" for n in wrong) for of in (here, self.versions))
+            raise _worker_error(where, got, expected, "install the same versions on the client and on all workers")
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if hashlib.sha256(content).hexdigest() != self.digest:
+            got, expected = f"no such folder {self.path.parent}", "files that all workers share, at the same path"
+            fix = "pass --folder and files on a file system that all workers share"
+            raise _worker_error(where, got, expected, fix)
         try:
-            job: SurveyJob = cloudpickle.loads(self._content)
+            job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:
-            raise _worker_error(
-                f"worker {address}",
-                f"{type(failure).__name__}: {failure}",
-                "a SurveyModel whose modules can be imported on the worker",
-                fix="install the model's modules on the workers, or define the model in the file that --model names",
-            ) from None
-        if read_mark(job.folder.points_identity) != self._identity:
-            raise _worker_error(
-                f"worker {address}",
-                f"no such folder {job.folder.path}",
-                "a file system that all workers share, at the same path",
-                fix="pass --folder and files on a file system that all workers share",
-            )
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        net = job.model.net.to(_device_of_worker(self._device, self._worker.name)).eval()
-        return replace(job, model=replace(job.model, net=net))
+            expected = "a SurveyModel whose modules can be imported on the worker"
+            fix = "install the model's modules on the workers, or define the model in the file that --model names"
+            raise _worker_error(where, f"{type(failure).__name__}: {failure}", expected, fix) from None
+        job.model.net.to(_device_of_worker(self.device, worker.name)).eval()
+        return job
+
+
+def _forget_job(path: Path, dask_worker: Any) -> None:
+    """Remove the job in the file ``path``, and its network, from the worker that Dask passes."""
+    dask_worker.extensions.get(_JOBS, {}).pop(path, None)
 
 
 def _device_of_worker(device: str, name: object) -> torch.device:
     """Return the torch device ``device``. For plain ``cuda`` the GPUs of the machine are taken in turn, by the number
     ``name`` of a worker of a local cluster. Raises SL605 if the device is not there.
     """
-    from shiplap.plugin_api import verbs
-
     if device == "cuda" and isinstance(name, int) and torch.cuda.device_count():
         device = f"cuda:{name % torch.cuda.device_count()}"
     verbs.require_device(device)
     return torch.device(device)
 
 
-def _run_task(plugin: str, task: Callable[[SurveyJob, Any], Any], item: Any) -> Any:
-    """Return ``task(job, item)``, run on the Dask worker of this process. ``plugin`` is the name of the registered
-    :class:`JobPlugin` that holds the job.
-    """
-    return task(cast(JobPlugin, get_worker().plugins[plugin]).open_job(), item)
+async def _pass_on(future: Future[Any], sent: Any) -> None:
+    """Complete ``future`` as Dask's future ``sent`` ends. This runs in the loop of Dask's client."""
+    try:
+        future.set_result(await sent._result())
+    except BaseException as failure:  # the loop's own for a client that is closed
+        future.set_exception(CancelledError() if isinstance(failure, asyncio.CancelledError) else failure)
+
+
+def _run_task(ticket: JobTicket, task: Task[Item, Result], item: Item) -> Result:
+    """Return ``task(job, item)``, run on the Dask worker of this process."""
+    return task(ticket.open_job(), item)
 
 
 class _LostError(Exception):
@@ -155,215 +142,126 @@ class DaskEngine(SurveyEngine):
     """
 
     def __init__(self, workers: int | None, scheduler: str | None, device: str | None) -> None:
-        """Start ``workers`` local processes or connect to ``scheduler``. If either fails, everything that was started
-        is ended before the error is raised.
-        """
         logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are raised, and tracebacks are not shown
-        self._device, self._name = device, f"shiplap-survey-{os.getpid()}-{time.time_ns()}"
-        self._plugin: JobPlugin | None = None
-        self._local, self._open = workers, contextlib.ExitStack()
-        self._cluster: Any = scheduler
-        try:
-            if workers is not None:
-                self._cluster = self._start_cluster(workers)
-            self._client = self._connect(_REACH)
-        except BaseException:
-            self._open.close()
-            raise
+        self._device, self._ticket, self._look = device, cast(Any, None), 0.0
+        with contextlib.ExitStack() as opened:
+            self._cluster: Any = scheduler if workers is None else _start_cluster(workers, device, opened)
+            self._connect(_REACH)
+            self._opened = opened.pop_all()
 
-    def _start_cluster(self, workers: int) -> LocalCluster:
-        """Start and return a Dask cluster of ``workers`` processes on this machine, which ``close`` ends. Raises SL828
-        if they do not start.
-        """
-        scratch = self._open.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
-        threads = _THREADS if (self._device or "cpu").startswith("cuda") else 1
+    def _connect(self, seconds: float) -> None:
+        """Connect to the scheduler within ``seconds``. Raises SL827 if it does not answer."""
         try:
-            return self._open.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=threads,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    security=True,  # other users of this machine can reach its ports, and a task is any program
-                    memory_limit=None,
-                    local_directory=scratch,
-                    silence_logs=logging.CRITICAL,
-                )
-            )
-        except Exception as failure:  # a process that cannot be started has many reasons
-            got = f"{type(failure).__name__}: {failure}".splitlines()[0]
-            raise _worker_error("the local Dask cluster", got, f"{workers} processes that start") from None
-
-    def _connect(self, seconds: float) -> Client:
-        """Connect to the scheduler within ``seconds``, set ``dashboard`` (an address) and ``workers`` (the number of
-        worker threads), and return the client. Raises SL827 if the scheduler does not answer.
-        """
-        try:
-            client = Client(self._cluster, timeout=seconds, set_as_default=False)
-            self.dashboard, self.workers = str(client.dashboard_link), self._count_threads(client)
+            self._client = Client(self._cluster, timeout=seconds, set_as_default=False)
+            self.dashboard, self.workers = str(self._client.dashboard_link), self._count_threads()
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
-            raise error(
-                "SL827",
-                where=str(self._cluster),
-                got=f"{type(failure).__name__}: {failure}".splitlines()[0],
-                expected=f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786",
-            ) from None
+            got = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
+            raise error("SL827", where=str(self._cluster), got=got, expected=expected) from None
         self._seen = time.monotonic()
-        return client
 
-    def _count_threads(self, client: Client) -> int:
-        """Return the number of threads of all workers of the scheduler, which is how many tasks run at a time. Raises
-        ``_LostError`` if the scheduler does not answer.
-        """
-        if client.status != "running":
-            raise _LostError("no connection")
+    def _count_threads(self) -> int:
+        """Return how many tasks all workers run at a time. Raises ``_LostError`` if the scheduler does not answer."""
+        if self._client.status != "running":
+            raise _LostError
         try:
-            state = client.sync(cast(Any, client.scheduler).identity, n_workers=-1, callback_timeout=_PATIENCE)
+            return sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
         except Exception:
-            raise _LostError("no answer") from None
-        return sum(int(worker["nthreads"]) for worker in state["workers"].values())
+            raise _LostError from None
 
     def share(self, job: SurveyJob) -> None:
-        """Make ``job`` available to the tasks that are run from now on: a plugin with the pickled job is registered
-        with the scheduler, which sends it to every worker.
-        """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = None if self._local is None else max(1, cores // self._local)
-        self._plugin = JobPlugin(job, self._device or job.model.device.type, threads)
-        try:
-            self._register()
-        except _LostError:
-            self._reconnect()
-
-    def _register(self) -> None:
-        """Register ``_plugin``, which carries the job, with the scheduler and its workers. Raises ``_LostError`` if the
-        scheduler does not answer, and SL828 if a worker cannot load the plugin.
-        """
-        assert self._plugin is not None
-        try:
-            self._client.register_plugin(self._plugin, name=self._name)
-        except OSError:
-            raise _LostError("no answer") from None
-        except Exception as failure:  # a worker that cannot import the plugin
-            expected = "shiplap-sparse3d[survey] on every worker"
-            raise _worker_error("a Dask worker", f"{type(failure).__name__}: {failure}", expected) from None
+        """Write ``job`` into its folder, where workers read it, with its network on the CPU."""
+        net = deepcopy(job.model.net).cpu()
+        content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.job_path
+        write_whole(path, content, lasting=False)
+        device, digest = self._device or job.model.device.type, hashlib.sha256(content).hexdigest()
+        self._ticket = JobTicket(path, digest, device, _installed_versions())
 
     def run(
-        self, task: Callable[[SurveyJob, Item], Result], items: Iterable[Item], *, ordered: bool = False
+        self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False
     ) -> Iterator[tuple[Item, Result]]:
-        """Run ``task(job, item)`` for each item on the workers, and yield (item, result) pairs as they are ready or, if
-        ``ordered``, in the order of ``items``. When the scheduler is lost, unfinished items run again after a new
-        connection.
+        """Yield as :meth:`SurveyEngine.run` does. When the scheduler is lost, items without a result run again, also on
+        one that was started again. Raises SL827 if it does not answer for 30 seconds.
         """
-        waiting = deque(enumerate(items))
-        running: dict[Future[Any], tuple[int, Item]] = {}
-        ready: dict[int, tuple[Item, Result]] = {}
-        ended: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        sent, look = 0, 0.0
-        while waiting or running or ready:
+        where, left, lost = str(self._cluster), dict.fromkeys(items), 0
+        while lost < _LOSSES:
             try:
-                if time.monotonic() >= look:
-                    self._check_workers()
-                    look = time.monotonic() + _LOOK
-                # One runs at least: fewer workers than before, and the first result would be waited for forever.
-                while waiting and (not running or len(running) + len(ready) < 2 * self.workers + 2):
-                    future = self._submit(task, *waiting[0], ended)
-                    running[future] = waiting.popleft()
-                with contextlib.suppress(queue.Empty):
-                    future = ended.get(timeout=_LOOK)
-                    # A future that was given up after a lost connection may still end.
-                    if future in running:
-                        place, item = running.pop(future)
-                        waiting.appendleft((place, item))
-                        ready[place] = item, self._take_result(future, task, item)
-                        waiting.popleft()
-            except _LostError:
-                # ``extendleft`` reverses, so the items come back in their old order.
-                waiting.extendleft(sorted(running.values(), key=lambda each: -each[0]))
-                running.clear()
-                self._reconnect()
-            while ready and (not ordered or sent in ready):
-                yield ready.pop(sent if ordered else next(iter(ready)))
-                sent += 1
+                for item, result in super().run(task, list(left), ordered=ordered):
+                    lost = 0
+                    del left[item]
+                    yield item, result
+                return
+            except (_LostError, CancelledError, CommClosedError, ClosedClientError):
+                lost += 1
+                with contextlib.suppress(Exception):
+                    self._client.close(timeout=1)
+                self._connect(_PATIENCE)
+        got, expected = f"tasks that were lost {lost} times in turn", "a scheduler that keeps its tasks"
+        raise error("SL827", where=where, got=got, expected=expected)
 
-    def _submit(
-        self, task: Callable[..., Any], place: int, item: Any, ended: queue.SimpleQueue[Future[Any]]
-    ) -> Future[Any]:
-        """Send ``task`` for ``item`` (number ``place`` of its run) to the cluster and return its future, which is put
-        into the queue ``ended`` when it ends. Raises ``_LostError`` if the scheduler does not answer.
-        """
-        try:
-            # A new key each time: for a known one Dask would return the earlier result.
-            key = f"{task.__name__}-{self._name}-{place}-{time.time_ns()}"
-            future = self._client.submit(_run_task, self._name, task, item, key=key, pure=False)
-        except Exception:
-            raise _LostError("no answer") from None
-        future.add_done_callback(ended.put)
-        return future
-
-    def _take_result(self, future: Future[Any], task: Callable[..., Any], item: Any) -> Any:
-        """Return the result of the ended ``future`` of ``task`` for ``item``, or raise the task's error. Raises SL828
-        for a task whose workers died repeatedly, and ``_LostError`` if the scheduler does not answer.
-        """
-        failure: Any
-        try:
-            if future.status == "error":
-                failure = future.exception(timeout=_PATIENCE)
-            elif future.status == "finished":
-                return future.result(timeout=_PATIENCE)
-            else:
-                raise _LostError("no connection")
-        except (OSError, CancelledError):
-            raise _LostError("no answer") from None
-        if isinstance(failure, KilledWorker):
-            raise _worker_error(
-                f"{task.__name__} {item}",
-                "a task whose workers died again and again",
-                "workers with enough memory for a tile and its halo",
-                fix="pass a smaller --tile, or start workers with more memory; finished tiles are kept",
-            )
-        raise failure
-
-    def _check_workers(self) -> None:
-        """Set ``workers`` to the number of worker threads of the cluster now. Raises SL827 when there have been none
-        for 30 seconds.
-        """
-        self.workers = self._count_threads(self._client)
+    def _count_places(self) -> int:
+        """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds."""
+        now = time.monotonic()
+        if now >= self._look:
+            self._look, self.workers = now + LOOK, self._count_threads()
         if self.workers:
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > _PATIENCE:
-            raise error(
-                "SL827",
-                where=str(getattr(self._cluster, "scheduler_address", self._cluster)),
-                what="the Dask scheduler has no workers",
-                got=f"no worker for {_PATIENCE:.0f} s",
-                expected="at least one",
-                fix="start workers, and run the same command again; finished tiles are kept",
-            )
+            self._seen = now
+        elif now - self._seen > _PATIENCE:
+            where = str(getattr(self._cluster, "scheduler_address", self._cluster))
+            what = "the Dask scheduler has no workers"
+            got, fix = f"no worker for {_PATIENCE:.0f} s", "start workers, and run the same command again"
+            raise error("SL827", where=where, what=what, got=got, expected="at least one", fix=fix)
+        return 4 * self.workers + 2
 
-    def _reconnect(self) -> None:
-        """Replace the client by a new connection to the scheduler, which may have been restarted, and register the job
-        again. Raises SL827 if the scheduler does not answer for 30 seconds.
-        """
-        until = time.monotonic() + _PATIENCE
-        while True:
-            with contextlib.suppress(Exception):
-                self._client.close(timeout=1)
-            with contextlib.suppress(_LostError):
-                self._client = self._connect(max(0.1, until - time.monotonic()))
-                # A scheduler that was started again does not have the plugin.
-                return self._register()
+    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
+        """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
+        futures, loop = [Future[Result]() for _ in items], cast(Any, self._client.loop)
+        if items:
+            name = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # it is on the dashboard
+            keys, run = [f"{name}-{number}" for number in range(len(items))], partial(_run_task, self._ticket, task)
+            for future, sent in zip(futures, self._client.map(run, items, key=keys, pure=False), strict=True):
+                future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
+                loop.add_callback(_pass_on, future, sent)
+        return futures
+
+    def _take_result(self, future: Future[Result], name: str) -> Result:
+        """Return the result of the ended ``future``, or raise its error. Raises SL828 for a task whose workers died."""
+        try:
+            return future.result()
+        except KilledWorker:
+            got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
+            fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
+            raise _worker_error(name, got, expected, fix) from None
 
     def close(self) -> None:
-        """Remove the job from the workers, close the client, and end the cluster if this engine has started it. Errors
-        on the way are ignored.
-        """
+        """Remove the job from the workers, and end the client, and the cluster if this engine has started it."""
         with contextlib.suppress(Exception):
-            if self._client.status == "running":
-                self._client.sync(self._client._unregister_worker_plugin, self._name, callback_timeout=_REACH)
+            if self._ticket and self._client.status == "running":
+                run: Any = self._client._run  # as Client.run, which has no limit of time
+                self._client.sync(run, _forget_job, self._ticket.path, on_error="ignore", callback_timeout=_REACH)
         with contextlib.suppress(Exception):
             self._client.close(timeout=_REACH)
-        self._open.close()
+        self._opened.close()
+
+
+def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStack) -> LocalCluster:
+    """Start a Dask cluster of ``workers`` processes on this machine, which ends with ``opened``, and return it.
+
+    Raises SL828 if they do not start.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
+    opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, cores // workers)}))
+    scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
+    # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
+    options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
+    options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    try:
+        cluster = LocalCluster(threads_per_worker=threads, local_directory=scratch, **options)
+    except Exception as failure:  # a process that cannot be started has many reasons
+        got = f"{type(failure).__name__}: {failure}".splitlines()[0]
+        raise _worker_error("the local Dask cluster", got, f"{workers} processes that start") from None
+    return opened.enter_context(cluster)
 
 
 def _worker_error(where: str, got: str, expected: str, fix: str = "") -> ShiplapError:

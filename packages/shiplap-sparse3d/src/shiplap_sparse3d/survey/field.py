@@ -1,37 +1,51 @@
-"""The receptive field and the total stride of a network, from the geometry of one forward pass.
+"""The receptive field of a network, its proof, and the tiles that it allows.
+
+The field and the total stride come from the geometry of one forward pass.
 
 Forward hooks on every module, however deep, record each sparse layer that runs, with its grid and its window. A layer
 moves the cells that its output depends on by a fixed interval, so the receptive field is the widest sum of those
 intervals over the paths from the output to the input. The paths are those of the autograd graph.
+
+A probe tests the field: one voxel is changed, and nothing beyond the derived field may change with it.
+
+Tiles are squares of cells, aligned to the network's stride, and each is predicted with a halo around it.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shiplap.plugin_api import error
-from shiplap_sparse3d.axes import Triple
+from shiplap_sparse3d.axes import Triple, per_axis
 from shiplap_sparse3d.geometry import Geometry
+from shiplap_sparse3d.modes import device_of, evaluation_mode
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
 from shiplap_sparse3d.nn.conv import Convolution
 from shiplap_sparse3d.nn.pool import WindowPool
 from shiplap_sparse3d.spconv.conv import SparseConvolution
-from shiplap_sparse3d.spconv.pool import IndicePool as FacadePool
-from shiplap_sparse3d.spconv.pool import SparseGlobalMaxOrAvgPool
+from shiplap_sparse3d.spconv.pool import IndicePool, SparseGlobalMaxOrAvgPool
 from shiplap_sparse3d.tensor import SparseTensor
 
 Run = Callable[[SparseTensor], Any]
 """A network as the survey calls it: voxels → a tensor or a sparse tensor with a row for each of them."""
 
-_GRID, _BLOCK, _SAMPLES = 1024, 24, 800  # cells of the sample's grid, of the block in it that is used; voxels
+Cells = np.ndarray[Any, Any]
+"""Numbers of cells, ``int64 [3]`` for the axes, or ``int64 [2, 3]``: those before and those behind an output."""
+
+Tile = tuple[int, int]
+"""The place of a tile along x and y, in tiles."""
+
+_SMALLEST = 128  # cells of a tile: below that, it is mostly halo
+_GRID, _BLOCK, _FILLED = 1024, 24, 0.06  # cells of the sample's grid, of the block in it that is used; share of voxels
+_ACROSS, _TOLERANCE = 5, 1e-4  # cells across the corridor of a probe; of the largest logit
 
 
 @dataclass(frozen=True)
@@ -52,41 +66,17 @@ class Field:
     layers: int
     exact: bool = True
 
-    @property
-    def halo(self) -> Triple:
-        """Return the smallest margin around a tile, in input cells along x, y and z, that covers ``before`` and
-        ``after`` and is a multiple of ``stride``.
-        """
-        x, y, z = (-(-max(b, a) // s) * s for b, a, s in zip(self.before, self.after, self.stride, strict=True))
-        return x, y, z
 
+class _GridLevel(NamedTuple):
+    """A grid that the network has reached: its voxels and its stride over the input grid.
 
-@dataclass(frozen=True)
-class _FieldWindow:
-    """Window of a layer in cells of its own grid, one number for each axis."""
-
-    kernel: Triple
-    stride: Triple
-    padding: Triple
-    dilation: Triple
-
-    @property
-    def span(self) -> Triple:
-        """Return the distance between the first and the last cell of the window, along each axis: dilation * (kernel -
-        1).
-        """
-        x, y, z = (d * (k - 1) for k, d in zip(self.kernel, self.dilation, strict=True))
-        return x, y, z
-
-
-@dataclass
-class _GridLevel:
-    """A grid that the network has reached: its voxels, its stride over the input grid, and the step that led to it."""
+    ``step`` is the interval of the layer that made the grid, in cells of the grid of stride ``finer``.
+    """
 
     geometry: Geometry
-    stride: Triple
-    window: _FieldWindow | None = None
-    origin: _GridLevel | None = None
+    stride: Cells
+    step: Cells | None = None
+    finer: Cells | None = None
 
 
 @dataclass
@@ -94,9 +84,8 @@ class _PassRecord:
     """The layers of one forward pass: the interval of each, and its output in the autograd graph."""
 
     levels: list[_GridLevel]
-    nodes: dict[Any, tuple[Triple, Triple]] = field(default_factory=dict)
-    intervals: list[tuple[Triple, Triple]] = field(default_factory=list)
-    lost: bool = False
+    nodes: dict[Any, Cells] = field(default_factory=dict)
+    intervals: list[Cells] = field(default_factory=list)
 
     def level_of(self, geometry: Geometry, where: str) -> _GridLevel:
         """Return the known level with the shape and the coordinates of ``geometry``, which may be another object.
@@ -108,124 +97,60 @@ class _PassRecord:
                 alike = level.geometry.spatial_shape == geometry.spatial_shape
                 if alike and same(level.geometry.coords, geometry.coords):
                     return level
-        raise error(
-            "SL820",
-            where=where,
-            got="voxels that no layer before it has made",
-            expected="layers on the input's voxels and on grids that strided layers made of them",
-        )
+        expected = "layers on the input's voxels and on grids that strided layers made of them"
+        raise error("SL820", where=where, got="voxels that no layer before it has made", expected=expected)
 
-    def note_layer(self, module: nn.Module, x: Any, y: Any) -> None:
-        """Add the receptive field of one call of the layer ``module``, with the sparse input ``x`` and output ``y``, to
-        the record, and the grid of ``y`` to its levels. Modules without a window are ignored. Raises SL820.
-        """
-        where, window = type(module).__name__, _window_of(module)
-        if window is None:
+    def note_layer(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Record one call of a module, if it is a sparse layer: a forward hook."""
+        geometry, where = getattr(args[0] if args else None, "geometry", None), type(module).__name__
+        if not isinstance(geometry, Geometry):
             return
-        level = self.level_of(x.geometry, where)
-        if (
-            isinstance(module, SubMConv3d)
-            or getattr(module, "subm", False)
-            or max(window.kernel) == 1 == max(window.stride)
-        ):
-            # A submanifold kernel is centred, and an even one reaches one cell further back.
-            back = _scale_by([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)], level.stride)
-            ahead = _scale_by([s - k // 2 * d for s, k, d in _window_axes(window)], level.stride)
-            self._keep_interval(y, (back, ahead))
-        elif isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
-            if level.window is None or level.origin is None:
+        if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
+            raise error("SL820", where=where, got="a pooling over all voxels", expected="a window")
+        if not isinstance(module, Convolution | WindowPool | SparseConvolution | IndicePool):
+            return
+        level, (step, padding, span) = self.level_of(geometry, where), _window_of(module)
+        interval, reached = np.stack([padding, span - padding]), None
+        if isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
+            if level.step is None or level.finer is None:
                 raise error("SL820", where=where, got="an inverse layer on voxels that no step made", expected="a step")
-            self._keep_interval(y, _inverse_interval(level.window, level.origin.stride))
+            interval = level.step[::-1] * level.finer
         elif isinstance(module, SparseConvTranspose3d) or getattr(module, "transposed", False):
-            stride = _refined_stride(level.stride, window.stride, where)
-            self._reach_level(y, _GridLevel(y.geometry, stride))
-            self._keep_interval(y, _inverse_interval(window, stride))
+            if (level.stride % step).any():
+                got = f"a grid finer than the input's: stride {step.tolist()} from a grid of stride {level.stride}"
+                raise error("SL820", where=where, got=got, expected="outputs on the voxels of the input")
+            reached = _GridLevel(output.geometry, level.stride // step)
+            # Fine cell i reads the coarse o with i = o * step - padding + k * dilation.
+            interval = interval[::-1] * reached.stride
         else:
-            self._reach_level(y, _GridLevel(y.geometry, _scale_by(level.stride, window.stride), window, level))
-            back = _scale_by(window.padding, level.stride)
-            ahead = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], level.stride)
-            self._keep_interval(y, (back, ahead))
-
-    def _reach_level(self, y: Any, level: _GridLevel) -> None:
-        """Append ``level``, the grid of the layer output ``y``, to the known levels unless its coordinates are the same
-        tensor as those of a known one.
-        """
-        if not any(known.geometry.coords is y.geometry.coords for known in self.levels):
-            self.levels.append(level)
-
-    def _keep_interval(self, y: Any, interval: tuple[Triple, Triple]) -> None:
-        """Keep ``interval`` (cells before, cells after), the receptive field of one layer, under the autograd node of
-        its output ``y``. Without such a node, ``lost`` becomes true.
-        """
+            if not _is_submanifold(module):
+                reached = _GridLevel(output.geometry, level.stride * step, interval, level.stride)
+            interval = interval * level.stride
+        if reached and not any(known.geometry.coords is output.geometry.coords for known in self.levels):
+            self.levels.append(reached)
         self.intervals.append(interval)
-        node = rows_of(y).grad_fn
-        # Without a node, as after ``detach``, the paths cannot be followed: the sum of all intervals is used.
-        if node is None:
-            self.lost = True
-        else:
-            self.nodes[node] = interval
+        # None without a graph, as after ``detach``: then the paths cannot be followed.
+        self.nodes[rows_of(output).grad_fn] = interval
 
 
-def _window_axes(window: _FieldWindow) -> Iterator[tuple[int, int, int]]:
-    """Return an iterator over the axes of ``window``, with (span, kernel, dilation) of each in cells."""
-    return zip(window.span, window.kernel, window.dilation, strict=True)
+def _is_submanifold(module: nn.Module) -> bool:
+    return isinstance(module, SubMConv3d) or getattr(module, "subm", False)
 
 
-def _scale_by(values: Sequence[int], stride: Sequence[int]) -> Triple:
-    """Return ``values`` times ``stride``, axis by axis: cells of a level as cells of the input grid."""
-    x, y, z = (v * s for v, s in zip(values, stride, strict=True))
-    return x, y, z
-
-
-def _inverse_interval(window: _FieldWindow, stride: Triple) -> tuple[Triple, Triple]:
-    """Return the interval (before, after) in input cells of an inverse or transposed layer with ``window`` on a fine
-    grid of ``stride``: fine cell ``i`` reads the coarse cells ``o`` with ``i = o*S - P + k*D``.
-    """
-    back = _scale_by([s - p for s, p in zip(window.span, window.padding, strict=True)], stride)
-    return back, _scale_by(window.padding, stride)
-
-
-def _refined_stride(stride: Triple, step: Triple, where: str) -> Triple:
-    """Return ``stride / step`` for each axis: the stride of the grid that a transposed layer with the stride ``step``
-    makes. Raises SL820, with ``where`` as the layer's name, if that grid would be finer than the input's.
-    """
-    if any(s % t for s, t in zip(stride, step, strict=True)):
-        raise error(
-            "SL820",
-            where=where,
-            got=f"a grid finer than the input's: stride {step} from a grid of stride {stride}",
-            expected="outputs on the voxels of the input",
-        )
-    x, y, z = (s // t for s, t in zip(stride, step, strict=True))
-    return x, y, z
-
-
-def _window_of(module: nn.Module) -> _FieldWindow | None:
-    """Return the kernel, stride, padding and dilation of a convolution or pooling layer of this package or of its
-    spconv facade, or None for other modules. Raises SL820 unless the kernel has three axes.
-    """
-    if not isinstance(module, Convolution | WindowPool | SparseConvolution | FacadePool):
-        return None
-    kernel = module.kernel_size
-    if len(kernel) != 3 or min(kernel) < 1:
-        raise error("SL820", where=type(module).__name__, got=f"a kernel of {kernel} cells", expected="three axes")
-    window = _FieldWindow(
-        _as_triple(kernel),
-        *(
-            _as_triple(getattr(module, name, (usual,) * 3))
-            for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))
-        ),
+def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
+    """Return the step of a layer, its padding, and the cells that its window spans beyond the first."""
+    kernel = np.array(module.kernel_size)
+    if len(kernel) != 3 or kernel.min() < 1:
+        got = f"a kernel of {module.kernel_size} cells"
+        raise error("SL820", where=type(module).__name__, got=got, expected="three axes")
+    dilation, step, padding = (
+        np.array(getattr(module, name, (usual,) * 3))
+        for name, usual in (("dilation", 1), ("stride", 1), ("padding", 0))
     )
-    if isinstance(module, GenerativeConv3d):
-        around = _as_triple([k // 2 * d for k, d in zip(window.kernel, window.dilation, strict=True)])
-        return _FieldWindow(window.kernel, (1, 1, 1), around, window.dilation)
-    return window
-
-
-def _as_triple(values: Sequence[int]) -> Triple:
-    """Return three numbers as a tuple of three Python integers."""
-    x, y, z = values
-    return int(x), int(y), int(z)
+    if _is_submanifold(module) or isinstance(module, GenerativeConv3d):
+        # These kernels are centred, and an even one reaches one cell further back.
+        step, padding = np.ones_like(kernel), kernel // 2 * dilation
+    return step, padding, (kernel - 1) * dilation
 
 
 def rows_of(value: Any) -> Tensor:
@@ -233,31 +158,10 @@ def rows_of(value: Any) -> Tensor:
     and a plain tensor unchanged. Raises SL825 for any other value.
     """
     for name in ("feats", "features"):
-        if hasattr(value, name):
-            value = getattr(value, name)
+        value = getattr(value, name, value)
     if not isinstance(value, Tensor):
         raise error("SL825", where="the network", got=f"a {type(value).__name__}", expected="a tensor of logits")
     return value
-
-
-@contextmanager
-def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Run the block of a context manager with ``net`` in evaluation mode. Afterwards each module has its former mode
-    again.
-
-    A network in evaluation mode is left alone: setting the modes of 70 modules took a tenth of the host's time for a
-    small tile.
-    """
-    training = [module for module in net.modules() if module.training]
-    if not training:
-        yield
-        return
-    net.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Field:
@@ -273,13 +177,12 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
         SurveyError: SL820 for global pooling, for outputs on other voxels than the input's and for layers on voxels
             of unknown origin; SL825 if the network does not run or does not return rows.
     """
-    parameter = next(net.parameters(), None)
-    device = parameter.device if parameter is not None else torch.device("cpu")
-    # Gradients make the graph in which the paths through the network are followed.
-    feats = torch.randn(_SAMPLES, channels, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
-    voxels = SparseTensor(feats, _sample_voxels().to(device), (_GRID,) * 3)
-    record = _PassRecord([_GridLevel(voxels.geometry, (1, 1, 1))])
-    handles = [module.register_forward_hook(_recording_hook(record)) for module in net.modules()]
+    draw, device = torch.Generator().manual_seed(0), device_of(net)
+    cells = (torch.rand(_BLOCK, _BLOCK, _BLOCK, generator=draw) < _FILLED).nonzero()
+    feats = torch.randn(len(cells), channels, generator=draw).to(device).requires_grad_()
+    voxels = SparseTensor(feats, nn.functional.pad(cells, (1, 0)).int().to(device), (_GRID,) * 3)
+    record = _PassRecord([_GridLevel(voxels.geometry, np.ones(3, np.int64))])
+    handles = [module.register_forward_hook(record.note_layer) for module in net.modules()]
     try:
         with evaluation_mode(net), torch.enable_grad():
             out = rows_of((run or net)(voxels))
@@ -287,95 +190,218 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
         for handle in handles:
             handle.remove()
     if out.shape[:1] != feats.shape[:1]:
-        got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{_SAMPLES}, one for each voxel"
+        got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{len(feats)}, one for each voxel"
         raise error("SL820", where="the network's output", got=got, expected=expected)
     # Only paths that carry a gradient are in the graph of autograd.
-    widest = None if record.lost or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
-    before, after = widest or _sum_intervals(record.intervals)
-    # A shift of the grid has to be a multiple of the stride of every level.
-    x, y, z = (math.lcm(*(level.stride[axis] for level in record.levels)) for axis in range(3))
-    return Field(before, after, (x, y, z), len(record.intervals), exact=widest is not None)
+    widest = None if None in record.nodes or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
+    total = sum((np.maximum(each, 0) for each in record.intervals), np.zeros((2, 3), np.int64))
+    before, after = np.maximum(total if widest is None else widest, 0)
+    stride = np.lcm.reduce([level.stride for level in record.levels])
+    return Field(triple(before), triple(after), triple(stride), len(record.intervals), exact=widest is not None)
 
 
-def _sample_voxels() -> Tensor:
-    """Return ``int32 [800, 4]`` coordinates (scene 0, x, y, z) of distinct random voxels within the first 24 cells of
-    each axis, always the same ones.
-    """
-    draw = torch.Generator().manual_seed(0)
-    cells = torch.randperm(_BLOCK**3, generator=draw)[:_SAMPLES].sort().values
-    parts = (cells // _BLOCK**2, cells // _BLOCK % _BLOCK, cells % _BLOCK)
-    return torch.stack([torch.zeros_like(cells), *parts], 1).int()
+def triple(values: Any) -> Triple:
+    """Return three values, one for each axis, as Python's integers."""
+    x, y, z = values.tolist()
+    return x, y, z
 
 
-def _recording_hook(record: _PassRecord) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-    """Return a forward hook that adds the receptive field of each layer which it is called for to ``record``."""
-
-    def record_call(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Add one call of ``module`` on sparse tensors to ``record``. Raises SL820 for a pooling over all voxels, whose
-        receptive field has no bound.
-        """
-        x = args[0] if args else None
-        if not isinstance(getattr(x, "geometry", None), Geometry):
-            return
-        if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
-            raise error("SL820", where=type(module).__name__, got="a pooling over all voxels", expected="a window")
-        if hasattr(output, "geometry"):
-            record.note_layer(module, x, output)
-
-    return record_call
-
-
-def _sum_intervals(intervals: list[tuple[Triple, Triple]]) -> tuple[Triple, Triple]:
-    """Return the sum of all (before, after) intervals, as if the layers followed each other: never less than the widest
-    path through the network.
-    """
-    before, after = (
-        _as_triple([sum(max(0, interval[side][axis]) for interval in intervals) for axis in range(3)])
-        for side in (0, 1)
-    )
-    return before, after
-
-
-def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, tuple[Triple, Triple]]) -> tuple[Triple, Triple] | None:
+def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, Cells]) -> Cells | None:
     """Return the largest (before, after) over all paths of the autograd graph from the node ``end`` to the input
     ``feats``, each the sum of the intervals that ``nodes`` holds for its nodes, or None if there is no path.
     """
-    known: dict[Any, tuple[Triple, Triple] | None] = {}
-    waiting = [end]
+    known, waiting = dict[Any, Cells | None](), [end]
     while waiting:  # no recursion: a graph may be deeper than Python's stack
-        node = waiting[-1]
-        inputs = [parent for parent, _ in node.next_functions if parent is not None]
-        missing = [parent for parent in inputs if parent not in known]
-        if missing:
+        inputs = [parent for parent, _ in waiting[-1].next_functions if parent is not None]
+        if missing := [parent for parent in inputs if parent not in known]:
             waiting += missing
             continue
-        waiting.pop()
-        # Paths begin at the input alone, and not at parameters.
-        hull = ((0, 0, 0), (0, 0, 0)) if getattr(node, "variable", None) is feats else None
-        for parent in inputs:
-            hull = _interval_hull(hull, known[parent])
-        known[node] = _add_intervals(hull, nodes[node]) if hull is not None and node in nodes else hull
-    widest = known[end]
-    return (
-        None
-        if widest is None
-        else (_as_triple([max(0, v) for v in widest[0]]), _as_triple([max(0, v) for v in widest[1]]))
-    )
+        node = waiting.pop()
+        hulls = [hull for parent in inputs if (hull := known[parent]) is not None]
+        if getattr(node, "variable", None) is feats:
+            hulls.append(np.zeros((2, 3), np.int64))
+        known[node] = np.max(hulls, 0) + nodes.get(node, 0) if hulls else None
+    return known[end]
 
 
-def _interval_hull(
-    one: tuple[Triple, Triple] | None, two: tuple[Triple, Triple] | None
-) -> tuple[Triple, Triple] | None:
-    """Return the smallest (before, after) interval that contains both ``one`` and ``two``. None is an empty
-    interval.
+def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -> Field:
+    """Test a derived receptive field: change single voxels, and compare the outputs of the network.
+
+    The inputs are long, narrow blocks of random voxels along x and along y, three times as long as the receptive field.
+    One voxel gets another value, then a NaN (which no weight and no activation can hide), and then it is removed. At
+    last all voxels outside of its receptive field are removed.
+
+    Args:
+        net, channels, run: as for :func:`receptive_field`.
+        field: the derived receptive field.
+
+    Returns:
+        The field with the distances, in voxels, up to which outputs changed. They are at most those of ``field``.
+
+    Raises:
+        SurveyError: SL820 if an output outside of the receptive field changes.
     """
-    if one is None or two is None:
-        return one or two
-    before, after = (_as_triple([max(a, b) for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
-    return before, after
+    got, far = "", torch.zeros(2, 3, dtype=torch.long)
+    with evaluation_mode(net), torch.no_grad():
+        for axis in (0, 1):
+            for shift in {0, field.stride[axis] - 1}:
+                changed, cropped = _changed_distances(run or net, channels, device_of(net), field, axis, shift)
+                far = torch.maximum(far, torch.stack([-changed, changed]).amax(1))
+                got = "another output after all voxels beyond its field were left out" if cropped else got
+    before, after = map(triple, far)
+    if (far > torch.tensor([field.before, field.after])).any():
+        got = f"a change {before} cells before and {after} behind the voxel that depends on it"
+    if got:
+        what = "the network looks beyond the receptive field of its layers"
+        expected = f"changes within {field.before} and {field.after} cells, the field of its sparse layers"
+        fix = "remove layers that mix voxels in another way than sparse layers do, such as attention or means over rows"
+        where = "the probe of the receptive field"
+        raise error("SL820", where=where, what=what, got=got, expected=expected, fix=fix)
+    return replace(field, before=before, after=after)
 
 
-def _add_intervals(one: tuple[Triple, Triple], two: tuple[Triple, Triple]) -> tuple[Triple, Triple]:
-    """Return the (before, after) interval of two layers in succession: the sum of both on each side and axis."""
-    before, after = (_as_triple([a + b for a, b in zip(one[s], two[s], strict=True)]) for s in (0, 1))
-    return before, after
+def _draw_corridor(field: Field, axis: int, shift: int) -> tuple[Tensor, Triple, int]:
+    """Return a block of random voxels along ``axis``, three receptive fields long, with a full line through its middle:
+    coordinates ``int32 [v, 4]``, the grid, and the row of the middle voxel, which ``shift`` moves along the axis.
+    """
+    stride = field.stride[axis]
+    # Room beyond the field on both sides, where a change would be an error.
+    half = 3 * max(field.before[axis], field.after[axis]) + 4 * stride + 32
+    centre = torch.full((3,), _ACROSS // 2)
+    centre[axis] = -(-half // stride) * stride + shift
+    used = torch.rand((2 * centre + 1).tolist(), generator=torch.Generator().manual_seed(axis)) < 0.7
+    line: list[int | slice] = centre.tolist()
+    line[axis] = slice(None)
+    used[tuple(line)] = True  # without gaps, or a dilated kernel might have nothing to see where it looks
+    cells, strides = used.nonzero(), torch.tensor(field.stride)
+    row = int((cells == centre).all(1).nonzero())
+    return nn.functional.pad(cells, (1, 0)).int(), triple(-(-torch.tensor(used.shape) // strides) * strides), row
+
+
+def _changed_distances(
+    run: Run, channels: int, device: torch.device, field: Field, axis: int, shift: int
+) -> tuple[Tensor, bool]:
+    """Return how far from a changed voxel outputs have changed, and whether one changes when only its field is left.
+
+    Shape: ``int64 [changes, 3]``, with the voxel itself.
+    """
+    coords, grid, row = _draw_corridor(field, axis, shift)
+    feats = torch.randn(len(coords), channels, generator=torch.Generator().manual_seed(1))
+    away = (coords[row] - coords)[:, 1:].long()
+    rest = torch.arange(len(coords)) != row
+    near = ((-away >= -torch.tensor(field.before)) & (-away <= torch.tensor(field.after))).all(1)
+
+    def outputs(value: Tensor | float, kept: Tensor) -> Tensor:
+        """Return the rows for ``value`` at the changed voxel, of those voxels that are ``kept``."""
+        some = feats.clone()
+        some[row] = value
+        rows = rows_of(run(SparseTensor(some[kept].to(device), coords[kept].to(device), grid)))
+        return rows.reshape(len(rows), -1).float().cpu()
+
+    everything = torch.ones_like(rest)
+    whole, without, crop = (outputs(feats[row], kept) for kept in (everything, rest, near))
+    if not bool(whole.isfinite().all()):
+        raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
+    # With fewer voxels, sums run in another order, so results may differ by rounding.
+    limit, of_row = (_TOLERANCE * float(each.abs().amax().clamp_min(1e-6)) for each in (whole, whole[row]))
+    changes = [
+        # A large change: weights near zero must not hide it below the rounding of float32.
+        away[(outputs(feats[row] + 10, everything) != whole).any(1)],
+        away[outputs(torch.nan, everything).isnan().any(1)],
+        away[rest][((without - whole[rest]).abs() > limit).any(1)],
+        away[row : row + 1],
+    ]
+    return torch.cat(changes), bool(((whole[row] - crop[int(near[:row].sum())]).abs() > of_row).any())
+
+
+@dataclass(frozen=True)
+class CellBox:
+    """A part of the grid of cells, counted from coordinate 0: ``int64 [3]``, from ``low`` to below ``high``."""
+
+    low: Cells
+    high: Cells
+
+    @property
+    def shape(self) -> Triple:
+        """Return the number of cells along each axis."""
+        return triple(self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The cut of the plane of cells into square tiles. :func:`tiling` makes it, and checks the sizes.
+
+    Attributes:
+        size: cells of a tile along x and y.
+        halo: cells of other tiles that a tile sees on each side.
+        origin: a corner of a tile, in cells.
+        stride: the total stride of the network.
+    """
+
+    size: int
+    halo: int
+    origin: tuple[int, int]
+    stride: Triple
+
+    def whole(self, extent: CellBox) -> CellBox:
+        """Return the grid of the survey without tiles, which begins and ends at multiples of the stride."""
+        # Strided layers group cells from the origin of the grid, so it has to be aligned.
+        stride = np.array(self.stride)
+        return CellBox(extent.low // stride * stride, -(-extent.high // stride) * stride)
+
+    def core(self, tile: Tile) -> tuple[Cells, Cells]:
+        """Return the first cell of ``tile`` along x and y, and the one behind its last."""
+        first = np.array(self.origin) + np.array(tile) * self.size
+        return first, first + self.size
+
+    def grid(self, tile: Tile, extent: CellBox) -> CellBox:
+        """Return the grid on which ``tile`` is predicted: its core and its halo, as far as the survey extends.
+
+        Beyond the survey there is nothing, for a tile as for the untiled survey, so layers meet the same border.
+        """
+        whole, (first, end) = self.whole(extent), self.core(tile)
+        # Cut off at the border of the survey, where the untiled grid ends as well.
+        low, high = whole.low.copy(), whole.high.copy()
+        low[:2], high[:2] = np.maximum(low[:2], first - self.halo), np.minimum(high[:2], end + self.halo)
+        return CellBox(low, high)
+
+    def around(self, tile: Tile, cells: int) -> list[Tile]:
+        """Return the indices (x, y) of all tiles that may have a cell within ``halo + cells`` cells of ``tile``, itself
+        among them.
+        """
+        far = -(-(self.halo + cells) // self.size)
+        return [(tile[0] + x, tile[1] + y) for x in range(-far, far + 1) for y in range(-far, far + 1)]
+
+
+def tiling(field: Field, size: int | None = None, halo: int | None = None, origin: tuple[int, int] = (0, 0)) -> Tiling:
+    """Return the tiling of a survey into squares on which the network gives the same values as on the untiled survey.
+
+    All lengths are numbers of voxels, and must be multiples of the total stride of the network.
+
+    Args:
+        field: the receptive field of the network.
+        size: the edge of a tile along x and y. The default is four halos, and at least 128.
+        halo: the margin around a tile. It must cover the receptive field, which is also the default.
+        origin: a corner of a tile, counted from coordinate 0.
+
+    Raises:
+        SurveyError: SL821 for a size, a halo or an origin that is not a multiple of the total stride, and for a halo
+            that is too small.
+    """
+    for name, given in (("tile", size), ("halo", halo), ("origin", origin[0]), ("origin", origin[1])):
+        per_axis(0 if given is None else given, f"{name} of the survey", 1)  # a whole number
+    # Tiles are square, so both strides have to divide their edge.
+    step = math.lcm(*field.stride[:2])
+    least = -(-max(*field.before[:2], *field.after[:2]) // step) * step
+    halo = least if halo is None else halo
+    size = -(-max(4 * halo, _SMALLEST) // step) * step if size is None else size
+    sees = f": the network sees {field.before} cells before and {field.after} behind a voxel"
+    limits = [("tile", size, step, ""), ("halo", halo, least, sees), *(("origin", each, each, "") for each in origin)]
+    for name, value, lowest, why in limits:
+        expected, fix = f"a multiple of {step}, the network's total stride", f"pass {-(-value // step) * step}"
+        if value < lowest:
+            expected, fix = f"{lowest} or more{why}", ""
+        if value % step or value < lowest:
+            where, got = f"{name} of the survey", f"{value} cells"
+            raise error("SL821", where=where, got=got, expected=expected, fix=fix)
+    return Tiling(size, halo, origin, field.stride)

@@ -16,8 +16,8 @@ from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.errors import SurveyError
-from shiplap_sparse3d.survey.field import Field, evaluation_mode, receptive_field, rows_of
-from shiplap_sparse3d.survey.probe import Seen, probe
+from shiplap_sparse3d.modes import device_of
+from shiplap_sparse3d.survey.field import Field, probe, receptive_field, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
 
 _SAMPLES, _TRIALS = 2000, 6  # points of a probe of the features, and how many probes
@@ -38,7 +38,6 @@ class Points:
     number_of_returns: Tensor
 
     def __len__(self) -> int:
-        """Return the number of points."""
         return self.xyz.shape[0]
 
     def take(self, rows: Tensor) -> Points:
@@ -99,32 +98,21 @@ class SurveyModel:
     per_point: bool = False
 
     def __post_init__(self) -> None:
-        """Raise SL825 for a field of the wrong kind: a network that is no module, a voxel without three positive
-        lengths, class codes outside of 0 to 255, or a negative context.
-        """
-        problems = [
-            (not isinstance(self.net, nn.Module), f"net is a {type(self.net).__name__}", "a torch.nn.Module"),
-            (
-                len(self.voxel) != 3 or not all(math.isfinite(v) and v > 0 for v in self.voxel),
-                f"voxel {self.voxel}",
-                "three lengths above 0",
-            ),
-            (
-                not self.classes or not all(0 <= c <= 255 for c in self.classes),
-                f"classes {self.classes}",
-                "a class code from 0 to 255 for each logit",
-            ),
-            (not (math.isfinite(self.context) and self.context >= 0), f"context {self.context}", "a length"),
-        ]
-        for wrong, got, expected in problems:
-            if wrong:
+        edges = len(self.voxel) == 3 and all(math.isfinite(v) and v > 0 for v in self.voxel)
+        codes = self.classes and all(0 <= c <= 255 for c in self.classes)
+        for right, got, expected in (
+            (isinstance(self.net, nn.Module), f"net is a {type(self.net).__name__}", "a torch.nn.Module"),
+            (edges, f"voxel {self.voxel}", "three lengths above 0"),
+            (codes, f"classes {self.classes}", "a class code from 0 to 255 for each logit"),
+            (math.isfinite(self.context) and self.context >= 0, f"context {self.context}", "a length"),
+        ):
+            if not right:
                 raise error("SL825", where="SurveyModel", got=got, expected=expected)
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the network's first parameter, or the CPU for a network without parameters."""
-        parameter = next(self.net.parameters(), None)
-        return parameter.device if parameter is not None else torch.device("cpu")
+        """Return the device of the network."""
+        return device_of(self.net)
 
     @cached_property
     def channels(self) -> int:
@@ -133,28 +121,21 @@ class SurveyModel:
 
     @cached_property
     def field(self) -> Field:
-        """Return the receptive field of the network, derived from the layers that a trial run calls. Raises SL820 where
-        it has none, and SL825 if the network does not run.
-        """
+        """Return the receptive field of the network, derived from its layers."""
         try:
-            return receptive_field(self.net, self.channels, self._voxels_only)
+            return receptive_field(self.net, self.channels, lambda voxels: self._call(_scene_of(voxels)))
         except SurveyError:
             raise
         except Exception as failure:  # whatever a network of the user's raises
-            raise error(
-                "SL825",
-                where="SurveyModel.net",
-                what="the network does not run on the features",
-                got=" ".join(str(failure).split()) or type(failure).__name__,
-                expected=f"a network of voxels with {self.channels} features",
-            ) from failure
+            what, got = "the network does not run on the features", " ".join(str(failure).split())
+            expected = f"a network of voxels with {self.channels} features"
+            got = got or type(failure).__name__
+            raise error("SL825", where="SurveyModel.net", what=what, got=got, expected=expected) from failure
 
-    def check(self) -> Seen:
-        """Raise SL820 or SL825 unless random trials confirm the derived receptive field, the context of the features
-        and the number of logits, and return the distance up to which the network really looked.
-        """
+    def check(self) -> Field:
+        """Check the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
         self._check_features()
-        return probe(self.net, self.channels, self.field, self._logits_only)
+        return probe(self.net, self.channels, self.field, lambda voxels: self.answer(_scene_of(voxels)))
 
     def features_of(self, points: Points) -> Tensor:
         """Return ``features(points)`` as ``float32 [p, c]``. Raises SL825 unless the user's function returns a matrix
@@ -164,29 +145,19 @@ class SurveyModel:
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
             raise error("SL825", where="SurveyModel.features", got=got, expected=f"a tensor [{len(points)}, c]")
+        if self.features is not point_features and not bool(made.isfinite().all()):
+            raise error("SL825", where="SurveyModel.features", got="values that are not finite", expected="numbers")
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
-        """Return the input of the network for points with cells ``coords`` (``int32 [p, 3]`` in ``grid``) and ``feats``
-        (``[p, c]``): voxels with the mean features of their points, the features, and the voxel of each point.
-        """
-        # All points of a tile are one scene.
+        """Return points with cells ``int32 [p, 3]`` in ``grid`` and features ``[p, c]``, sorted into voxels."""
         scenes = coords.new_zeros(len(coords), 1)
         cells, inverse, counts = ops.unique_coords(torch.cat([scenes, coords], 1))
         return VoxelScene(SparseTensor(ops.segment_mean(feats, inverse, counts), cells, grid), feats, inverse.long())
 
-    def logits(self, scene: VoxelScene) -> Tensor:
-        """Return the logits ``[p, classes]`` of the points of ``scene``, with the network in evaluation mode and
-        without gradients.
-        """
-        with evaluation_mode(self.net), torch.inference_mode():
-            return self.answer(scene)
-
     def answer(self, scene: VoxelScene) -> Tensor:
-        """Return the logits ``[p, classes]`` of the points of ``scene``. A network of voxels gives each point the
-        logits of its voxel. Raises SL825 for an output of another shape.
-        """
-        logits = rows_of(self._call_network(scene.voxels, scene.feats, scene.inverse))
+        """Return the logits of points: ``[p, classes]``."""
+        logits = rows_of(self._call(scene))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
             expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
@@ -209,28 +180,8 @@ class SurveyModel:
             sha.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
         return sha.hexdigest()
 
-    def _call_network(self, voxels: SparseTensor, feats: Tensor, inverse: Tensor) -> object:
-        """Return the output of the network: called with the voxels alone or, if ``per_point``, also with the features
-        of the points and the voxel of each (``inverse``).
-        """
-        return self.net(voxels, feats, inverse) if self.per_point else self.net(voxels)
-
-    def _voxels_only(self, voxels: SparseTensor) -> object:
-        """Return the output of the network for ``voxels`` that hold one point each, so that the two kinds of network
-        can be probed alike.
-        """
-        return self._call_network(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
-
-    def _logits_only(self, voxels: SparseTensor) -> object:
-        """Return the output of the network for ``voxels`` that hold one point each. Raises SL825 unless it has a logit
-        for each class, which is checked before a survey makes a folder.
-        """
-        made = self._voxels_only(voxels)
-        logits = rows_of(made)
-        if logits.shape[1:] != (len(self.classes),):
-            expected = f"[{len(logits)}, {len(self.classes)}]: a logit for each class"
-            raise error("SL825", where="the network's output", got=f"shape {tuple(logits.shape)}", expected=expected)
-        return made
+    def _call(self, scene: VoxelScene) -> object:
+        return self.net(scene.voxels, scene.feats, scene.inverse) if self.per_point else self.net(scene.voxels)
 
     def _check_features(self) -> None:
         """Raise SL825 if features of random points change when points farther away than ``context`` are moved or
@@ -243,21 +194,19 @@ class SurveyModel:
             along = points.xyz[:, seed % 2]
             distance = (along - (along.amax() + along.amin()) / 2).abs()
             inner, near = distance <= reach, distance <= reach + self.context
-            # Along z only, so that the points keep the x and y by which they are chosen.
-            moved = replace(
-                points, xyz=points.xyz - torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1])
-            )
-            whole = self.features_of(points)[inner]
+            down = torch.where(near, 0.0, 1e4)[:, None] * points.xyz.new_tensor([0, 0, 1])
+            moved, whole = replace(points, xyz=points.xyz - down), self.features_of(points)[inner]
             for other in (self.features_of(points.take(near))[inner[near]], self.features_of(moved)[inner]):
                 if not torch.equal(whole, other):
-                    raise error(
-                        "SL825",
-                        where="SurveyModel.features",
-                        what="the features look beyond their context",
-                        got="other values after a change of points beyond the context",
-                        expected=f"features of points within {self.context} (SurveyModel.context)",
-                        fix="pass the distance as context, and measure from coordinate 0, not from the first point",
-                    )
+                    what, got = "the features look beyond their context", "other values after a change beyond it"
+                    expected = f"features of points within {self.context} (SurveyModel.context)"
+                    fix = "pass the distance as context, and measure from coordinate 0, not from the first point"
+                    raise error("SL825", where="SurveyModel.features", what=what, got=got, expected=expected, fix=fix)
+
+
+def _scene_of(voxels: SparseTensor) -> VoxelScene:
+    """Return the scene with one point in the middle of each voxel."""
+    return VoxelScene(voxels, voxels.feats, torch.arange(len(voxels.feats), device=voxels.feats.device))
 
 
 def _random_points(count: int, voxel: tuple[float, float, float], context: float, seed: int = 0) -> Points:

@@ -1,30 +1,32 @@
-"""A survey from the input file to the output file. ``shiplap survey`` only prints the result."""
+"""A survey from the input file to the output file, or to the tiles with classes of a training loop."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from shiplap.plugin_api import error
+from shiplap.plugin_api import error, verbs
+from shiplap_sparse3d.axes import Triple, per_axis
+from shiplap_sparse3d.errors import SurveyError
+from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
-from shiplap_sparse3d.survey.engine import SurveyEngine
-from shiplap_sparse3d.survey.field import Field
+from shiplap_sparse3d.survey.engine import THREADS, SurveyEngine
+from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
-from shiplap_sparse3d.survey.job import SEGMENT, Grid, PointTable, SurveyJob
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.probe import Seen
-from shiplap_sparse3d.survey.sorting import read_segment, sort_segment
-from shiplap_sparse3d.survey.tasks import merge_segment, predict_tile
-from shiplap_sparse3d.survey.tiles import tiling
+from shiplap_sparse3d.survey.tasks import SEGMENT, SurveyJob
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, steps done, steps in all, note), for a progress bar."""
@@ -53,7 +55,7 @@ class SurveyResult:
     tile: int
     halo: int
     field: Field
-    seen: Seen
+    seen: Field
     seconds: float
     peak_mb: float
 
@@ -109,99 +111,62 @@ def survey(
             for both ``workers`` and ``scheduler``.
     """
     start, source, target = time.perf_counter(), Path(source).absolute(), Path(target).absolute()
-    _check_target(source, target)
-    # Workers of a cluster move their own copies of the network.
+    _check_arguments(source, target, model)
     if device is not None and workers is None and scheduler is None:
+        verbs.require_device(str(device))
         model.net.to(device)
-    check_codes(source, model.classes)
     place = Path(folder).absolute() if folder is not None else target.with_name(target.name + ".survey")
-    job = open_job(source, place, model, tile, halo, origin, segment)
+    job = open_job(source, place, model, (tile, halo, origin), segment)
     seen = model.check()
-    with _writes_named(place), contextlib.closing(_open_engine(workers, scheduler, device, progress)) as engine:
-        with job.folder.lock():
+    with contextlib.closing(_open_engine(model, workers, scheduler, device, progress)) as engine:
+        with job.folder.open_for_work(), job.folder.lock():
             job = sort_points(job, engine, progress)
-            identity = {"model": model.digest(), "halo": job.tiling.halo}
-            job.folder.claim(job.folder.identity, {**_points_identity(job), **identity})
+            job.folder.claim({"model": model.digest(), "halo": job.tiling.halo})
             predicted = _predict_tiles(job, engine, progress)
             write_cloud(source, target, _merged_codes(job, engine, progress))
         if not keep:
             job.folder.remove_written()
-    # macOS counts bytes, and Linux counts units of 1,024 bytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6
-    return SurveyResult(
-        str(target),
-        job.total,
-        len(job.points.tiles),
-        predicted,
-        job.tiling.size,
-        job.tiling.halo,
-        model.field,
-        seen,
-        time.perf_counter() - start,
-        peak,
-    )
+    tiles, seconds, size, halo = len(job.tiles), time.perf_counter() - start, job.tiling.size, job.tiling.halo
+    return SurveyResult(str(target), job.total, tiles, predicted, size, halo, model.field, seen, seconds, peak)
 
 
-def _open_engine(workers: int | None, scheduler: str | None, device: str | None, progress: Progress) -> SurveyEngine:
+def _open_engine(
+    model: SurveyModel, workers: int | None, scheduler: str | None, device: str | None, progress: Progress
+) -> SurveyEngine:
     """Return the engine for the survey: this process without ``workers`` and ``scheduler``, otherwise a Dask engine,
     whose dashboard address goes to ``progress``. Raises SL613 for both or for fewer than one worker, SL603 without
     Dask.
     """
     if workers is None and scheduler is None:
-        return SurveyEngine()
-    if (workers is not None and scheduler is not None) or (workers is not None and workers < 1):
-        got = f"workers={workers} and scheduler={scheduler!r}"
-        raise error(
-            "SL613", where="survey", got=got, expected="a number of workers from 1 on, or a scheduler, not both"
-        )
+        return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
+    if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
+        got, expected = f"{workers=} and {scheduler=}", "a number of workers from 1 on, or a scheduler, not both"
+        raise error("SL613", where="survey", got=got, expected=expected)
     try:
         from shiplap_sparse3d.survey.cluster import DaskEngine
     except ModuleNotFoundError as missing:
-        raise error(
-            "SL603",
-            where="survey",
-            got=f"no {missing.name}",
-            expected="dask.distributed",
-            fix='install it: pip install "shiplap-sparse3d[survey]"',
-        ) from None
+        fix = 'install it: pip install "shiplap-sparse3d[survey]"'
+        got, expected = f"no {missing.name}", "dask.distributed"
+        raise error("SL603", where="survey", got=got, expected=expected, fix=fix) from None
     engine = DaskEngine(workers, scheduler, device)
     progress("workers", engine.workers, engine.workers, engine.dashboard)
     return engine
 
 
-@contextlib.contextmanager
-def _writes_named(place: Path) -> Iterator[None]:
-    """Turn an ``OSError`` in the block of a context manager, such as a full disk here or on a worker, into SL602, which
-    names the file or else ``place``.
-    """
-    try:
-        yield
-    except OSError as failure:
-        raise error(
-            "SL602",
-            where=str(failure.filename or place),
-            what="the survey cannot be written",
-            got=failure.strerror or failure,
-            expected="a writable folder with room for 25 bytes a point",
-        ) from None
+def open_job(source: Path, folder: Path, model: SurveyModel, cut: Any, segment: int = SEGMENT) -> SurveyJob:
+    """Return the job of a survey, before its points are sorted. ``cut`` holds the arguments of :func:`tiling`.
 
-
-def open_job(
-    source: Path,
-    folder: Path,
-    model: SurveyModel,
-    tile: int | None = None,
-    halo: int | None = None,
-    origin: tuple[int, int] = (0, 0),
-    segment: int = SEGMENT,
-) -> SurveyJob:
-    """Return the job of a survey, before its points are sorted. Nothing is written, and SL821 for the tiles or SL822
-    for the input is raised here, before a folder is made.
+    Nothing is written, and SL821 for the tiles, SL822 for the input or SL825 for its classes is raised here, before a
+    folder is made.
     """
-    tiles = tiling(model.field, tile, halo, origin)
+    per_axis(segment, "survey, argument 'segment'", 1, 1)
+    tiles = tiling(model.field, *cut)
     with open_cloud(source) as reader:
-        grid = Grid(tuple(reader.header.scales), tuple(reader.header.offsets), model.voxel)
-        return SurveyJob(model, source, SurveyFolder(folder), grid, tiles, reader.header.point_count, segment)
+        header = reader.header
+    check_codes(source, header, model.classes)
+    scales, offsets = tuple(map(float, header.scales)), tuple(map(float, header.offsets))
+    return SurveyJob(model, source, SurveyFolder(folder), scales, offsets, tiles, header.point_count, segment)
 
 
 def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> SurveyJob:
@@ -211,30 +176,33 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
     Raises:
         SurveyError: SL823 if the folder has other points, or tiles of another size.
     """
-    job.folder.claim(job.folder.points_identity, _points_identity(job))
-    known = {number: read_segment(job.folder, number, job.segment_range(number)[1]) for number in job.segments}
-    segments = {number: made for number, made in known.items() if made is not None}
+    job.folder.claim(_points_identity(job))
+    segments = {number: known for number in job.segments if (known := tasks.read_segment(job, number)) is not None}
+    left = [number for number in job.segments if number not in segments]
     engine.share(job)
     done = sum(job.segment_range(number)[1] for number in segments)
     progress("read", done, job.total, "points")
-    for number, made in engine.run(sort_segment, [number for number in job.segments if number not in segments]):
-        segments[number], done = made, done + job.segment_range(number)[1]
-        progress("read", done, job.total, "points")
-    return replace(job, table=PointTable.from_segments([segments[number] for number in job.segments]))
+    try:
+        for number, made in engine.run(tasks.sort_segment, left):
+            segments[number], done = made, done + job.segment_range(number)[1]
+            progress("read", done, job.total, "points")
+    except SurveyError as failure:
+        if failure.id == "SL822" and not job.folder.has_results:  # a repaired input would be that of another survey
+            job.folder.remove_written()
+        raise
+    return job.with_points([*segments.values()])
 
 
 def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> int:
     """Predict and write the classes of all tiles that have no result in the folder, and return the number of those
     tiles.
     """
-    counts = {tile: job.points.count(tile) for tile in job.points.tiles}
-    left = [tile for tile, count in counts.items() if not job.folder.has_result(tile, count)]
+    counts = {tile: job.count(tile) for tile in job.tiles}
+    left = [tile for tile, count in counts.items() if job.folder.read_result(tile, count) is None]
     left.sort(key=lambda tile: (-counts[tile], tile))  # large ones first, so that all workers end at the same time
     engine.share(job)
-    done = len(counts) - len(left)
-    progress("predict", done, len(counts), "tiles")
-    for _ in engine.run(predict_tile, left):
-        done += 1
+    progress("predict", len(counts) - len(left), len(counts), "tiles")
+    for done, _ in enumerate(engine.run(tasks.predict_tile, left), len(counts) - len(left) + 1):
         progress("predict", done, len(counts), "tiles")
     return len(left)
 
@@ -242,7 +210,7 @@ def _predict_tiles(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> 
 def _merged_codes(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the class codes of the points, ``uint8`` arrays for one segment each, in the order of the input."""
     done = 0
-    for _, codes in engine.run(merge_segment, job.segments, ordered=True):
+    for _, codes in engine.run(tasks.merge_segment, job.segments, ordered=True):
         yield codes
         done += len(codes)
         progress("write", done, job.total, "points")
@@ -255,28 +223,85 @@ def _points_identity(job: SurveyJob) -> dict[str, Any]:
     with job.source.open("rb") as file:
         # The head has the header. To read all of a large survey would take as long as to sort it.
         head = hashlib.sha256(file.read(_HEAD)).hexdigest()
-    return {
-        "input": {"bytes": job.source.stat().st_size, "points": job.total, "sha256 of its head": head},
-        "voxel": list(job.model.voxel),
-        "tile": job.tiling.size,
-        "origin": list(job.tiling.origin),
-        "segment": job.segment,
-    }
+    of = job.source.stat()
+    known = {"bytes": of.st_size, "changed": of.st_mtime_ns, "points": job.total, "sha256 of its head": head}
+    cut = {"voxel": job.model.voxel, "tile": job.tiling.size, "origin": job.tiling.origin, "segment": job.segment}
+    return {"format": 2, "input": known, **cut}
 
 
-def _check_target(source: Path, target: Path) -> None:
-    """Raise SL602, before any work, unless ``target`` ends in .las or .laz, lies in an existing folder and is neither a
-    folder nor ``source``.
+def _check_arguments(source: Path, target: Path, model: object) -> None:
+    """Raise SL825, before any work, unless ``model`` is a ``SurveyModel``, and SL602 unless ``target`` ends in .las or
+    .laz, lies in an existing folder that can be written and is neither a folder nor ``source``.
     """
-    problem = ""
-    if target.suffix.lower() not in (".las", ".laz"):
-        problem = f"the ending {target.suffix!r}"
-    elif target.exists() and source.exists() and target.samefile(source):
-        problem = "the input itself"
-    elif not target.parent.is_dir():
-        problem = f"no folder {target.parent}"
-    elif target.is_dir():
-        problem = "a folder"
-    if problem:
+    if not isinstance(model, SurveyModel):
+        raise error("SL825", where="survey", got=f"a {type(model).__name__}", expected="a SurveyModel")
+    problems = {
+        f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
+        "the input itself": target.exists() and source.exists() and target.samefile(source),
+        f"no folder {target.parent}": not target.parent.is_dir(),
+        "a folder": target.is_dir(),
+        f"no right to write into {target.parent}": not os.access(target.parent, os.W_OK),
+    }
+    for problem in (problem for problem, there in problems.items() if there):
         expected = "a .las or .laz file other than the input, in a folder that exists"
         raise error("SL602", where=str(target), what="the output cannot be written", got=problem, expected=expected)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A survey whose points are sorted into tiles, with the class of each point, for training: the result of
+    :func:`prepare`.
+    """
+
+    job: SurveyJob
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """Return the tiles that have points, as (x, y), in ascending order."""
+        return self.job.tiles
+
+    def batch(self, tile: Tile) -> tuple[Tensor, Tensor, Triple, Tensor]:
+        """Return ``(cells, features, grid, labels)`` of the points of ``tile`` and its halo, as one example for
+        training.
+
+        ``labels int64 [p]`` index ``model.classes``; they are -100, which losses of torch ignore, in the halo and for
+        points of other classes. ``model.forward`` takes the other three and returns the logits of the points.
+        """
+        question = tasks.question_of(self.job, tile, torch.device("cpu"))
+        labels = torch.full((len(question.cells),), -100)  # what torch's losses ignore by default
+        codes = question.own[:, 5] >> 24 & 0xFF
+        for number, code in enumerate(self.job.model.classes):
+            labels[question.wanted[codes == code]] = number
+        return question.cells, question.feats, question.grid, labels
+
+
+def prepare(
+    source: str | Path,
+    folder: str | Path,
+    model: SurveyModel,
+    *,
+    tile: int | None = None,
+    halo: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Manifest:
+    """Sort the points of a classified survey into tiles, read their classes, and return the manifest whose ``batch``
+    gives a training loop the examples.
+
+    Call this in one process before several processes train. If ``folder`` already has the sorted points, as after
+    ``survey(..., keep=True)`` with the same voxels and tiles, they are reused.
+
+    Args:
+        source: a LAS, LAZ or COPC file whose points have classes.
+        folder: the folder for the sorted points, about 25 bytes for each point.
+        model: the network, the size of a voxel, and the class codes.
+        tile, halo: in voxels, see :func:`tiling`. By default as large as the network needs.
+        progress: called with (points done, points in all).
+
+    Raises:
+        SurveyError: SL820 and SL825 for the model, SL821 for the tiles, SL822 for the input, SL823 for a folder that
+            belongs to another survey.
+        CommandError: SL602 for a folder that everybody can write, or that holds links.
+    """
+    job = open_job(Path(source), Path(folder), model, (tile, halo))
+    with job.folder.open_for_work(), contextlib.closing(SurveyEngine()) as engine:
+        return Manifest(sort_points(job, engine, lambda stage, done, total, note: progress(done, total)))

@@ -1,4 +1,11 @@
-"""The tasks of a survey: sort a segment (:mod:`.sorting`), predict a tile, merge the classes of a segment.
+"""The job of a survey, and its tasks: sort a segment, predict a tile, merge the classes of a segment.
+
+The points of the input are sorted by tile: a file for each segment of the input, with a table of what is in it. Each
+segment is sorted by itself, so that workers sort in parallel and memory does not grow with the input.
+
+A tile goes from its points and those of its halo to features, voxels, the network, and the classes of its own points.
+Points are read as they are stored. All later steps are PyTorch, so that a GPU selects, sorts and counts the points
+itself: on the host these steps took as long as a small network takes on the GPU.
 
 Each task is a function of the job and a small value. A task may run twice, in any process, at any time: all its results
 are files that are written whole, with the same bytes each time.
@@ -6,15 +13,285 @@ are files that are written whole, with the same bytes each time.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from shiplap.plugin_api import error
+from shiplap.plugin_api.files import write_whole
+from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.beside import hand_over
-from shiplap_sparse3d.survey.folder import POINT, Tile
-from shiplap_sparse3d.survey.job import SurveyJob
-from shiplap_sparse3d.survey.predict import damaged_points, prepare_tile, read_tile, run_network
+from shiplap_sparse3d.geometry import NOTHING
+from shiplap_sparse3d.modes import evaluation_mode
+from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
+from shiplap_sparse3d.survey.field import CellBox, Cells, Tile, Tiling
+from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
+from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
+
+SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
+
+_PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
+_LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
+
+POINT = np.dtype([("index", "<i8"), ("raw", "<i4", 3), ("intensity", "<u2"), ("returns", "u1"), ("code", "u1")])
+"""A sorted point: its number in the file, its stored coordinates, what features are made of, and its class there.
+
+``returns`` holds the number of the return in its four lower bits, and the number of returns in the upper ones.
+"""
+
+SLICE = np.dtype([*((name, "<i4") for name in ("x", "y", "segment", "start", "count", "before")), ("check", "<i8")])
+"""The points of one tile in one segment: where they begin in its file, how many they are, how many points of the tile
+are in segments before it, and the sum of their words.
+"""
+
+SortedSegment = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
+"""The table of one sorted segment, a ``SLICE`` for each tile, and the first and last cell of its points."""
+
+
+@dataclass(frozen=True)
+class SurveyJob:
+    """The arguments that all tasks share, and the table of the sorted points.
+
+    Attributes:
+        scales, offsets: those of the input, from which coordinates and cells are the same wherever a point is read.
+        slices: sorted by tile, and those of a tile in the order of the input, when all points are sorted.
+        extent: the cells of the survey.
+    """
+
+    model: SurveyModel
+    source: Path
+    folder: SurveyFolder
+    scales: tuple[float, ...]
+    offsets: tuple[float, ...]
+    tiling: Tiling
+    total: int
+    segment: int = SEGMENT
+    slices: Any = None  # a SLICE for each tile of each segment
+    extent: Any = None  # a CellBox
+
+    @property
+    def segments(self) -> range:
+        """Return the numbers of the segments of the input, from 0. Each has ``segment`` points, the last one fewer."""
+        return range(-(-self.total // self.segment))
+
+    def segment_range(self, number: int) -> tuple[int, int]:
+        """Return the number of the first point of segment ``number``, and how many points the segment has."""
+        first = number * self.segment
+        return first, min(self.segment, self.total - first)
+
+    def coordinates(self, rows: Tensor) -> list[Tensor]:
+        """Return the coordinates of stored points ``int32 [p, 6]`` in units of the file, ``float64 [p]`` an axis."""
+        axes = zip(rows[:, 2:5].unbind(1), self.scales, self.offsets, strict=True)
+        return [axis.double() * scale + offset for axis, scale, offset in axes]
+
+    def cells(self, rows: Tensor) -> list[Tensor]:
+        """Return the cells of stored points, counted from coordinate 0, as whole numbers ``float64 [p]`` an axis."""
+        # A GPU multiplies by the inverse of a plain number.
+        axes = zip(self.coordinates(rows), self.model.voxel, strict=True)
+        return [(axis / axis.new_full((), edge)).floor() for axis, edge in axes]
+
+    def with_points(self, segments: Sequence[SortedSegment]) -> SurveyJob:
+        """Return the job with the points of all segments of the survey."""
+        slices = np.concatenate([table for table, _ in segments])
+        slices = slices[np.lexsort((slices["segment"], slices["y"], slices["x"]))]
+        heads = _heads(np.column_stack([slices["x"], slices["y"]]).astype(np.int64))
+        before = np.cumsum(slices["count"], dtype=np.int64) - slices["count"]
+        slices["before"] = before - np.repeat(before[heads], np.diff(heads, append=len(slices)))
+        low, high = np.array([extent for _, extent in segments]).swapaxes(0, 1)
+        return replace(self, slices=slices, extent=CellBox(low.min(0), high.max(0) + 1))
+
+    @cached_property
+    def _places(self) -> dict[Tile, slice]:
+        """Return where in ``slices`` those of each tile are."""
+        heads = np.flatnonzero(self.slices["before"] == 0)
+        tiles = zip(self.slices["x"][heads].tolist(), self.slices["y"][heads].tolist(), strict=True)
+        ends = np.append(heads[1:], len(self.slices)).tolist()
+        return dict(zip(tiles, map(slice, heads.tolist(), ends), strict=True))
+
+    @property
+    def tiles(self) -> list[Tile]:
+        """Return the tiles that have points, as (x, y), in ascending order."""
+        return list(self._places)
+
+    def count(self, tile: Tile) -> int:
+        """Return the number of points of ``tile`` in all segments."""
+        return int(self.slices[self._places[tile]]["count"].sum())
+
+    @cached_property
+    def network(self) -> SimpleNamespace:
+        """Return what the threads of this process share when they run the network: the tables that it needed last, its
+        lock, and a stream for each thread.
+        """
+        return SimpleNamespace(recipe=NOTHING, lock=threading.Lock(), here=threading.local())
+
+
+def points_of(job: SurveyJob, rows: Tensor) -> Points:
+    """Return stored points (``rows``, ``int32 [p, 6]``) as the argument of the features function: coordinates in file
+    units, intensity, return number and number of returns.
+    """
+    packed, xyz = rows[:, 5].long(), torch.stack(job.coordinates(rows), 1)
+    return Points(xyz, packed & 0xFFFF, packed >> 16 & 0xF, packed >> 20 & 0xF)
+
+
+def point_numbers(rows: Tensor) -> Tensor:
+    """Return the numbers of stored points (``rows``, ``int32 [p, 6]``) in the input file, ``int64 [p]``."""
+    return rows.view(torch.int64)[:, 0]
+
+
+def cells_within(cells: Sequence[Tensor], low: Cells, high: Cells) -> Tensor:
+    """Return ``bool [p]``: whether each point's cell is at or above ``low`` and below ``high`` on every axis of these.
+
+    ``cells`` has one tensor for each axis; axes beyond the length of ``low`` are ignored.
+    """
+    inside = torch.ones_like(cells[0], dtype=torch.bool)
+    for axis, first, end in zip(cells, low, high, strict=False):
+        inside &= (axis >= int(first)) & (axis < int(end))
+    return inside
+
+
+def _heads(tiles: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return where in sorted rows of x and y each tile begins."""
+    return np.flatnonzero(np.diff(tiles, axis=0, prepend=tiles[:1] - 1).any(1))
+
+
+def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
+    """Read segment ``number`` of the input, sort its points by tile, write them with their table, and return the table.
+
+    Raises:
+        SurveyError: SL822 if the input cannot be read, or for coordinates whose cells cannot be counted.
+    """
+    first, count = job.segment_range(number)
+    rows, done = np.empty(count, POINT), 0
+    rows["index"] = np.arange(first, first + count)
+    with open_cloud(job.source) as reader:
+        for points in read_chunks(reader, job.source, first, first + count):
+            part = rows[done : done + len(points)]
+            for axis, name in enumerate("XYZ"):
+                part["raw"][:, axis] = points[name]
+            part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
+            part["intensity"], part["code"] = points["intensity"], points["classification"]
+            done += len(points)
+    cells = torch.stack(job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))), 1).numpy()
+    if not (np.abs(cells) < _LARGEST).all():  # also for NaN, which compares as false
+        expected = "coordinates that the voxels can count"
+        raise error("SL822", where="the input's scales and offsets", got="a cell beyond 2^31", expected=expected)
+    extent = np.array([cells.min(0), cells.max(0)], np.int64)
+    tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size
+    order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a tile stay in the order of the file
+    rows, tiles = rows[order], tiles[order]
+    table = np.zeros(len(heads := _heads(tiles)), SLICE)
+    table["x"], table["y"] = tiles[heads].T
+    table["segment"], table["start"], table["count"] = number, heads, np.diff(heads, append=count)
+    table["check"] = np.add.reduceat(rows.view("<i8").reshape(-1, 3).sum(1), heads)
+    tail = with_digest(extent.tobytes() + table.tobytes())
+    write_whole(job.folder.points_path(number), rows.tobytes() + tail, lasting=False)
+    return table, extent
+
+
+def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
+    """Return the table of segment ``number``, or None unless the segment is completely sorted.
+
+    Points that a disk has damaged are found when they are read.
+    """
+    try:
+        with job.folder.points_path(number).open("rb") as file:
+            file.seek(job.segment_range(number)[1] * POINT.itemsize)
+            content = without_digest(file.read())
+    except FileNotFoundError:
+        return None
+    if content is None:
+        return None
+    return np.frombuffer(content, SLICE, offset=48), np.frombuffer(content[:48], "<i8").reshape(2, 3)
+
+
+def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: bool = False) -> Tensor:
+    """Return the stored points of ``slices``, ``int32 [p, 6]``, read from the segment files, if ``pinned`` into
+    page-locked memory. Python's lock is free while the system reads.
+
+    Raises:
+        SurveyError: SL824 for points that are not those that were sorted.
+    """
+    rows = torch.empty(int(slices["count"].sum()), POINT.itemsize // 4, dtype=torch.int32, pin_memory=pinned)
+    words, first = rows.view(torch.int64).numpy(), 0
+    for segment, parts in groupby(slices, lambda part: int(part["segment"])):
+        path, right = folder.points_path(segment), True
+        try:
+            with path.open("rb") as file:
+                for part in parts:
+                    some = words[first : (first := first + int(part["count"]))]
+                    file.seek(int(part["start"]) * POINT.itemsize)
+                    right &= file.readinto(some.data.cast("B")) == some.nbytes and some.sum() == part["check"]
+        except FileNotFoundError:
+            right = False
+        if not right:
+            path.unlink(missing_ok=True)
+            what, expected = "the sorted points are damaged", "the points that were sorted"
+            raise error("SL824", where=str(path), what=what, got="other points", expected=expected)
+    return rows
+
+
+@dataclass(frozen=True)
+class TileQuestion:
+    """The input of the network for one tile.
+
+    Attributes:
+        own: ``int32 [c, 6]``, the stored points of the tile.
+        cells, feats: ``int32 [p, 3]`` and ``float32 [p, f]`` of these points and of those around them, in ``grid``.
+        wanted: ``int64 [c]``, which of them are those of the tile.
+    """
+
+    own: Tensor
+    cells: Tensor
+    feats: Tensor
+    grid: Triple
+    wanted: Tensor
+
+
+def points_within(job: SurveyJob, tile: Tile, device: torch.device) -> Tensor:
+    """Return the stored points of ``tile``, its halo and its context, ``int32 [p, 6]`` in the order of the file.
+
+    ``device`` selects them, a part of the points of all tiles around at a time.
+    """
+    model = job.model
+    # One cell more, because the context is measured from points and not from cells.
+    context = math.ceil(model.context / min(model.voxel[:2])) + 1 if model.context else 0
+    box, margin = job.tiling.grid(tile, job.extent), np.array([context, context, 0])
+    around = job.tiling.around(tile, context)
+    slices, parts = np.concatenate([job.slices[job._places[each]] for each in around if each in job._places]), []
+    slices = slices[np.lexsort((slices["start"], slices["segment"]))]  # as they are stored
+    part = np.cumsum(slices["count"], dtype=np.int64) >> _PART[device.type]
+    for some in np.split(slices, np.flatnonzero(np.diff(part)) + 1):
+        rows = read_points(job.folder, some, pinned=device.type == "cuda").to(device, non_blocking=True)
+        parts.append(rows[cells_within(job.cells(rows), box.low - margin, box.high + margin)])
+    rows = torch.cat(parts)
+    if rows.device.type == "cpu":  # runs of ascending numbers, which numpy merges; torch takes four times as long
+        return rows[torch.from_numpy(np.argsort(point_numbers(rows).numpy(), kind="stable"))]
+    return rows[point_numbers(rows).argsort()]
+
+
+def question_of(job: SurveyJob, tile: Tile, device: torch.device) -> TileQuestion:
+    """Return the network's input for ``tile``, made on ``device``."""
+    # Sums of floating-point features depend on the order, which must not depend on the tiles.
+    rows = points_within(job, tile, device)
+    box, cells = job.tiling.grid(tile, job.extent), job.cells(rows)
+    feats = job.model.features_of(points_of(job, rows))
+    if job.model.context:  # features have seen the points around the box; the network does not
+        inside = cells_within(cells, box.low, box.high)
+        rows, feats, cells = rows[inside], feats[inside], [axis[inside] for axis in cells]
+    wanted = cells_within(cells, *job.tiling.core(tile)).nonzero()[:, 0]
+    local = torch.stack([axis - int(first) for axis, first in zip(cells, box.low, strict=True)], 1).int()
+    return TileQuestion(rows[wanted], local, feats, box.shape, wanted)
 
 
 def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
@@ -25,27 +302,34 @@ def predict_codes(job: SurveyJob, tile: Tile) -> np.ndarray[Any, Any]:
     tile before. So the GPU has work while a thread waits for the size of a table.
     """
     model, device, state = job.model, job.model.device, job.network
-    if device.type != "cuda":
-        made = prepare_tile(model, read_tile(job, tile), state.recipe)
-        with state.lock:
-            return run_network(model, made).wait_for_codes()
-    if not hasattr(state.here, "stream"):
+    gpu = device.type == "cuda"
+    if gpu and not hasattr(state.here, "stream"):
         torch.cuda.set_device(device)  # features may be made there
         state.here.stream = torch.cuda.Stream(device, priority=-1)
-    with torch.cuda.stream(state.here.stream):
-        made = prepare_tile(model, read_tile(job, tile), state.recipe)
-    ready = state.here.stream.record_event()
-    with state.lock:  # a captured graph of the user's has one memory
-        hand_over(made.tensors, ready, torch.cuda.current_stream(device))
-        answer = run_network(model, made)
-        state.recipe = made.scene.voxels.geometry.recipe
-    return answer.wait_for_codes()
+    with torch.inference_mode(), torch.cuda.stream(state.here.stream) if gpu else contextlib.nullcontext():
+        # The user's features may do anything, such as call NumPy, so they get tensors of the CPU.
+        question = question_of(job, tile, device if model.features is point_features else torch.device("cpu"))
+        scene = model.scene(question.cells.to(device), question.feats.to(device), question.grid)
+        scene.voxels.geometry.build(state.recipe)
+        wanted = question.wanted.to(device)
+    ready = state.here.stream.record_event() if gpu else None
+    # A captured graph of the user's has one memory, so networks run one after the other.
+    with state.lock, evaluation_mode(model.net), torch.inference_mode():
+        if ready is not None:
+            made = [wanted, scene.voxels.feats, scene.feats, scene.inverse, *scene.voxels.geometry.tensors]
+            hand_over(made, ready, torch.cuda.current_stream(device))
+        best = model.answer(scene)[wanted].argmax(1).to("cpu", non_blocking=True)
+        if gpu:
+            state.recipe = scene.voxels.geometry.recipe
+            # Of its device, which need not be the current one. The thread that waits for the event sleeps.
+            arrived = torch.cuda.current_stream(device).record_event(torch.cuda.Event(blocking=True))
+    if gpu:
+        arrived.synchronize()
+    return np.array(model.classes, np.uint8)[best.numpy()]
 
 
 def predict_tile(job: SurveyJob, tile: Tile) -> None:
-    """Predict the class codes of the points of ``tile``, and write them and then the tile's mark to the folder of the
-    survey.
-    """
+    """Predict the class codes of the points of ``tile``, and write them to the folder of the survey."""
     job.folder.write_result(tile, predict_codes(job, tile))
 
 
@@ -57,14 +341,12 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
         SurveyError: SL824 if the classes of a tile are missing or damaged.
     """
     first, count = job.segment_range(number)
-    path = job.folder.points_path(number)
-    place = np.fromfile(path, POINT)["index"] - first if path.exists() else np.empty(0)
-    # Damaged numbers would write outside of the array, or leave points without a class.
-    if not np.array_equal(np.sort(place), np.arange(count)):
-        raise damaged_points(job.folder, number)
-    codes = np.empty(count, np.uint8)
-    for part in job.points.of_segment(number):
-        tile = int(part["x"]), int(part["y"])
-        found = job.folder.read_result(tile, job.points.count(tile))
-        codes[place[part["start"] : part["start"] + part["count"]]] = found[part["before"] :][: part["count"]]
+    parts, codes = job.slices[job.slices["segment"] == number], np.empty(count, np.uint8)
+    place = point_numbers(read_points(job.folder, parts)).numpy() - first
+    for x, y, start, size, before in parts[["x", "y", "start", "count", "before"]].tolist():
+        found = job.folder.read_result((x, y), job.count((x, y)))
+        if found is None:
+            where, expected = str(job.folder.result_path((x, y))), "the classes that were written"
+            raise error("SL824", where=where, got="other classes, or none", expected=expected)
+        codes[place[start : start + size]] = found[before : before + size]
     return codes

@@ -19,8 +19,8 @@ from shiplap_testing.crossed.table import Table, markdown, reason_of, tabulate
 
 
 def main() -> int:
-    """Run the declarations that the options of the command line choose, write their table, shrink failures, and return
-    1 if there are any, else 0.
+    """Call the randomly drawn op declarations that the options of the command line choose in all ways, write the table
+    of outcomes, reduce failures to small declarations, and return 1 if there are any failures, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m shiplap_testing.crossed", description=__doc__)
     parser.add_argument("--count", type=int, default=200, help="declarations")
@@ -70,7 +70,9 @@ def _compile_unoptimized() -> None:
 
 
 def _write_table(folder: Path, device: str, cases: Sequence[Declared], table: Table) -> None:
-    """Write the failures (JSON) and the table of pairs of features (JSON and Markdown) of a run into ``folder``."""
+    """Write the failures (JSON) and the table that counts, for each pair of features of a declaration, how often it was
+    called without a difference (JSON and Markdown) into ``folder``.
+    """
     by_seed = {c.seed: c.to_json() for c in cases}
     failing = [{**r, "case": by_seed.get(r["seed"])} for r in table.failures]
     (folder / f"failures-{device}.json").write_text(json.dumps(failing, indent=1))

@@ -22,22 +22,22 @@ SPECIAL = {
 
 
 def sizes_of(case: Declared, other: bool = False) -> dict[str, int]:
-    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the declaration ``case``, or with
+    """Return the sizes of the dims ``n``, ``c``, ``h`` and ``w`` by name: those of the op declaration ``case``, or with
     ``other`` those of a second call.
     """
     return {**OTHER} if other else {**USUAL, **SPECIAL.get(case.sizes, {})}
 
 
 def shape_of(case: Declared, sizes: dict[str, int], other: bool = False) -> tuple[int, ...]:
-    """Return the shape of the tensor ``x`` of the declaration ``case`` for ``sizes``. A third of the variadic ones have
-    a further dim of 2 in front. ``other`` is not read.
+    """Return the shape of the tensor ``x`` of the op declaration ``case`` for ``sizes``. A third of the variadic ones
+    have a further dim of 2 in front. ``other`` is not read.
     """
     shape = tuple(sizes[n] for n in ("n", "c", "h", "w")[: case.rank])
     return (2, *shape) if case.variadic and case.rank > 1 and case.seed % 3 == 0 else shape
 
 
 def rank_of(case: Declared) -> int:
-    """Return the number of dims of the tensor ``x`` that the declaration ``case`` is called with."""
+    """Return the number of dims of the tensor ``x`` that the op declaration ``case`` is called with."""
     return len(shape_of(case, sizes_of(case)))
 
 
@@ -50,8 +50,8 @@ class Arguments:
     def __init__(
         self, case: Declared, device: str = "cpu", other: bool = False, dtype: torch.dtype | None = None
     ) -> None:
-        """Draw the arguments of the declaration ``case`` on ``device`` from its seed, for other sizes if ``other``, and
-        in ``dtype`` if it is given.
+        """Draw the arguments of the op declaration ``case`` on ``device`` from its seed, for other sizes if ``other``,
+        and in ``dtype`` if it is given.
         """
         self.case, self.device = case, device
         # A generator of its own, so that the values do not depend on what ran before.
@@ -78,8 +78,8 @@ class Arguments:
             self._repeat()
 
     def _value(self, name: str, annotation: str) -> Any:
-        """Return the argument for the parameter ``name``, chosen by the features of the declaration: a scalar, a
-        tensor, a list of tensors, or None. ``annotation`` is not read.
+        """Return the argument for the parameter ``name``, chosen by the features of the op declaration that the
+        arguments are for: a scalar, a tensor, a list of tensors, or None. ``annotation`` is not read.
         """
         if name in PASSED:
             if name == "ks" and self.case.kernel == "template":
@@ -137,8 +137,8 @@ class Arguments:
         copies: dict[int, Tensor] = {}
 
         def copy(value: Any, name: str) -> Any:
-            """Return the copy of ``value``, the argument ``name`` or a tensor of its list. Values other than tensors
-            are returned themselves.
+            """Return the copy of ``value``, the argument ``name`` or a tensor of its list, as ``fresh`` makes it: with
+            dtype, strides and gradients as that call asks. Values other than tensors are returned themselves.
             """
             if isinstance(value, list) and value and isinstance(value[0], Tensor):
                 return [copy(v, name) for v in value]

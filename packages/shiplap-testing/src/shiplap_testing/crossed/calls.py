@@ -37,8 +37,9 @@ class Calls:
     def expected(
         self, given: Arguments | None = None, *, differentiate: bool = False, twice: bool = False
     ) -> tuple[Observed, Observed]:
-        """Return what the reference does with the arguments ``given``, by default those of the declaration: once in
-        their own dtype and once in float64. ``differentiate`` adds gradients, and ``twice`` second ones.
+        """Return what the reference does with the arguments ``given``, by default those of the declaration: the
+        results, gradients and writes once in their own dtype and once in float64. ``differentiate`` adds gradients, and
+        ``twice`` second ones.
         """
         given = given or self.given
         found = []
@@ -72,7 +73,8 @@ class Calls:
         requires: bool = True,
     ) -> str:
         """Call ``fn`` on copies of the arguments, and return how its results, gradients and writes differ from those of
-        the reference, as text, which is empty if they do not.
+        the reference, as text, which is empty if they do not. ``strides`` and ``requires`` say whether strides, and
+        whether results require gradients, are compared too.
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate
@@ -88,7 +90,7 @@ def _in_tuple(fn: Function) -> Function:
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``fn`` in a tuple."""
+        """Return the result of ``fn`` (argument of ``_in_tuple``) in a tuple."""
         return (fn(*args, **kwargs),)
 
     return called
@@ -98,7 +100,7 @@ def function_of(op: Any) -> Function:
     """Return a plain function that calls ``op``, for torch to compile."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of ``op``."""
+        """Return the result of ``op`` (argument of ``function_of``)."""
         return op(*args, **kwargs)
 
     return called
@@ -113,7 +115,7 @@ class Model(torch.nn.Module):
         self.op = op
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the op."""
+        """Return the result of the op that this module holds, called with the same arguments."""
         return self.op(*args, **kwargs)
 
 
@@ -123,8 +125,8 @@ _ID = re.compile(r"\bSL\d{3}\b")
 
 
 def refusal_id(cause: BaseException) -> str:
-    """Return the id of the catalogue error that ``cause`` is, was caused by, or quotes in its text. The text is empty
-    if there is none.
+    """Return the id, such as ``SL208``, of the catalogue error (one of shiplap's documented errors) that ``cause`` is,
+    was caused by, or quotes in its text. The text is empty if there is none.
     """
     seen: BaseException | None = cause
     while seen is not None:

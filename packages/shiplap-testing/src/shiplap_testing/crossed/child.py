@@ -29,8 +29,8 @@ def main() -> int:
         begun = [time.monotonic()]
 
         def tell(**fields: Any) -> None:
-            """Write ``fields``, an event, as a line of JSON. An event with an outcome gets the seconds since the event
-            before.
+            """Write ``fields``, an event of the run, as a line of JSON to the results of ``main``. An event with an
+            outcome gets the seconds since the event before.
             """
             if "outcome" in fields:
                 fields["seconds"] = round(time.monotonic() - begun[0], 2)
@@ -50,8 +50,9 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare the ops of ``cases`` in ``folder``, and call each in the ways ``first`` and in its own, except for pairs
-    of seed and way in ``skipped``. Each event is passed to ``tell`` as keywords.
+    """Declare the ops of the declarations ``cases`` in ``folder``, and call each in the ways ``first`` and in those
+    that the declaration names, except for pairs of seed and way in ``skipped``. Each event (begin, outcome) is passed
+    to ``tell`` as keywords.
     """
     import torch
 
@@ -104,13 +105,16 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Whether the fusion choice ``choice`` took a candidate, and not what the op does without one."""
+    """Whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the op's
+    templates, and not what the op does without one.
+    """
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 
 
 def served(case: Any, made: Any) -> list[str]:
-    """Return which of the texts ``kernel`` and ``binding`` serve the calls of the declaration ``case``. Neither serves
-    a case whose kernel ``made`` lists as refused or not written.
+    """Return which of a declaration's two features ``kernel`` and ``binding`` are tested by the calls of ``case``, as
+    their names. The list is empty if shiplap refused the kernel or none was written, which ``made`` lists, since the
+    reference then serves the calls, and without ``binding`` if shiplap refused the binding.
     """
     if case.seed in made.unbound:
         return ["kernel"]

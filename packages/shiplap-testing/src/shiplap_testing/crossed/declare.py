@@ -41,8 +41,9 @@ class Made:
 
 
 def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Made:
-    """Declare the ops of ``cases`` with their kernels in ``folder``, and return ops and refusals by seed. All C kernels
-    of one kind of binding share a library.
+    """Declare the ops of the declarations ``cases`` with their kernels in ``folder``, and return the ops, and the
+    refusals of kernels (shiplap's errors), by the seed of the declaration. All C kernels of one kind of binding share a
+    library.
     """
     made = Made()
     for case in cases:
@@ -60,8 +61,8 @@ def declare(cases: Sequence[Declared], folder: Path, device: str = "cpu") -> Mad
 
 
 def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
-    """Write the module of the declaration ``case`` into ``folder``, import it, bind its native kernel, and return the
-    op. The reason for a missing kernel is added to ``made``.
+    """Write the module of the op declaration ``case`` into ``folder``, import it, bind its native kernel, and return
+    the op. The reason for a missing kernel is added to ``made``.
     """
     text = module_text(case, device)
     name = op_name(case)
@@ -95,8 +96,8 @@ def declare_one(case: Declared, folder: Path, device: str, made: Made) -> Any:
 
 
 def _template(case: Declared, folder: Path, device: str) -> str:
-    """Write the template of the declaration ``case`` into ``folder``, and return the source line that binds it to the
-    op.
+    """Write the template (a kernel source that Inductor compiles and fuses) of the op declaration ``case`` into
+    ``folder``, and return the source line that binds it to the op.
     """
     name = op_name(case)
     language, given = "cpp", 'configs=[{"BN": 16}]'
@@ -108,7 +109,7 @@ def _template(case: Declared, folder: Path, device: str) -> str:
 
 
 def _bind_native(case: Declared, op: Any, folder: Path, device: str) -> None:
-    """Bind the kernel of the declaration ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is
+    """Bind the kernel of the op declaration ``case`` in C, C++ or CUDA C++ to ``op``. Its library in ``folder`` is
     compiled later, by ``_compile``.
     """
     import shiplap as sl

@@ -161,8 +161,8 @@ class Declared:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Return the features of the declaration and its arguments as texts, such as ``rank:2`` or ``term:second``,
-        without the ways of its calls.
+        """Return the features of the declaration and its arguments as texts of a kind and a value, such as ``rank:2``
+        or ``term:second``, without the ways in which it is called.
         """
         found = [f"rank:{self.rank}", f"dtype:{self.annotation}/{self.dtype}", f"state:{self.state}"]
         found += [f"kernel:{self.kernel}", f"binding:{self.binding}", f"size:{self.sizes}", f"rule:{self.rule}"]
@@ -226,7 +226,7 @@ def _kernel_on(kernel: str, device: str) -> str:
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """Return the declaration ``case`` without features that contradict each other, which no author could write. What
+    """Return the op declaration ``case`` without features that contradict each other, which no author could write. What
     shiplap refuses stays, since refusals are counted. The reason for each pair of features that is dropped is in
     ``impossible.py``.
     """
@@ -253,7 +253,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 
 def _fitting_kernel(case: Declared) -> Declared:
-    """Return the declaration ``case`` without those terms, results and states that its kind of kernel cannot have."""
+    """Return the op declaration ``case`` without terms, results and states that its kind of kernel cannot have."""
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
         outs = tuple(o for o in outs if o in TEMPLATE_OUTS and (o not in ("rows", "count") or case.rank > 1))[:1]
@@ -272,7 +272,7 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 
 def _fitting_outs(case: Declared) -> Declared:
-    """Return the declaration ``case`` with those of its results that its rank and state allow."""
+    """Return the op declaration ``case`` with those of its results that its rank and state allow."""
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs
     if case.tuple_of_one and "kept" not in outs:
@@ -287,8 +287,8 @@ def _fitting_outs(case: Declared) -> Declared:
 
 
 def _fitting_ways(case: Declared, device: str) -> tuple[str, ...]:
-    """Return the ways in which the op of ``case`` can be called on ``device``. A way that runs a template kernel is
-    added if none does.
+    """Return the ways (``vmap``, ``export`` and others) in which the op of ``case`` can be called on ``device``. A way
+    that runs a template kernel is added if none does.
     """
     ways = tuple(w for w in case.ways if w != "packaged" and (w != "cuda_graph" or device == "cuda"))
     if case.kernel == "template" and not ({*ways} & {*COMPILED}) and device == "cpu":
@@ -345,12 +345,14 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """Return all pairs among ``features`` and the feature ``way:<way>``, each pair in alphabetical order."""
+    """Return all pairs among ``features``, texts such as ``rank:2``, and the feature ``way:<way>`` of one way of a
+    call, each pair in alphabetical order.
+    """
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 
 
 def with_feature(case: Declared, feature: str) -> Declared:
-    """Return the declaration ``case`` with ``feature``, a text such as ``kernel:c``, added. Contradictions with its
+    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added. Contradictions with its
     other features are left to ``fitting``.
     """
     kind, _, value = feature.partition(":")
@@ -390,15 +392,15 @@ _WITH: dict[str, dict[str, Any]] = {
 
 
 def _rule(value: str) -> str | None:
-    """Return the autocast rule that ``value`` stands for in the text of a feature: None for ``"None"``, and otherwise
-    the text itself.
+    """Return the autocast rule that ``value``, the value in the text of a feature such as ``rule:widest``, stands for:
+    None for ``"None"``, and otherwise the text itself.
     """
     return None if value == "None" else value
 
 
 def with_pair(case: Declared, rarest: Iterable[tuple[str, str]], device: str) -> Declared | None:
-    """Return the declaration ``case`` with the first pair of features of ``rarest`` that fits it on ``device``, or None
-    if none does.
+    """Return the op declaration ``case`` with the first pair of features of ``rarest`` that fits it on ``device``, or
+    None if none does.
     """
     for first, second in rarest:
         for order in ((first, second), (second, first)):

@@ -58,8 +58,8 @@ WRONG_VALUES = ("stride", "tail", "mutation", "gradient", "fake")
 
 
 def plant(case: Declared, text: str) -> str:
-    """Return ``text``, the source of a declaration or kernel, with the fault of ``case`` planted. The text is unchanged
-    if ``case`` has no fault, or one of another text.
+    """Return ``text``, the source of a declaration or kernel, with the fault of the op declaration ``case`` planted.
+    The text is unchanged if ``case`` has no fault, or one of another text.
     """
     if not case.fault:
         return text

@@ -22,7 +22,9 @@ _WITHOUT = {
 
 
 def _both(firsts: tuple[str, ...], seconds: tuple[str, ...], why: str) -> dict[frozenset[str], str]:
-    """Return each pair of one of ``firsts`` and one of ``seconds`` with the reason ``why`` no declaration has both."""
+    """Return a dict of each pair of one of ``firsts`` and one of ``seconds``, features of declarations such as
+    ``out:rows``, with the reason ``why`` no declaration has both.
+    """
     return {frozenset((a, b)): why for a in firsts for b in seconds}
 
 
@@ -70,13 +72,17 @@ IMPOSSIBLE: dict[frozenset[str], str] = {
 
 
 def is_one_kind(first: str, second: str) -> bool:
-    """Whether the two features are values of one choice, such as two dtypes, so that no declaration has both."""
+    """Whether the two features, texts such as ``dtype:float16``, are values of one choice, so that no declaration has
+    both.
+    """
     kind = first.partition(":")[0]
     return kind in ONE_KIND and kind == second.partition(":")[0]
 
 
 def why_impossible(first: str, second: str) -> str:
-    """Return the reason why no declaration has both features, or an empty text if one can."""
+    """Return the reason why no declaration has both features, texts such as ``dtype:float16``, or an empty text if one
+    can.
+    """
     if is_one_kind(first, second):
         return f"there is one {first.partition(':')[0]} at a time"
     return IMPOSSIBLE.get(frozenset((first, second)), "")

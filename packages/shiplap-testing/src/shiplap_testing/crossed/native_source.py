@@ -86,7 +86,7 @@ SL_BODY void save_at(const View* t, const int64_t* i, int from, double value) { 
 
 def _value(case: Declared) -> list[str]:
     """Return the lines of C that compute ``v``, the value of one element, from the terms (factors and summands) of the
-    declaration ``case``.
+    op declaration ``case``.
     """
     t, lines = case.terms, ["double v = load_at(&x, i, 0) * 2;"]
     lines += ["v *= load_at(&y, i, 0);"] if "second" in t else []
@@ -107,7 +107,7 @@ def _value(case: Declared) -> list[str]:
 
 def _stores(case: Declared) -> list[str]:
     """Return the lines of C that store ``v``, the value of one element, in the mutated argument and in each result of
-    the declaration ``case``.
+    the op declaration ``case``.
     """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]
@@ -196,7 +196,7 @@ _COLUMNS = """
 
 
 def c_function(case: Declared, spec: Any, device: str = "cpu", name: str = "") -> str:
-    """Return the source of the kernel of the declaration ``case`` in C, or in CUDA C++ on a GPU, as a function
+    """Return the source of the kernel of the op declaration ``case`` in C, or in CUDA C++ on a GPU, as a function
     ``name``, by default named like its op. The parameters have the order of ``spec``, the declared signature.
     """
     from shiplap.codegen import c_prototype
@@ -248,8 +248,8 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
 
 
 def _zeroed(case: Declared) -> str:
-    """Return the C source that sets the row sums and counts among the results of ``case`` to zero, since the loop over
-    elements does not reach rows without elements.
+    """Return the C source that sets the row sums and counts among the results of the op declaration ``case`` to zero,
+    since the loop over elements does not reach rows without elements.
     """
     lines = []
     for out, kind in (("rows", "rows"), ("count", "count")):
@@ -280,8 +280,8 @@ def _launch(name: str, passed: list[str], extents: list[str]) -> str:
 
 
 def template_unable(case: Declared) -> str:
-    """Return the reason why no C++ or Triton template is written for the declaration ``case``, or an empty text if one
-    is.
+    """Return the reason why no C++ or Triton template is written for the op declaration ``case``, or an empty text if
+    one is.
     """
     if len(case.outs) != 1 or case.outs[0] not in TEMPLATE_OUTS or case.state != "pure":
         return f"a template is written for one result of {', '.join(TEMPLATE_OUTS)}"
@@ -298,8 +298,9 @@ class _Places:
     """
 
     def __init__(self, case: Declared, *, typed: str, size: str) -> None:
-        """Compute the names of the indices of the result of ``case``, and those of the element of ``x`` that it needs.
-        ``typed`` begins the declaration of a variable, and ``size`` is a format for the size of a dim of ``x``.
+        """Compute the names of the indices of the result of the op declaration ``case``, and those of the element of
+        ``x`` that it needs. ``typed`` begins the declaration of a variable, and ``size`` is a format for the size of a
+        dim of ``x``.
         """
         rank, (out,) = rank_of(case), case.outs
         reduced = out in ("rows", "count")
@@ -318,7 +319,7 @@ class _Places:
 
 
 def _template_value(case: Declared, load: str, end: str) -> list[str]:
-    """Return the template lines that compute ``v``, the value of one element, from the terms of the declaration
+    """Return the template lines that compute ``v``, the value of one element, from the terms of the op declaration
     ``case``. ``load`` is a format for reading an element of a tensor, and ``end`` is the end of a statement.
     """
     t = case.terms
@@ -349,8 +350,8 @@ def _template_value(case: Declared, load: str, end: str) -> list[str]:
 
 
 def template_text(case: Declared) -> str:
-    """Return the source of the C++ template of the declaration ``case``, which computes tiles of the last two dims of
-    the result in turn.
+    """Return the source of the C++ template (a kernel that Inductor compiles and fuses) of the op declaration ``case``,
+    which computes tiles of the last two dims of the result in turn.
     """
     places = _Places(case, typed="const int64_t ", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -404,8 +405,8 @@ extern "C"
 
 
 def triton_template_text(case: Declared) -> str:
-    """Return the source of the Triton template of the declaration ``case``, in which each lane computes one element of
-    the result.
+    """Return the source of the Triton template (a kernel that Inductor compiles and fuses) of the op declaration
+    ``case``, in which each lane computes one element of the result.
     """
     places = _Places(case, typed="", size='{{{{size("x", {})}}}}')
     (out,) = case.outs
@@ -450,23 +451,25 @@ def triton_template_text(case: Declared) -> str:
 
 
 def _triton_value(case: Declared, at: list[str], load: Any) -> list[str]:
-    """Return the Triton lines that compute ``v``, the value of one element, from the terms of ``case`` at the indices
-    ``at``. ``load(name, indices)`` writes the load of an element.
+    """Return the Triton lines that compute ``v``, the value of one element, from the terms of the op declaration
+    ``case`` at the indices ``at``. ``load(name, indices)`` writes the load of an element.
     """
     lines = _template_value(case, "<{}|{}>", "")
     for d in range(len(at)):
         lines = [line.replace(f"@{d}", at[d]) for line in lines]
 
     def written(found: re.Match[str]) -> str:
-        """Return the load that stands in place of the mark ``found``, such as ``<y|i0, i1>``."""
+        """Return the source of the load that stands in place of the mark ``found``, such as ``<y|i0, i1>``, which names
+        a tensor and its indices. A regular expression calls this for each mark.
+        """
         return str(load(found[1], [i.strip().strip('"') for i in found[2].split(",")]))
 
     return [re.sub(r"<(\w+)\|([^>]*)>", written, line) for line in lines]
 
 
 def triton_template_grid(case: Declared) -> str:
-    """Return the source of the grid function of the Triton template of ``case``: as many programs as the result has
-    blocks.
+    """Return the source of the grid function of the Triton template of the op declaration ``case``: as many programs as
+    the result has blocks.
     """
     dims = [d for d in dims_of(case) if not d.startswith("*")]
     counts = [f"sizes[{d!r}]" for d in (dims[:-1] if case.outs[0] in ("rows", "count") else dims)]
@@ -476,7 +479,7 @@ def triton_template_grid(case: Declared) -> str:
 
 
 def triton_unable(case: Declared) -> str:
-    """Return the reason why no Triton kernel is written for the declaration ``case``, or an empty text if one is."""
+    """Return the reason why no Triton kernel is written for the op declaration ``case``, or an empty text if one is."""
     if set(case.outs) - set(TRITON_OUTS) or case.state in ("mutated_list", "view"):
         return f"a Triton kernel is written for {', '.join(TRITON_OUTS)}"
     if more := set(case.terms) - set(TRITON_TERMS):

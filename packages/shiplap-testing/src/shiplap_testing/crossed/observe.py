@@ -76,7 +76,9 @@ def observe(
 
 
 def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
-    """Return the position in ``tensors`` of the first one that shares memory with ``value``, or -1 if none does."""
+    """Return the position in ``tensors``, the arguments of a call, of the first one that shares memory with the result
+    ``value``, or -1 if none does.
+    """
     if not isinstance(value, Tensor) or not value.numel():
         return -1
     # Views share the storage of their argument, at any offset.
@@ -106,8 +108,9 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """Return how ``got`` differs from what the reference did, in its own precision (``own``) and in float64 (``wide``),
-    as text, empty if it does not. ``terms`` is the number of terms of a sum, which widens the tolerance.
+    """Return how ``got``, what a call did, differs from what the reference did in its own precision (``own``) and in
+    float64 (``wide``), as text, empty if it does not. ``terms`` is the number of terms of a sum, which widens the
+    tolerance.
     """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"
@@ -150,9 +153,9 @@ def long_strides(t: Tensor) -> list[int]:
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
-    """Return how the numbers of ``got`` differ from the reference, or an empty text. ``own`` and ``wide`` are the
-    reference's results in their dtype and in float64, and a ``size`` above 0 adds a tolerance for gradients, or for
-    sums whose terms are of that size.
+    """Return how the numbers of ``got`` differ from those of the reference, in their dtype (``own``) and in float64
+    (``wide``), or an empty text. ``terms`` is the number of terms of a sum, which widens the tolerance, and so does
+    ``size``, the size of these terms, above 0.
     """
     # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]

@@ -33,8 +33,8 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are written into one library and
-    called in a process without shiplap.
+    """Yield the seed, outcome and detail of each declaration of ``cases``, whose ops are compiled into one library and
+    called in a process that has torch, but not shiplap. ``made`` has the declared ops by seed.
     """
     from shiplap.kernels.native.deploy import deploy
 

@@ -13,8 +13,8 @@ from shiplap_testing.crossed.observe import Function
 
 
 def nested(calls: Calls) -> str:
-    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text. Raises
-    ``NotMetError`` where torch compiles no such region of the reference either.
+    """Return how two calls of the op in a region that torch compiles once differ from its reference, as text, which is
+    empty if it does not. Raises ``NotMetError`` where torch compiles no such region of the reference either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")
@@ -41,14 +41,14 @@ def nested(calls: Calls) -> str:
 
 
 def _nested(calls: Calls, fn: Function) -> str:
-    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, and return how the last call
-    differs from the reference, as text.
+    """Call ``fn`` twice (once if it writes to an argument) in a nested compile region, a part of a graph that torch
+    compiles once for both calls, and return how the last call differs from the reference, as text.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(function_of(fn))
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Return the result of the last call of the region."""
+        """Return the result of the last of the calls of the region in which ``_nested`` puts its function."""
         result = region(*args, **kwargs)
         return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
 
@@ -73,12 +73,16 @@ def region_may_write() -> bool:
 
 
 def _write(x: Tensor) -> None:
-    """Add 1 to ``x`` in place: the implementation and the fake of the op."""
+    """Add 1 to ``x`` in place: the implementation and the fake of the op ``crossed_plain::write``, with which nested
+    compile regions are tried.
+    """
     x.add_(1)
 
 
 def region_may_count() -> bool:
-    """Whether torch compiles a region with an op of its own library whose result has a counted size and a gradient."""
+    """Whether torch compiles a nested region that calls an op of torch's own library with a gradient, whose result has
+    a size that depends on data.
+    """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))
     try:
@@ -95,19 +99,23 @@ def _select_positive() -> Any:
 
     @torch.library.custom_op("crossed_plain::select", mutates_args=())
     def select(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the positive elements of the vector ``x`` and their positions, ``int64``."""
         at = (x > 0).nonzero()[:, 0]
         return x[at], at
 
     @select.register_fake
     def _(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return empty results of the op on fake tensors, with a symbol for their number of elements."""
         count = torch.library.get_ctx().new_dynamic_size()
         return x.new_empty(count), x.new_empty(count, dtype=torch.int64)
 
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        """Return the gradient for the vector: ``grad`` at the positions that were selected, and zero elsewhere."""
         x, at = ctx.saved_tensors
         return torch.zeros_like(x).index_put((at,), grad)
 
     def save(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save the vector and the positions for the backward, and mark the positions as not differentiable."""
         ctx.save_for_backward(inputs[0], output[1])
         ctx.mark_non_differentiable(output[1])
 

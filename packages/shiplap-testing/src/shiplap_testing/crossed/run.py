@@ -59,8 +59,8 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
 
 
 def run_batch(cases: Sequence[Declared], device: str, tell: Callable[[Record], None], limits: Limits = USUAL) -> None:
-    """Run the declarations ``cases`` in a child process, and pass each record to ``tell``. After a crash or a hang,
-    another child runs the rest.
+    """Run the op declarations ``cases`` in a child process, and pass each record (a dict with the seed, the way of a
+    call and its outcome) to ``tell``. After a crash or a hang, another child runs the rest.
     """
     skip: list[tuple[int, str]] = []
     left = list(cases)
@@ -101,9 +101,9 @@ def _child(
     limits: Limits,
     tell: Callable[[Record], None],
 ) -> tuple[list[Record], tuple[int, str], str]:
-    """Run the declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and way
-    that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of its
-    log.
+    """Run the op declarations ``cases`` in one child process, except for ``skip``. Returns the records, the seed and
+    way that was begun last, and how the process ended: ``done``, ``stopped``, ``hung`` or its status with the end of
+    its log.
     """
     results = folder / "results"
     results.touch()
@@ -167,8 +167,8 @@ def run(
     limits: Limits = USUAL,
     batch: int = BATCH,
 ) -> Iterator[Record]:
-    """Run those declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs`` threads,
-    append their records to it, and yield each new record.
+    """Run those op declarations of ``cases`` that the file ``path`` has no result of yet, in batches by ``jobs``
+    threads, append their records (dicts with seed, way and outcome of a call) to the file, and yield each new record.
     """
     done = {r["seed"] for r in read(path) if r.get("way") == "whole"}
     left = [c for c in cases if c.seed not in done]
@@ -180,14 +180,16 @@ def run(
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(jobs) as pool:
 
         def tell(record: Record) -> None:
-            """Append ``record`` to the file and to the records to be yielded."""
+            """Append ``record``, the outcome of one call, to the file of ``run`` and to the records to be yielded."""
             with lock:
                 file.write(json.dumps(record) + "\n")
                 file.flush()
                 fresh.append(record)
 
         def work(some: list[Declared]) -> None:
-            """Run the batch ``some`` of declarations, unless the time of the run is over."""
+            """Run the batch ``some`` of declarations in a child process, unless the time limit of the whole run is
+            over.
+            """
             # Batches that are still in the queue of the pool do not begin after the end.
             if time.monotonic() < limits.end:
                 run_batch(some, device, tell, limits)

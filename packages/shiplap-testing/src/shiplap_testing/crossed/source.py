@@ -54,34 +54,36 @@ PASSED = {
 
 
 def dims_of(case: Declared) -> list[str]:
-    """Return the names of the dims of the tensor ``x`` of the declaration ``case`` in order. A variadic one has ``*b``
-    in place of the first.
+    """Return the names of the dims of the tensor ``x`` of the op declaration ``case`` in order. A variadic one has
+    ``*b`` in place of the first.
     """
     names = list(NAMES[: case.rank])
     return ["*b", *names[1:]] if case.variadic else names
 
 
 def _broadcast(case: Declared) -> list[str]:
-    """Return the names of the dims of the argument ``b`` of ``case``, of which one is marked ``#`` since it may have
-    size 1.
+    """Return the names of the dims of the argument ``b`` of the op declaration ``case``, of which one is marked ``#``
+    since it may have size 1.
     """
     dims, at = dims_of(case), 1 if case.variadic else 0
     return [*dims[:at], f"#{dims[at]}", *dims[at + 1 :]]
 
 
 def has(case: Declared, term: str) -> bool:
-    """Whether the declaration ``case`` has the term ``term``, a factor or summand of its value."""
+    """Whether the op declaration ``case`` has the term ``term``, a factor or summand of its value."""
     return term in case.terms
 
 
 def tensor(case: Declared, dims: list[str]) -> str:
-    """Return the annotation of a tensor with the dims ``dims`` in the dtype of ``case``, as source text."""
+    """Return the annotation of a tensor with the dims ``dims`` in the dtype of the op declaration ``case``, as source
+    text.
+    """
     return f'{case.annotation}[Tensor, "{" ".join(dims)}"]'
 
 
 def parameters(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and default (empty for none) of every parameter of the declaration ``case`` in order.
-    The name ``*`` stands before keyword-only ones.
+    """Return the name, annotation and default (empty for none) of every parameter of the op declaration ``case`` in
+    order. The name ``*`` stands before keyword-only ones.
     """
     dims = dims_of(case)
     full = tensor(case, dims)
@@ -111,8 +113,8 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] = ()) -> str:
-    """Return the parameters of the declaration ``case`` as source text, with annotations and defaults if ``annotated``,
-    and the keyword-only names ``more`` at the end.
+    """Return the parameters of the op declaration ``case`` as source text, with annotations and defaults if
+    ``annotated``, and the keyword-only names ``more`` at the end.
     """
     shown = []
     given = parameters(case)
@@ -127,8 +129,8 @@ def signature(case: Declared, *, annotated: bool = True, more: tuple[str, ...] =
 
 
 def value_lines(case: Declared) -> list[str]:
-    """Return the lines of Python that compute ``v``, the values of all elements, from the terms of ``case``. Where
-    ``v`` is squared, ``u`` is the value before.
+    """Return the lines of Python that compute ``v``, the values of all elements, from the terms of the op declaration
+    ``case``. Where ``v`` is squared, ``u`` is the value before.
     """
     t = case.terms
     lines = ["v = x * 2"]
@@ -167,7 +169,7 @@ RESULT = {
 
 
 def results(case: Declared) -> list[tuple[str, str, str]]:
-    """Return the name, annotation and Python expression of every result of the declaration ``case`` that is a new
+    """Return the name, annotation and Python expression of every result of the op declaration ``case`` that is a new
     value, in order.
     """
     dims = dims_of(case)
@@ -195,15 +197,15 @@ def results(case: Declared) -> list[tuple[str, str, str]]:
 
 
 def _turn(case: Declared) -> str:
-    """Return the source of the method call that reverses the dims of a tensor of ``case``, or swaps the last two if
-    they are variadic.
+    """Return the source of the method call that reverses the dims of a tensor of the op declaration ``case``, or swaps
+    the last two if they are variadic.
     """
     return "transpose(-1, -2)" if case.variadic else f"permute({', '.join(map(str, range(case.rank)[::-1]))})"
 
 
 def kept_line(case: Declared) -> list[str]:
     """Return the line of Python that finds the positions ``at`` of the elements to be kept, in a list, which is empty
-    if no result of ``case`` has a size that depends on data.
+    if no result of the op declaration ``case`` has a size that depends on data.
     """
     if not case.dynamic:
         return []
@@ -213,7 +215,7 @@ def kept_line(case: Declared) -> list[str]:
 
 
 def mutation_lines(case: Declared) -> list[str]:
-    """Return the lines of Python that add ``v`` to the arguments which ``case`` writes to."""
+    """Return the lines of Python that add ``v`` to the arguments which the op declaration ``case`` writes to."""
     return {
         "mutated": ["acc.add_(v)"],
         "returned": ["acc.add_(v)"],
@@ -223,8 +225,8 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement of ``case``: a view or the mutated argument first, then new results. For a
-    ``kernel``, the mutated argument is left out.
+    """Return the return statement of the op declaration ``case``: a view or the mutated argument first, then new
+    results. For a ``kernel``, the mutated argument is left out.
     """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:
@@ -245,7 +247,7 @@ def _turned(case: Declared) -> str:
 
 
 def return_annotation(case: Declared) -> str:
-    """Return the annotation of the results of ``case`` as source text."""
+    """Return the annotation of the results of the op declaration ``case`` as source text."""
     kinds = [a for _, a, _ in results(case)]
     if case.state == "returned":
         kinds = [tensor(case, dims_of(case)), *kinds]
@@ -257,7 +259,7 @@ def return_annotation(case: Declared) -> str:
 
 
 def keywords(case: Declared) -> str:
-    """Return the keywords that the declaration ``case`` passes to ``@sl.op`` as source text, each with a comma in
+    """Return the keywords that the op declaration ``case`` passes to ``@sl.op`` as source text, each with a comma in
     front.
     """
     dims, parts = dims_of(case), []
@@ -282,7 +284,7 @@ def keywords(case: Declared) -> str:
 
 
 def reference(case: Declared) -> str:
-    """Return the source of the declaration of the op of ``case`` with its reference."""
+    """Return the source of the function that declares the op of ``case`` and computes its reference."""
     name = op_name(case)
     lines = [f'@sl.op("{NAMESPACE}::{name}"{keywords(case)})']
     lines += [f"def {name}({signature(case)}) -> {return_annotation(case)}:"]
@@ -296,8 +298,8 @@ def op_name(case: Declared) -> str:
 
 
 def backward(case: Declared) -> str:
-    """Return the source of the gradient of ``case``, as formulas that are differentiable again. The text is empty for a
-    case without a gradient.
+    """Return the source of the gradient of the op declaration ``case``, as formulas that are differentiable again. The
+    text is empty for a case without a gradient.
     """
     if not (case.gradient and any(o in FLOATING for o in case.outs)) or case.mutates or case.state == "view":
         return ""
@@ -372,8 +374,8 @@ def _chained(case: Declared) -> list[str]:
 
 
 def samples(case: Declared) -> str:
-    """Return the source of a builder of sample arguments, which a template with an index needs before it is proven. The
-    text is empty for other cases.
+    """Return the source of a function that builds example arguments of the op of ``case``. A template with an index
+    argument needs it, since it is tried on examples before it is used. The text is empty for other cases.
     """
     if "index" not in case.terms or case.kernel != "template":
         return ""
@@ -404,8 +406,8 @@ def flat_{name}(t):
 
 
 def python_kernel(case: Declared, device: str) -> str:
-    """Return the source of the Python kernel of ``case`` for ``device``. By its kind, it returns results, fills tensors
-    for them, or reads its arguments by address without their strides.
+    """Return the source of the Python kernel of the op declaration ``case`` for ``device``. By its kind, it returns
+    results, fills tensors for them, or reads its arguments by address without their strides.
     """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs
@@ -442,8 +444,8 @@ from shiplap_testing.crossed.source import Shade
 
 
 def module_text(case: Declared, device: str = "cpu") -> str:
-    """Return the source of the module of the declaration ``case``: its op, gradient, samples and Python kernel. Native
-    kernels are added later, since they need a header of the op.
+    """Return the source of the module of the op declaration ``case``: its op, gradient, samples and Python kernel.
+    Native kernels are added later, since they need a header of the op.
     """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):

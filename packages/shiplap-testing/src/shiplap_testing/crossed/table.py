@@ -28,17 +28,23 @@ class Table:
 
     @property
     def impossible(self) -> dict[tuple[str, str], str]:
-        """Return the pairs of features of this run that no declaration can have, each with the reason."""
+        """Return the pairs of features (texts such as ``rank:2``) of this run that no declaration can have together,
+        each with the reason.
+        """
         features = sorted({f for pair in (*self.met, *self.refused) for f in pair})
         return {pair: why for pair in combinations(features, 2) if (why := why_impossible(*pair))}
 
     @property
     def scarce(self) -> list[tuple[str, str]]:
-        """Return the pairs of features that were met less than ``ENOUGH`` times, sorted, refused ones included."""
+        """Return the pairs of features (texts such as ``rank:2``) whose declarations were called without a difference
+        less than ``ENOUGH`` times, sorted. Pairs that shiplap refused are included.
+        """
         return sorted(p for p in {*self.met, *self.refused} if self.met[p] < ENOUGH)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as plain data: outcomes, ways, pairs met or refused, and failures."""
+        """Return the table as plain data for JSON: counts of outcomes, counts by way of a call, how often each pair of
+        features passed or was refused, and failures.
+        """
         return {
             "outcomes": dict(self.outcomes),
             "ways": {way: dict(counts) for way, counts in sorted(self.ways.items())},
@@ -52,8 +58,8 @@ class Table:
 
 
 def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
-    """Return the table of ``records``, the outcomes of calls of the declarations ``cases``. Of several records of one
-    call the last counts.
+    """Return the table of ``records``, the outcomes of calls of the op declarations ``cases``. Of several records of
+    one call the last counts.
     """
     table, by_seed = Table(), {c.seed: c for c in cases}
     last = {(r["seed"], r["way"]): r for r in records}  # a batch that was stopped ran again
@@ -79,8 +85,8 @@ def tabulate(cases: Iterable[Declared], records: Iterable[Record]) -> Table:
 
 
 def _served(case: Declared, served: Sequence[str]) -> Declared:
-    """Return the declaration ``case`` with the kernel and binding that served the call, of which ``served`` lists the
-    names.
+    """Return the op declaration ``case``, with the kernel ``none`` and the binding ``python`` in place of those whose
+    names (``kernel``, ``binding``) are not in ``served``, so that the table does not count what no call tested.
     """
     if "kernel" not in served:
         return replace(case, kernel="none", binding="python")
@@ -96,8 +102,8 @@ def reason_of(detail: str) -> str:
 
 
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
-    """Return the table of a run of the declarations ``cases`` as Markdown: totals, ways of calls, pairs that were
-    refused or rarely met, impossible pairs, and failures.
+    """Return the table of a run of the op declarations ``cases`` as Markdown: totals, ways of calls, pairs of features
+    that were refused or rarely passed, impossible pairs, and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

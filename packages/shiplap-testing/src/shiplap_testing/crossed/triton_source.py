@@ -8,7 +8,9 @@ from shiplap_testing.crossed.source import dims_of, op_name, results
 
 
 def _triton_outs(case: Declared) -> list[str]:
-    """Return the names of the output tensors of the Triton kernel of ``case``, as the declaration names its results."""
+    """Return the names of the output tensors of the Triton kernel of the op declaration ``case``, as the declaration
+    names its results.
+    """
     names = [n for n, _, _ in results(case)]
     if len(names) == 1:
         return ["out"]
@@ -17,7 +19,7 @@ def _triton_outs(case: Declared) -> list[str]:
 
 def _triton_element(case: Declared) -> list[str]:
     """Return the Triton lines that compute ``v``, the value of the element ``at`` of contiguous tensors, from the terms
-    of the declaration ``case``.
+    of the op declaration ``case``.
     """
     t = case.terms
     wide = ".to(tl.float32)" if case.dtype == "bfloat16" else ""
@@ -38,8 +40,8 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the Triton lines that store ``v`` for one element in the mutated argument and in those results of ``case``
-    that have an element for it.
+    """Return the Triton lines that store ``v`` for one element in the mutated argument and in those results of the op
+    declaration ``case`` that have an element for it.
     """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []
@@ -83,7 +85,9 @@ def _rounded(case: Declared) -> str:
 
 
 def _triton_rows(case: Declared) -> list[str]:
-    """Return the Triton lines of loops over rows, for those results of ``case`` that have one element for each row."""
+    """Return the Triton lines of loops over rows, for those results of the op declaration ``case`` that have one
+    element for each row.
+    """
     kinds = {"rows": ("float64", "v"), "count": ("int64", "(e > 0)")}
     lines = []
     for out, name in zip(case.outs, _triton_outs(case), strict=True):
@@ -101,8 +105,8 @@ def _triton_rows(case: Declared) -> list[str]:
 
 
 def triton_text(case: Declared, device: str) -> str:
-    """Return the source of the Triton kernel of the declaration ``case`` and of its binding for ``device``. A program
-    computes a block of elements, or all of them where they are summed.
+    """Return the source of the Triton kernel of the op declaration ``case`` and of its binding for ``device``. A
+    program computes a block of elements, or all of them where they are summed.
     """
     t, name, outs = case.terms, op_name(case), _triton_outs(case)
     tensors = [n for term, n in (("second", "y"), ("index", "idx"), ("broadcast", "b"), ("optional", "o")) if term in t]

@@ -45,14 +45,14 @@ def _compiled(calls: Calls, backend: str, dynamic: bool | None) -> str:
 
 def aot_eager(calls: Calls) -> str:
     """Return how a call of the op, compiled by the backend ``aot_eager`` (traced and run eagerly), differs from its
-    reference, as text.
+    reference, as text, which is empty if it does not.
     """
     return _compiled(calls, "aot_eager", None)
 
 
 def inductor(calls: Calls, dynamic: bool | None = None) -> str:
-    """Return how a call of the op, compiled by Inductor, differs from its reference, as text. Raises ``NotMetError``
-    where torch fails for the reference alike, as 2.11 does for no rows on a GPU.
+    """Return how a call of the op, compiled by Inductor, differs from its reference, as text, which is empty if it does
+    not. Raises ``NotMetError`` where torch fails for the reference alike, as 2.11 does for no rows on a GPU.
     """
     try:
         return _compiled(calls, "inductor", dynamic)
@@ -68,14 +68,14 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
 
 def inductor_dynamic(calls: Calls) -> str:
     """Return how calls of the op at two sizes, compiled by Inductor with dynamic shapes, differ from its reference, as
-    text.
+    text, which is empty if it does not.
     """
     return inductor(calls, True)
 
 
 def dynamic(calls: Calls) -> str:
     """Return how calls of the op at the first sizes, at other sizes and at the first ones again differ from its
-    reference, as text. torch compiles the second call for any size.
+    reference, as text, which is empty if it does not. torch compiles the second call for any size.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -97,7 +97,9 @@ class OfTensors(torch.nn.Module):
         self.at = [i for i, v in enumerate(given.values) if flat_tensors(v)]
 
     def forward(self, *tensors: Any) -> Any:
-        """Return the result of the op, with ``tensors`` as its tensor arguments in order."""
+        """Return the result of the op that this module holds, with ``tensors`` as its tensor arguments in order and its
+        other arguments as they were at the start.
+        """
         values = list(self.rest)
         for i, value in zip(self.at, tensors, strict=True):
             values[i] = value
@@ -122,7 +124,7 @@ def _exported(calls: Calls, dims: bool) -> str:
     module = torch.export.export(model, tensors, dynamic_shapes=shapes).module()
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        """Call the exported program with the tensors among the arguments."""
+        """Call the exported program, which takes tensors only, with the tensors among the arguments."""
         named = dict(zip([n for n in calls.given.names if n not in calls.given.keywords], args, strict=True)) | kwargs
         return module(*(v for v in (named[n] for n in calls.given.names) if flat_tensors(v)))
 
@@ -130,12 +132,16 @@ def _exported(calls: Calls, dims: bool) -> str:
 
 
 def export(calls: Calls) -> str:
-    """Return how an exported program with fixed sizes that calls the op differs from its reference, as text."""
+    """Return how an exported program with fixed sizes that calls the op differs from its reference, as text, which is
+    empty if it does not.
+    """
     return _exported(calls, False)
 
 
 def export_dynamic(calls: Calls) -> str:
-    """Return how an exported program with dynamic sizes that calls the op differs from its reference, as text."""
+    """Return how an exported program with dynamic sizes that calls the op differs from its reference, as text, which is
+    empty if it does not.
+    """
     return _exported(calls, True)
 
 
@@ -173,7 +179,7 @@ def vmap(calls: Calls) -> str:
         """Return a function that calls ``fn`` with all arguments in declared order."""
 
         def run(*values: Any) -> Any:
-            """Return the result of ``fn`` for the arguments ``values``."""
+            """Return the result of ``fn`` (argument of ``called``) for the arguments ``values``."""
             positional, named = calls.given.split(list(values))
             return fn(*positional, **named)
 
@@ -242,8 +248,8 @@ def func_grad(calls: Calls) -> str:
         at = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.is_floating_point()]
 
         def total(*some: Tensor) -> Tensor:
-            """Return the sum of all results of ``fn``, weighted by random directions, with ``some`` in place of the
-            tensors.
+            """Return the sum of all results of ``fn`` (argument of ``gradients``), weighted by random directions, with
+            the tensors ``some`` in place of the floating-point ones among its arguments.
             """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
@@ -274,7 +280,9 @@ def jvp(calls: Calls) -> str:
         along = [torch.randn(values[i].shape, generator=rng, dtype=torch.float64).to(values[i]) for i in at]
 
         def called(*some: Tensor) -> Any:
-            """Return the tensors among the results of ``fn`` with ``some`` in place of the tensors."""
+            """Return the tensors among the results of ``fn`` (argument of ``tangents``) with the tensors ``some`` in
+            place of the floating-point ones among its arguments.
+            """
             replaced = list(values)
             for i, v in zip(at, some, strict=True):
                 replaced[i] = v
@@ -299,8 +307,8 @@ def jvp(calls: Calls) -> str:
 
 
 def autocast(calls: Calls) -> str:
-    """Return how a call of the op under autocast to bfloat16 differs from its reference, as text. The reference gets
-    arguments that are cast as the rule of the op declares.
+    """Return how a call of the op under autocast to bfloat16 differs from its reference, as text, which is empty if it
+    does not. The reference gets arguments that are cast as the rule of the op declares.
     """
     rule, case = calls.case.rule, calls.case
     to = {"autocast": torch.bfloat16, "float32": torch.float32}.get(rule or "")
@@ -330,7 +338,9 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how a call of the op in inference mode, and then an ordinary call, differ from its reference, as text."""
+    """Return how a call of the op in inference mode, and then an ordinary call, differ from its reference, as text,
+    which is empty if it does not.
+    """
     with torch.inference_mode():
         values = calls.given.fresh()
         got = observe(calls.op, calls.given, values)
@@ -340,7 +350,7 @@ def inference(calls: Calls) -> str:
 
 def no_grad(calls: Calls) -> str:
     """Return how a call of the op under ``torch.no_grad``, with arguments that require gradients, differs from its
-    reference, as text.
+    reference, as text, which is empty if it does not.
     """
     with torch.no_grad():
         own, wide = calls.expected(differentiate=False)
@@ -384,7 +394,7 @@ def _faked(mode: Any, value: Any) -> Any:
 
 def checkpoint(calls: Calls) -> str:
     """Return how a call of the op under activation checkpointing, whose forward runs again in the backward, differs
-    from its reference, as text.
+    from its reference, as text, which is empty if it does not.
     """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
@@ -398,8 +408,8 @@ def checkpoint(calls: Calls) -> str:
 
 
 def threads(calls: Calls) -> str:
-    """Return how calls of the op in four threads at once, three in each, differ from its reference, as text. An
-    exception in a thread is raised again.
+    """Return how calls of the op in four threads at once, three in each, differ from its reference, as text, which is
+    empty if it does not. An exception in a thread is raised again.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")
@@ -408,7 +418,9 @@ def threads(calls: Calls) -> str:
     begin = threading.Barrier(4)
 
     def work() -> None:
-        """Call the op three times and append each difference or exception to ``problems``."""
+        """Call the op three times and append each difference from its reference, or exception, to a list that the four
+        threads share.
+        """
         try:
             # All threads begin at the same time.
             begin.wait()
@@ -432,7 +444,9 @@ def threads(calls: Calls) -> str:
 
 
 def with_compiled_autograd(calls: Calls) -> str:
-    """Return how a call of the op whose backward is compiled as one graph differs from its reference, as text."""
+    """Return how a call of the op whose backward is compiled as one graph differs from its reference, as text, which is
+    empty if it does not.
+    """
     if not calls.differentiable:
         raise NotMetError("no gradient is declared")
     torch.compiler.reset()
@@ -448,12 +462,16 @@ def double_backward(calls: Calls) -> str:
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text."""
+    """Return how a call of the op from a deep copy of a module that holds it differs from its reference, as text, which
+    is empty if it does not.
+    """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
 
 def out(calls: Calls) -> str:
-    """Return how the out-variant of the op, called on tensors filled with 77, differs from its reference, as text."""
+    """Return how the out-variant of the op, called on tensors filled with 77, differs from its reference, as text,
+    which is empty if it does not.
+    """
     if calls.op.variant is None:
         raise NotMetError("the op has no out-variant")
     own, wide = calls.expected()
@@ -539,8 +557,8 @@ WAYS: dict[str, Callable[[Calls], str]] = {
 
 
 def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str, str]:
-    """Call ``op`` of the declaration ``case`` in the way ``way``, and return the outcome (``met``, ``refused``,
-    ``inapplicable``, ``differs`` or ``raised``) and its detail as text.
+    """Call ``op`` of the op declaration ``case`` in the way ``way``, and return the outcome and its detail as text:
+    ``met`` (no difference), ``refused`` (by an error of shiplap), ``inapplicable``, ``differs`` or ``raised``.
     """
     torch.manual_seed(case.seed)
     try:

@@ -25,12 +25,12 @@ def _result_shares_memory(op, *args):
 
 def _adopted_operator(schema, fn, declare):
     """Return a function of a namespace that registers ``fn`` under ``schema``, as another library would, and returns
-    the op that ``declare(ns, name)`` adopts from it.
+    the op that ``declare(ns, name)`` makes of it.
     """
 
     def make(ns):
-        """Register ``fn`` under ``schema`` in the namespace ``ns`` and return the op that ``declare`` adopts
-        from it.
+        """Register the implementation ``fn`` under ``schema`` in the namespace ``ns`` and return the op that
+        ``declare`` makes of it. All but ``ns`` are arguments of ``_adopted_operator``.
         """
         foreign(ns, schema, fn)
         return declare(ns, schema.partition("(")[0])
@@ -39,8 +39,8 @@ def _adopted_operator(schema, fn, declare):
 
 
 def _scaled(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x * scale, and return the
-    adopted op.
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x * scale, and return the op that
+    ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -63,8 +63,8 @@ aliasing(
 
 
 def _turned(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the transpose of x, and return the
-    adopted op.
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the transpose of x, and return the op
+    that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -88,8 +88,8 @@ aliasing(
 
 
 def _counted(ns, name):
-    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns 2 * x, of integers, and return the
-    adopted op.
+    """Declare that the foreign operator ``name`` of the namespace ``ns`` returns 2 * x, of integers, and return the op
+    that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -101,19 +101,20 @@ def _counted(ns, name):
 
 
 def _ring(length):
-    """Return a function of a namespace that adopts an operator of integers, which doubles x. The operator returns one
-    of ``length`` buffers of each shape in turn, which is wrong, or a fresh tensor for a ``length`` of 0.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers, which doubles x.
+    The operator returns one of ``length`` buffers of each shape in turn, which is wrong, or a fresh tensor for a
+    ``length`` of 0.
     """
 
     def make(ns):
         """Register the operator ``doubled`` in the namespace ``ns`` with an implementation and a fake, and return the
-        adopted op.
+        op that ``sl.adopt`` makes of it.
         """
         buffers, turn = {}, itertools.count()
 
         def fn(x):
-            """Return 2 * x. Wrong unless ``length`` is 0: the result is a buffer, which a later call with the same
-            shape overwrites.
+            """Return 2 * x. Wrong unless ``length`` (argument of ``_ring``) is 0: the result is a buffer, which a later
+            call with the same shape overwrites.
             """
             if not length:
                 return x * 2
@@ -133,7 +134,9 @@ def _keeps_results(calls):
     """
 
     def keeps(op):
-        """Whether each of ``calls`` results of ``op`` still holds 2 * x after the last call."""
+        """Whether each of several results of ``op``, as many as the argument ``calls`` of ``_keeps_results`` says,
+        still holds 2 * x after the last call.
+        """
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
 
@@ -163,15 +166,15 @@ def _caching(cache):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache``: the result is the
-        same buffer in each call.
+        """Register with ``op`` the CPU kernel ``forward``, which returns 2 * x. Wrong with ``cache`` (argument of
+        ``_caching``): the result is the same buffer in each call.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x):
-            """Return 2 * x. Wrong with ``cache``: the result is a buffer by shape and dtype, which the next call
-            overwrites.
+            """Return 2 * x. Wrong with ``cache`` (argument of ``_caching``): the result is a buffer by shape and dtype,
+            which the next call overwrites.
             """
             if not cache:
                 return x * 2
@@ -227,8 +230,8 @@ aliasing(
 
 
 def _restored(x, y, *, out):
-    """Write x + y to ``out``. Wrong: x is changed in place and changed back, which loses the digits of small
-    numbers.
+    """Write x + y to ``out``. Wrong: the argument x is changed in place and changed back, which loses the digits of
+    small numbers.
     """
     x.add_(y)
     out.copy_(x)
@@ -301,13 +304,13 @@ def gram(ns):
 
 
 def _symmetric(exact):
-    """Return a function that registers a kernel of ``gram``, which computes a @ a.T where a and b are taken for one
-    tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
+    """Return a function that registers a kernel of the op ``gram``, which computes a @ a.T where a and b are taken for
+    one tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
     """
 
     def fill(a, b, *, out):
-        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``:
-        a and its transpose are taken for one.
+        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``
+        (argument of ``_symmetric``): a and its transpose are taken for one.
         """
         # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
@@ -336,7 +339,7 @@ aliasing(
 
 def twice(ns, name):
     """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x + 1 two times, as two tensors, and
-    return the adopted op.
+    return the op that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -353,7 +356,9 @@ def _two_outputs(copy):
     """
 
     def fn(x):
-        """Return x + 1 two times. Wrong unless ``copy``: both outputs lie in the same memory."""
+        """Return x + 1 two times. Wrong unless ``copy`` (argument of ``_two_outputs``): both outputs lie in the same
+        memory.
+        """
         y = x + 1
         # A view is another tensor object with the same memory, so a comparison of objects does not show it.
         return y, y.clone() if copy else y.view(y.shape)

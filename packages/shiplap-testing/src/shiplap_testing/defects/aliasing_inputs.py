@@ -20,15 +20,15 @@ def _memo(key):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong with a function
-        ``key``: where ``key(x)`` is that of the last call, the last result is written again.
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong with a function ``key``
+        (argument of ``_memo``): where ``key(x)`` is that of the last call, the last result is written again.
         """
         seen = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong with a ``key``: the result of the last call is written again if ``key(x)``
-            is equal, even if the elements of x have changed.
+            """Write 2 * x to ``out``. Wrong with a ``key`` (argument of ``_memo``): the result of the last call is
+            written again if ``key(x)`` is equal, even if the elements of x have changed.
             """
             if key is None:
                 torch.mul(x, 2, out=out)
@@ -80,14 +80,15 @@ def _plan(by_shape):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes the rows of x at ``index`` to ``out``. Wrong
-        with ``by_shape``: the index of the first call is used for all later ones with the same shapes.
+        with ``by_shape`` (argument of ``_plan``): the index of the first call is used for all later ones with the same
+        shapes.
         """
         plans = {}
 
         @op.kernel("cpu")
         def forward(x, index, *, out):
-            """Write the rows of x at ``index`` modulo the number of rows to ``out``. Wrong with ``by_shape``: the index
-            of an earlier call with the same shapes is used.
+            """Write the rows of x at ``index`` modulo the number of rows to ``out``. Wrong with ``by_shape`` (argument
+            of ``_plan``): the index of an earlier call with the same shapes is used.
             """
             plan = index % x.shape[0]
             if by_shape:
@@ -153,8 +154,8 @@ def _running(x, more, *, out):
 
 
 def _adding(x, more, *, out):
-    """Write the sum of x and the tensors of ``more`` to ``out``, without a change of x. This is the sound twin of
-    ``_running``.
+    """Write the sum of x and the tensors of ``more`` to ``out``, without a change of x. This is the right counterpart
+    of the defective ``_running``.
     """
     out.copy_(x)
     for term in more:

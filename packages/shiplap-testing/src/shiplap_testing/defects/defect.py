@@ -72,9 +72,9 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """Return the part of the benchmark that this defect belongs to: ``later`` if it was written after the checks
-        were repaired for all others, and otherwise ``seen`` (authors of checks may look at it) or ``held_out`` (they
-        may not), by a hash of its name.
+        """Return the part of the benchmark of planted defects that this one belongs to: ``later`` if it was written
+        after the checks of the audit were improved on all others, and otherwise ``seen`` (authors of checks may look at
+        it) or ``held_out`` (they may not), by a hash of its name.
         """
         if self.later:
             return "later"
@@ -94,9 +94,9 @@ def add(
     breaks: bool = False,
     later: bool = False,
 ) -> None:
-    """Register the defect ``name`` in ``DEFECTS``. ``bad`` and ``good`` declare the defective op and its sound twin in
-    a given namespace. ``right`` is a check of one op. Raises ``ValueError`` for an unknown ``cause`` or a name that is
-    registered already.
+    """Register the planted defect ``name`` in ``DEFECTS``. ``bad`` and ``good`` declare the defective op and the same
+    op without the defect in a given namespace. ``right`` says whether one of the two is right, without the audit.
+    Raises ``ValueError`` for an unknown ``cause`` or a name that is registered already.
     """
     if cause not in CAUSES or name in DEFECTS:
         raise ValueError(f"{name}: an unknown cause or a name that is taken")
@@ -116,7 +116,7 @@ def of(declare: Callable[[str], sl.Op], *parts: Part) -> Callable[[str], sl.Op]:
     """
 
     def make(namespace: str) -> sl.Op:
-        """Declare the op in ``namespace``, call each of ``parts`` with the op, and return it."""
+        """Declare the op in ``namespace``, call each of ``parts`` (argument of ``of``) with the op, and return it."""
         op = declare(namespace)
         for part in parts:
             part(op)

@@ -22,7 +22,7 @@ def _second(make):
 
     def second(fn, x):
         """Return the gradient at ``x`` of the sum of squares of the gradient of ``fn(x).sum()``, or zeros if the first
-        gradient is not differentiable.
+        gradient cannot be differentiated.
         """
         x.requires_grad_()
         (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
@@ -62,8 +62,8 @@ def _with_helper(factor):
 
         @slope.backward
         def _(grad, saved, needs):
-            """Return the gradients of ``slope`` for x and grad. Wrong for a ``factor`` other than 6: the gradient for x
-            is too small.
+            """Return the gradients of ``slope`` for x and grad. Wrong for a ``factor`` (argument of ``_with_helper``)
+            other than 6: the gradient for x is too small.
             """
             return {"x": factor * saved.x * saved.grad * grad, "grad": 3 * saved.x * grad * saved.x}
 
@@ -97,8 +97,8 @@ def length(ns):
 
 
 def _safe_length(grad, saved, needs):
-    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the sound twin of a
-    gradient that is NaN there.
+    """Return the gradient of the length of each row, which is zero for a row of zeros. This is the right counterpart of
+    a gradient that is NaN there.
     """
     return {"x": (grad / saved.out.masked_fill(saved.out == 0, 1))[:, None] * saved.x}
 
@@ -113,13 +113,13 @@ gradient(
 
 
 def _ties(even):
-    """Return a function that registers a gradient of ``row_max``. Wrong unless ``even``: each of several equal maxima
-    of a row gets the whole gradient instead of an equal share.
+    """Return a function that registers a gradient of the op ``row_max``. Wrong unless ``even``: each of several equal
+    maxima of a row gets the whole gradient instead of an equal share.
     """
 
     def ties(grad, saved, needs):
-        """Return the gradient of the row maximum at the elements that are equal to it. Wrong unless ``even``: ties do
-        not share it.
+        """Return the gradient of the row maximum at the elements that are equal to it. Wrong unless ``even`` (argument
+        of ``_ties``): ties do not share it.
         """
         hit = (saved.x == saved.out[:, None]).to(grad.dtype)
         return {"x": hit * (grad / hit.sum(1) if even else grad)[:, None]}
@@ -234,7 +234,9 @@ def _shared(grad, saved, needs):
 
 
 def _each(grad, saved, needs):
-    """Return the gradients of a * b * c, each computed on its own. This is the sound twin of ``_shared``."""
+    """Return the gradients of a * b * c, each computed on its own. This is the right counterpart of the defective
+    ``_shared``.
+    """
     a, b, c = saved.a, saved.b, saved.c
     return {"a": grad * b * c if needs.a else None, "b": grad * a * c, "c": grad * a * b if needs.c else None}
 
@@ -246,7 +248,7 @@ def _only(*wanted):
 
     def some(fn, count):
         """Return the gradients of the sum of squared results of ``fn`` on ``count`` random matrices, for the arguments
-        at the positions ``wanted``.
+        at the positions ``wanted`` (argument of ``_only``).
         """
         # Only the wanted arguments require gradients, so that ``needs`` is false for the others.
         args = [randn(3, 2, seed=i).requires_grad_(i in wanted) for i in range(count)]

@@ -19,14 +19,14 @@ def _masking(remember):
 
     def bind(op):
         """Register with ``op`` (``relu``) the kernel ``forward``, which passes a mask to ``write``, and the gradient
-        ``_``, which gets it from ``read``. Both functions come from ``remember()``.
+        ``_``, which gets it from ``read``. Both functions come from ``remember()`` (argument of ``_masking``).
         """
         write, read = remember()
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write relu of x to ``out``, and pass the mask of elements that are not below or equal to zero to
-            ``write``.
+            ``write``, one of the two functions that ``remember()`` (argument of ``_masking``) returns.
             """
             torch.clamp_min(x, 0, out=out)
             # In this form NaN counts as positive, as in the gradient of torch's relu.
@@ -34,7 +34,9 @@ def _masking(remember):
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradient of relu: ``grad`` where the mask from ``read`` is set, zero elsewhere."""
+            """Return the gradient of relu: ``grad`` where the mask is set that ``read``, one of the two functions from
+            ``remember()`` (argument of ``_masking``), returns, and zero elsewhere.
+            """
             return {"x": torch.where(read(saved.x), grad, 0)}
 
     return bind
@@ -127,7 +129,9 @@ def _backward_elsewhere(op):
     loss = op(a).sum()
 
     def elsewhere():
-        """Call ``op`` on other numbers, then return the gradient of the call of the first thread."""
+        """Call ``op`` (argument of ``_backward_elsewhere``) on other numbers, then return the gradient of the call of
+        the first thread.
+        """
         op(b)
         return torch.autograd.grad(loss, a)[0]
 
@@ -149,22 +153,25 @@ def _stashed(detached):
     """
 
     def bind(op):
-        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``: they
-        pass the inputs in a dict by the address of the output, so that autograd saves none.
+        """Register with ``op`` (``product``) the kernel ``forward`` and the gradient ``_``. Wrong if ``detached``
+        (argument of ``_stashed``): they pass the inputs in a dict by the address of the output, so that autograd saves
+        none.
         """
         stash = {}
 
         @op.kernel("cpu")
         def forward(x, y, *, out):
-            """Write x * y to ``out``. If ``detached``, also keep x and y under the address of ``out``."""
+            """Write x * y to ``out``. If ``detached`` (argument of ``_stashed``), also keep x and y under the address
+            of ``out``.
+            """
             torch.mul(x, y, out=out)
             if detached:
                 stash[out.data_ptr()] = x, y
 
         @op.backward(saves=["out"] if detached else ["x", "y"])
         def _(grad, saved, needs):
-            """Return the gradients of x * y. Wrong if ``detached``: x and y come from the stash, so that changes in
-            place since the call go unnoticed.
+            """Return the gradients of x * y. Wrong if ``detached`` (argument of ``_stashed``): x and y come from the
+            stash, so that changes in place since the call go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}
@@ -201,15 +208,16 @@ def _accumulating(keep):
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep``: earlier gradients of
-        the same shape and dtype are added, from a buffer that is never cleared.
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong with ``keep`` (argument of
+        ``_accumulating``): earlier gradients of the same shape and dtype are added, from a buffer that is never
+        cleared.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient 2 * grad. Wrong with ``keep``: earlier gradients of the same shape and dtype are
-            added.
+            """Return the gradient 2 * grad. Wrong with ``keep`` (argument of ``_accumulating``): earlier gradients of
+            the same shape and dtype are added.
             """
             if not keep:
                 return {"x": 2 * grad}
@@ -243,15 +251,15 @@ def _shared_gradient(copy):
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy``: all gradients of one
-        shape and dtype are returned in the same buffer.
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy`` (argument of
+        ``_shared_gradient``): all gradients of one shape and dtype are returned in the same buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient 2 * grad. Wrong unless ``copy``: the result is a buffer that the next backward
-            overwrites.
+            """Return the gradient 2 * grad. Wrong unless ``copy`` (argument of ``_shared_gradient``): the result is a
+            buffer that the next backward overwrites.
             """
             if copy:
                 return {"x": grad * 2}
@@ -288,14 +296,14 @@ def _rescaling(in_place):
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``:
-        the tensor of the caller is scaled.
+        """Register with ``op`` the gradient ``_``, which scales the saved y by 1.5 on the way. Wrong with ``in_place``
+        (argument of ``_rescaling``): the tensor of the caller is scaled.
         """
 
         @op.backward
         def _(grad, saved, needs):
-            """Return the gradients of x * y. Wrong with ``in_place``: the saved y, which is the caller's tensor, is
-            multiplied by 1.5.
+            """Return the gradients of x * y. Wrong with ``in_place`` (argument of ``_rescaling``): the saved y, which
+            is the caller's tensor, is multiplied by 1.5.
             """
             y = saved.y.mul_(1.5) if in_place and needs.x else saved.y * 1.5 if needs.x else saved.y
             return {"x": grad * y / 1.5, "y": grad * saved.x}

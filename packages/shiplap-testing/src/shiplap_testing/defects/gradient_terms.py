@@ -53,13 +53,13 @@ def joined(ns):
 
 
 def _list_gradient(step):
-    """Return a function that registers a gradient of ``joined``, whose gradients for the list ``more`` are taken in
-    steps of ``step``: 1 is right, and -1 is wrong, since it reverses their order.
+    """Return a function that registers a gradient of the op ``joined``, whose gradients for the list ``more`` are taken
+    in steps of ``step``: 1 is right, and -1 is wrong, since it reverses their order.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of ``joined`` for x and for the list ``more``. Wrong for a ``step`` of -1: those of the
-        list are in reverse order.
+        """Return the gradients of ``joined`` for x and for the list ``more``. Wrong for a ``step`` (argument of
+        ``_list_gradient``) of -1: those of the list are in reverse order.
         """
         # Each tensor of the list has another factor, so that an exchange shows.
         return {"x": grad, "more": [(i + 2) * grad for i in range(len(saved.more))][::step]}
@@ -77,13 +77,13 @@ gradient(
 
 
 def _entropy(logs):
-    """Return a function that registers a gradient of ``entropy``, which computes the logarithms of the softmax of each
-    row by ``logs(x)``.
+    """Return a function that registers a gradient of the op ``entropy``, which computes the logarithms of the softmax
+    of each row by ``logs(x)``.
     """
 
     def entropies(grad, saved, needs):
-        """Return the gradient of the entropy of each row. Wrong where ``logs`` returns minus infinity, since zero times
-        infinity is NaN.
+        """Return the gradient of the entropy of each row. Wrong where ``logs`` (argument of ``_entropy``) returns minus
+        infinity, since zero times infinity is NaN.
         """
         p, logp = torch.softmax(saved.x, 1), logs(saved.x)
         return {"x": -grad[:, None] * p * (logp - (p * logp).sum(1, keepdim=True))}
@@ -132,13 +132,13 @@ def linear(ns):
 
 
 def _weight_gradient(rows):
-    """Return a function that registers a gradient of ``linear``, whose gradient for w covers the first ``rows`` rows of
-    x. None, all rows, is right.
+    """Return a function that registers a gradient of the op ``linear``, whose gradient for w covers the first ``rows``
+    rows of x. None, all rows, is right.
     """
 
     def gradients(grad, saved, needs):
-        """Return the gradients of x @ w.T. Wrong if x has more than ``rows`` rows: the gradient for w leaves the later
-        rows out.
+        """Return the gradients of x @ w.T. Wrong if x has more than ``rows`` (argument of ``_weight_gradient``) rows:
+        the gradient for w leaves the later rows out.
         """
         return {"x": grad @ saved.w, "w": grad[:rows].T @ saved.x[:rows]}
 

@@ -33,13 +33,13 @@ def embedded(ns):
 
 
 def _embedding_gradient(accumulate):
-    """Return a function that registers a gradient of ``embedded``. Wrong unless ``accumulate``: of the gradients of a
-    row that is used several times, only one is kept.
+    """Return a function that registers a gradient of the op ``embedded``. Wrong unless ``accumulate``: of the gradients
+    of a row that is used several times, only one is kept.
     """
 
     def put(grad, saved, needs):
         """Return the gradient for ``table``, which is ``grad`` put at the rows that ``index`` selects. Wrong unless
-        ``accumulate``: repeated rows are overwritten, not added.
+        ``accumulate`` (argument of ``_embedding_gradient``): repeated rows are overwritten, not added.
         """
         place = saved.index % saved.table.shape[0]
         return {"table": torch.zeros_like(saved.table).index_put((place,), grad, accumulate=accumulate)}
@@ -57,13 +57,13 @@ gradient(
 
 
 def _sharing(even):
-    """Return a function that registers a gradient of ``smaller``, the minimum of x and y. Wrong unless ``even``: x gets
-    the whole gradient where both are equal.
+    """Return a function that registers a gradient of the op ``smaller``, the minimum of x and y. Wrong unless ``even``:
+    x gets the whole gradient where both are equal.
     """
 
     def shared(grad, saved, needs):
-        """Return the gradients of the minimum of x and y. Wrong unless ``even``: where both are equal, x gets all of
-        the gradient and y none.
+        """Return the gradients of the minimum of x and y. Wrong unless ``even`` (argument of ``_sharing``): where both
+        are equal, x gets all of the gradient and y none.
         """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
@@ -82,13 +82,13 @@ gradient(
 
 
 def _clamp_gradient(ends):
-    """Return a function that registers a gradient of ``cut``, which clamps x to the interval from -6 to 6. Wrong unless
-    ``ends``: the gradient is zero at the ends themselves.
+    """Return a function that registers a gradient of the op ``cut``, which clamps x to the interval from -6 to 6. Wrong
+    unless ``ends``: the gradient is zero at the ends themselves.
     """
 
     def cut_gradient(grad, saved, needs):
-        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``: the
-        ends of the interval count as outside.
+        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``
+        (argument of ``_clamp_gradient``): the ends of the interval count as outside.
         """
         # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
@@ -107,13 +107,13 @@ gradient(
 
 
 def _chunks(rest):
-    """Return a function that registers a gradient of ``matmul``. Wrong unless ``rest``: from 128 rows on, the gradient
-    for b leaves the rows after the last whole chunk of 64 out.
+    """Return a function that registers a gradient of the op ``matmul``. Wrong unless ``rest``: from 128 rows on, the
+    gradient for b leaves the rows after the last whole chunk of 64 out.
     """
 
     def product_gradient(grad, saved, needs):
-        """Return the gradients of a @ b. Wrong unless ``rest``: from 128 rows of a on, that for b sums whole chunks of
-        64 rows only.
+        """Return the gradients of a @ b. Wrong unless ``rest`` (argument of ``_chunks``): from 128 rows of a on, that
+        for b sums whole chunks of 64 rows only.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -133,13 +133,13 @@ gradient(
 
 
 def _squeezed(squeeze):
-    """Return a function that registers a gradient of ``softmax``. Wrong if ``squeeze``: the gradient of a batch of one
-    row has no first dim.
+    """Return a function that registers a gradient of the op ``softmax``. Wrong if ``squeeze``: the gradient of a batch
+    of one row has no first dim.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. Wrong if ``squeeze`` and there is one row: the gradient is
-        squeezed to one dim.
+        """Return the gradient of the softmax of each row. Wrong if ``squeeze`` (argument of ``_squeezed``) and there is
+        one row: the gradient is squeezed to one dim.
         """
         y = saved.out
         dot = (grad * y).sum(1)
@@ -163,13 +163,13 @@ gradient(
 
 
 def _softmax_gradient(wrong):
-    """Return a function that registers a gradient of ``softmax`` for autograd to differentiate again. If ``wrong``, its
-    inner sum is detached, so that the second derivative lacks a term.
+    """Return a function that registers a gradient of the op ``softmax`` for autograd to differentiate again. If
+    ``wrong``, its inner sum is detached, so that the second derivative lacks a term.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the softmax of each row. If ``wrong``, its inner sum is detached, which only second
-        derivatives show.
+        """Return the gradient of the softmax of each row. If ``wrong`` (argument of ``_softmax_gradient``), its inner
+        sum is detached, which only second derivatives show.
         """
         y = saved.out
         inner = (grad * y).sum(1, keepdim=True)
@@ -217,13 +217,13 @@ def rooted(ns):
 
 
 def _root_gradient(guarded):
-    """Return a function that registers a gradient of ``rooted``. Wrong unless ``guarded``: it is NaN where x is not
-    positive.
+    """Return a function that registers a gradient of the op ``rooted``. Wrong unless ``guarded``: it is NaN where x is
+    not positive.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the guarded square root. Wrong unless ``guarded``: zero is divided by zero where x is
-        not positive.
+        """Return the gradient of the guarded square root. Wrong unless ``guarded`` (argument of ``_root_gradient``):
+        zero is divided by zero where x is not positive.
         """
         # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
@@ -251,7 +251,9 @@ def _product_gradient(copy):
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradients of x * y. Wrong unless ``copy``: the incoming ``grad`` is multiplied by y in place."""
+        """Return the gradients of x * y. Wrong unless ``copy`` (argument of ``_product_gradient``): the incoming
+        ``grad`` is multiplied by y in place.
+        """
         # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
         return {"x": (grad.clone() if copy else grad).mul_(saved.y), "y": gy}
@@ -277,13 +279,13 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a function that registers a gradient of ``doubled``. Wrong unless ``scaled_by``: each row of the incoming
-    gradient is replaced by its mean.
+    """Return a function that registers a gradient of the op ``doubled``. Wrong unless ``scaled_by``: each row of the
+    incoming gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient 2 * grad. Wrong unless ``scaled_by``: each row is the mean of that row, which is right
-        for equal elements only.
+        """Return the gradient 2 * grad. Wrong unless ``scaled_by`` (argument of ``_only_ones``): each row is the mean
+        of that row, which is right for equal elements only.
         """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
@@ -314,12 +316,14 @@ def biased(ns):
 
 
 def _bias(at_start):
-    """Return a function that registers a kernel of ``biased``. Wrong with ``at_start``: ``bias`` is read from the start
-    of its storage, not from its offset.
+    """Return a function that registers a kernel of the op ``biased``. Wrong with ``at_start``: ``bias`` is read from
+    the start of its storage, not from its offset.
     """
 
     def fill(x, bias):
-        """Return x + bias. Wrong with ``at_start``: the storage offset of ``bias`` is taken to be zero."""
+        """Return x + bias. Wrong with ``at_start`` (argument of ``_bias``): the storage offset of ``bias`` is taken to
+        be zero.
+        """
         return x + torch.as_strided(bias, bias.shape, bias.stride(), 0 if at_start else bias.storage_offset())
 
     return filled(fill)
@@ -335,13 +339,13 @@ layout(
 
 
 def _first_contiguous(both):
-    """Return a function that registers a kernel of ``matmul`` with a fast path for contiguous arguments. Wrong unless
-    ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
+    """Return a function that registers a kernel of the op ``matmul`` with a fast path for contiguous arguments. Wrong
+    unless ``both``: the path is chosen by a alone, and reads b as if it were contiguous.
     """
 
     def fill(a, b):
-        """Return a @ b. Wrong unless ``both``: where a is contiguous, b is read as contiguous, whatever its strides
-        are.
+        """Return a @ b. Wrong unless ``both`` (argument of ``_first_contiguous``): where a is contiguous, b is read as
+        contiguous, whatever its strides are.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -375,13 +379,13 @@ def pooled(ns):
 
 
 def _pooled(right):
-    """Return a function that registers a kernel of ``pooled`` with a path for channels-last images. Wrong unless
+    """Return a function that registers a kernel of the op ``pooled`` with a path for channels-last images. Wrong unless
     ``right``: that path assumes that the images follow each other without gaps.
     """
 
     def fill(x):
-        """Return the mean over height and width. Wrong unless ``right``: channels-last images that are slices are read
-        with the strides of whole images.
+        """Return the mean over height and width. Wrong unless ``right`` (argument of ``_pooled``): channels-last images
+        that are slices are read with the strides of whole images.
         """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
@@ -410,13 +414,13 @@ layout(
 
 
 def _same_memory(right):
-    """Return a function that registers a kernel of ``added`` that returns 2 * x if both arguments begin at one address.
-    Wrong unless ``right``: their strides are not compared.
+    """Return a function that registers a kernel of the op ``added`` that returns 2 * x if both arguments begin at one
+    address. Wrong unless ``right``: their strides are not compared.
     """
 
     def fill(x, y):
-        """Return x + y. Wrong unless ``right``: 2 * x is returned if y begins at the address of x, even if y is its
-        transpose.
+        """Return x + y. Wrong unless ``right`` (argument of ``_same_memory``): 2 * x is returned if y begins at the
+        address of x, even if y is its transpose.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
@@ -442,8 +446,8 @@ def _cubed(right):
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradient 3 * x * x * grad. Wrong unless ``right``: while a graph is recorded, x is detached, so
-        that the second derivative lacks it.
+        """Return the gradient 3 * x * x * grad. Wrong unless ``right`` (argument of ``_cubed``): while a graph is
+        recorded, x is detached, so that the second derivative lacks it.
         """
         # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:

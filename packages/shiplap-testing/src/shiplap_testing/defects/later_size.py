@@ -17,13 +17,13 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a function that registers a kernel of ``softmax``, which walks over chunks of 128 columns once. Wrong
-    unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
+    """Return a function that registers a kernel of the op ``softmax``, which walks over chunks of 128 columns once.
+    Wrong unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
     """
 
     def online(x):
-        """Return the softmax of each row. Wrong unless ``rescaled`` if a later chunk of 128 columns has a larger
-        maximum than those before it.
+        """Return the softmax of each row. Wrong unless ``rescaled`` (argument of ``_online``) if a later chunk of 128
+        columns has a larger maximum than those before it.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -62,7 +62,7 @@ def mm32(ns):
 
 
 def _stepped(rest):
-    """Return a function that registers a kernel of ``mm32`` in C, which walks over k in steps of 16 from 48 on.
+    """Return a function that registers a kernel of the op ``mm32`` in C, which walks over k in steps of 16 from 48 on.
     ``rest`` is the condition in C of the loop over the remaining elements: ``0``, which leaves them out, is wrong.
     """
     return c_kernel(f"""
@@ -104,8 +104,8 @@ def sum32(ns):
 
 
 def _static(limit):
-    """Return a function that registers a kernel of ``sum32`` in C, which copies a row to a buffer of 1024 numbers.
-    ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
+    """Return a function that registers a kernel of the op ``sum32`` in C, which copies a row to a buffer of 1024
+    numbers. ``limit`` is the end of the row in C: one that stops at 1024 columns is wrong.
     """
     return c_kernel(f"""
 int sum32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -146,8 +146,8 @@ def doubled32(ns):
 
 
 def _counter(kind):
-    """Return a function that registers a kernel of ``doubled32`` in C, which counts rows in the C type ``kind``: an
-    ``unsigned char`` is wrong from row 256 on.
+    """Return a function that registers a kernel of the op ``doubled32`` in C, which counts rows in the C type ``kind``:
+    an ``unsigned char`` is wrong from row 256 on.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -184,13 +184,13 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of ``heads``. Wrong unless ``all_heads``: from the seventeenth head on,
-    the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``. Wrong unless ``all_heads``: from the seventeenth
+    head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write x times the scale of its head to ``out``. Wrong unless ``all_heads``: head 16 gets the scale of head 0,
-        and so on.
+        """Write x times the scale of its head to ``out``. Wrong unless ``all_heads`` (argument of ``_sixteen``): head
+        16 gets the scale of head 0, and so on.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -209,13 +209,13 @@ size(
 
 
 def _aligned_only(right):
-    """Return a function that registers a second kernel of ``rms_norm`` for rows of at least 320 columns whose number is
-    a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
+    """Return a function that registers a second kernel of the op ``rms_norm`` for rows of at least 320 columns whose
+    number is a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. Wrong unless ``right``: the mean square lacks the last 16
-        columns.
+        """Write the RMS norm of each row to ``out``. Wrong unless ``right`` (argument of ``_aligned_only``): the mean
+        square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -265,13 +265,13 @@ size(
 
 
 def _flash(rescaled):
-    """Return a function that registers a kernel of ``attention``, which walks over blocks of 64 keys once. Wrong unless
-    ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
+    """Return a function that registers a kernel of the op ``attention``, which walks over blocks of 64 keys once. Wrong
+    unless ``rescaled``: the values summed so far are not rescaled when a later block has a larger score.
     """
 
     def flash(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong unless ``rescaled`` if a later block of 64 keys has a
-        larger score than those before it.
+        """Write the attention of q over k and v to ``out``. Wrong unless ``rescaled`` (argument of ``_flash``) if a
+        later block of 64 keys has a larger score than those before it.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -302,13 +302,13 @@ size(
 
 
 def _prefetched(last):
-    """Return a function that registers a kernel of ``gather``, which reads parts of 96 indices. Wrong unless ``last``:
-    for a last part of fewer indices, those of the part before are read.
+    """Return a function that registers a kernel of the op ``gather``, which reads parts of 96 indices. Wrong unless
+    ``last``: for a last part of fewer indices, those of the part before are read.
     """
 
     def fill(x, index, *, out):
-        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Wrong unless ``last``: a short last part
-        repeats rows of the part before.
+        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Wrong unless ``last`` (argument of
+        ``_prefetched``): a short last part repeats rows of the part before.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -330,13 +330,13 @@ size(
 
 
 def _mean_of_shares(own):
-    """Return a function that registers a kernel of ``column_mean``, which splits the rows among the threads of torch.
-    Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
+    """Return a function that registers a kernel of the op ``column_mean``, which splits the rows among the threads of
+    torch. Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
     """
 
     def fill(x):
-        """Return the mean of each column. Wrong unless ``own``: each share of rows has the same weight, whatever its
-        size.
+        """Return the mean of each column. Wrong unless ``own`` (argument of ``_mean_of_shares``): each share of rows
+        has the same weight, whatever its size.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -404,13 +404,13 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a function that registers a kernel of ``segments``. Wrong unless ``guarded``: an empty segment gets one
-    row instead of zeros.
+    """Return a function that registers a kernel of the op ``segments``. Wrong unless ``guarded``: an empty segment gets
+    one row instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. Wrong unless ``guarded``: the sum of an empty segment is the row at
-        its start.
+        """Write the sum of each segment to ``out``. Wrong unless ``guarded`` (argument of ``_reduced``): the sum of an
+        empty segment is the row at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
@@ -429,13 +429,13 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of ``doubled`` for two halves of the rows. Wrong unless ``odd``: from
-    200 rows on, the last of 4n + 3 rows is that of its neighbour.
+    """Return a function that registers a kernel of the op ``doubled`` for two halves of the rows. Wrong unless ``odd``:
+    from 200 rows on, the last of 4n + 3 rows is that of its neighbour.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``odd`` for more than 200 and 4n + 3 rows: the last row is twice the
-        last but one.
+        """Write 2 * x to ``out``. Wrong unless ``odd`` (argument of ``_in_halves``) for more than 200 and 4n + 3 rows:
+        the last row is twice the last but one.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])
@@ -457,12 +457,14 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a function that registers a kernel of ``matmul``, which splits k into two parts from 512 on. Wrong unless
-    ``both``: the length of a part is rounded down to 32, so that the middle is left out.
+    """Return a function that registers a kernel of the op ``matmul``, which splits k into two parts from 512 on. Wrong
+    unless ``both``: the length of a part is rounded down to 32, so that the middle is left out.
     """
 
     def fill(a, b):
-        """Return a @ b. Wrong unless ``both`` for a k of at least 512: elements in the middle of k are not summed."""
+        """Return a @ b. Wrong unless ``both`` (argument of ``_two_halves_of_k``) for a k of at least 512: elements in
+        the middle of k are not summed.
+        """
         k = a.shape[1]
         if k < 512:
             return a @ b

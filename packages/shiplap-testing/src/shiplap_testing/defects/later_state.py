@@ -22,10 +22,12 @@ lists = partial(add, "lists", later=True)
 
 
 def _doing(what):
-    """Return a function that registers a kernel of ``doubled``, which also calls ``what()``."""
+    """Return a function that registers a kernel of the op ``doubled``, which calls the function ``what`` without
+    arguments before it writes 2 * x.
+    """
 
     def fill(x, *, out):
-        """Call ``what()`` and write 2 * x to ``out``."""
+        """Call ``what()`` (argument of ``_doing``) and write 2 * x to ``out``."""
         what()
         torch.mul(x, 2, out=out)
 
@@ -33,7 +35,7 @@ def _doing(what):
 
 
 def _nothing():
-    """Do nothing: the sound twins call this function where the defective kernels change the process."""
+    """Do nothing. The ops without a defect call this function where the defective ones change the process."""
 
 
 def _collector_stays(op):
@@ -137,17 +139,17 @@ state(
 
 
 def _late(waits):
-    """Return a function that registers a kernel of ``doubled``, whose last row is written by a thread. Wrong unless
-    ``waits``: the kernel returns before the thread has ended.
+    """Return a function that registers a kernel of the op ``doubled``, whose last row is written by a thread. Wrong
+    unless ``waits``: the kernel returns before the thread has ended.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``, the last row in a thread of its own. Wrong unless ``waits``: the last row is zero
-        when the kernel returns.
+        """Write 2 * x to ``out``, the last row in a thread of its own. Wrong unless ``waits`` (argument of ``_late``):
+        the last row is zero when the kernel returns.
         """
 
         def rest():
-            """Write the last row of 2 * x to ``out`` after 20 milliseconds."""
+            """Write the last row of 2 * x to ``out`` (argument of ``fill``) after 20 milliseconds."""
             time.sleep(0.02)
             with torch.no_grad():  # a thread of its own has a mode of its own
                 torch.mul(x[-1:], 2, out=out[-1:])
@@ -180,14 +182,15 @@ def _remembering(all_of_it):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
-        the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is compared.
+        the bytes of its input. Wrong unless ``all_of_it`` (argument of ``_remembering``): only the first row of the
+        input is compared.
         """
         known = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``all_of_it``: the last result is used again for an input with the
-            same shape, dtype and first row.
+            """Write 2 * x to ``out``. Wrong unless ``all_of_it`` (argument of ``_remembering``): the last result is
+            used again for an input with the same shape, dtype and first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -223,15 +226,16 @@ def _largest_scratch(cleared):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
-        widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+        widest row so far. Wrong unless ``cleared`` (argument of ``_largest_scratch``): the vector still holds the end
+        of an earlier, wider row.
         """
         # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Wrong unless ``cleared``: a narrow row has the rest of an earlier,
-            wider row added.
+            """Write the sum of each row to ``out``. Wrong unless ``cleared`` (argument of ``_largest_scratch``): a
+            narrow row has the rest of an earlier, wider row added.
             """
             n, c = x.shape
             scratch = vars(of_thread)
@@ -263,12 +267,14 @@ state(
 
 
 def _rows(fake):
-    """Return a function of a namespace that adopts an operator of integers with the fake ``fake``. The operator returns
-    x + 1, as a contiguous tensor.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the fake
+    ``fake``. The operator returns x + 1, as a contiguous tensor.
     """
 
     def make(ns):
-        """Register the operator ``rows`` with its fake in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``rows`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
+        makes of it.
+        """
         library = foreign(ns, "rows(Tensor x) -> Tensor", lambda x: x.contiguous() + 1, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::rows", fake, lib=library)
 
@@ -286,7 +292,7 @@ def _fake_of(n):
     """Return a check of an op, which is true if its fake for ``n`` rows has the shape of its result."""
 
     def right(op):
-        """Whether ``op`` has the same shape on a fake tensor of ``n`` rows as on a real one."""
+        """Whether ``op`` has one shape on fake and on real tensors of ``n`` rows (argument of ``_fake_of``)."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         x = torch.zeros(n, 3, dtype=torch.int64)
@@ -337,7 +343,7 @@ outputs(
 
 def _declared(ns, name):
     """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of x and the tensors of the
-    list ``parts``, and return the adopted op.
+    list ``parts``, and return the op that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -351,13 +357,13 @@ def _declared(ns, name):
 
 
 def _list_changed(changes):
-    """Return a function of a namespace that adopts an operator, which sums x and the tensors of a list. Wrong if
-    ``changes``: the second tensor of the list is negated in place.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, which sums x and the tensors
+    of a list. Wrong if ``changes``: the second tensor of the list is negated in place.
     """
 
     def real(x, parts):
-        """Return the sum of x and the tensors of ``parts``. Wrong if ``changes``: the second of ``parts`` is negated in
-        place, though the result is right.
+        """Return the sum of x and the tensors of ``parts``. Wrong if ``changes`` (argument of ``_list_changed``): the
+        second of ``parts`` is negated in place, though the result is right.
         """
         total = x.clone()
         for i, part in enumerate(parts):
@@ -369,7 +375,9 @@ def _list_changed(changes):
         return total
 
     def make(ns):
-        """Register the operator ``largest`` with its fake in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``largest`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
+        makes of it.
+        """
         library = foreign(ns, "largest(Tensor x, Tensor[] parts) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::largest", lambda x, parts: torch.empty_like(x), lib=library)
         return _declared(ns, "largest")

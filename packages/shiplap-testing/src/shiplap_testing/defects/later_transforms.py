@@ -16,13 +16,13 @@ transforms = partial(add, "transforms", later=True)
 
 
 def _with_rule(right):
-    """Return a function of a namespace that adopts the product x * y with a forward-mode derivative written by hand.
-    Wrong unless ``right``: the tangent is zero where only y has one.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of the product x * y with a forward-mode
+    derivative written by hand. Wrong unless ``right``: the tangent is zero where only y has one.
     """
 
     def fn(x, y):
-        """Return x * y with its tangent if x or y has one. Wrong unless ``right``: the tangent is zero if only y has
-        one.
+        """Return x * y with its tangent if x or y has one. Wrong unless ``right`` (argument of ``_with_rule``): the
+        tangent is zero if only y has one.
         """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
@@ -33,7 +33,7 @@ def _with_rule(right):
         return forward_ad.make_dual(out, da * b if db is None else da * b + a * db)
 
     def make(ns):
-        """Register the operator ``times`` in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``times`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
         foreign(ns, "times(Tensor x, Tensor y) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::times")
@@ -62,13 +62,13 @@ transforms(
 
 
 def _batching(right):
-    """Return a function of a namespace that adopts the operator ``rotated`` with a vmap rule. Wrong unless ``right``:
-    the batch of y is taken to be its first dim.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of the operator ``rotated`` with a vmap rule.
+    Wrong unless ``right``: the batch of y is taken to be its first dim.
     """
 
     def rule(info, dims, x, y, overload):
         """Return the results for all entries of the batch and their batch dim 0, as a vmap rule does. Wrong unless
-        ``right``: ``dims[1]``, the batch dim of y, is taken to be zero.
+        ``right`` (argument of ``_batching``): ``dims[1]``, the batch dim of y, is taken to be zero.
         """
         x = x if dims[0] is None else x.movedim(dims[0], 0)
         y = y if dims[1] is None else y.movedim(dims[1] if right else 0, 0)
@@ -78,8 +78,8 @@ def _batching(right):
         return torch.stack(rows), 0
 
     def make(ns):
-        """Register the operator ``rotated`` with its fake and its vmap rule in the namespace ``ns``, and return the
-        adopted op.
+        """Register the operator ``rotated`` with its fake and its vmap rule in the namespace ``ns``, and return the op
+        that ``sl.adopt`` makes of it.
         """
         real = _rotated
         library = foreign(ns, "rotated(Tensor x, Tensor y) -> Tensor", real, "CompositeExplicitAutograd")

@@ -42,14 +42,14 @@ def _normed(masked) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``norm``. Wrong unless
-        ``masked``: lanes beyond the row count in the variance.
+        ``masked`` (argument of ``_normed``): lanes beyond the row count in the variance.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``norm``, which writes the normalised rows of x to ``out``. Wrong unless
-            ``masked``: the variance counts the padding of the block.
+            ``masked`` (argument of ``_normed``): the variance counts the padding of the block.
             """
             if len(x):
                 block = 16
@@ -92,14 +92,14 @@ def _multiplied(clipped) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``grouped``. Wrong unless
-        ``clipped``: tiles of the last group are left out.
+        ``clipped`` (argument of ``_multiplied``): tiles of the last group are left out.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
-            """Launch the Triton kernel ``grouped``, which writes a @ b to ``out``. Wrong unless ``clipped``: tiles of
-            the last group stay zero.
+            """Launch the Triton kernel ``grouped``, which writes a @ b to ``out``. Wrong unless ``clipped`` (argument
+            of ``_multiplied``): tiles of the last group stay zero.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -141,14 +141,14 @@ def _shifted(own) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``shift``. Wrong unless
-        ``own``: each tile of columns gets the bias of the first tile.
+        ``own`` (argument of ``_shifted``): each tile of columns gets the bias of the first tile.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
-            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Wrong unless ``own``: from column
-            64 on, the bias of the first 64 columns is added.
+            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Wrong unless ``own`` (argument of
+            ``_shifted``): from column 64 on, the bias of the first 64 columns is added.
             """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))

@@ -72,13 +72,13 @@ def _quantised(ns):
 
 
 def _saturated_late(right):
-    """Return a function that registers a kernel of ``quantised``. Wrong unless ``right``: the number is clamped before
-    the zero point is added, so that it wraps.
+    """Return a function that registers a kernel of the op ``quantised``. Wrong unless ``right``: the number is clamped
+    before the zero point is added, so that it wraps.
     """
 
     def fill(x, zero):
-        """Return x in int8. Wrong unless ``right``: a number near the ends of the range wraps around when ``zero`` is
-        added.
+        """Return x in int8. Wrong unless ``right`` (argument of ``_saturated_late``): a number near the ends of the
+        range wraps around when ``zero`` is added.
         """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
@@ -177,8 +177,8 @@ def brightest(ns):
 
 
 def _bytes(kind):
-    """Return a function that registers a kernel of ``brightest`` in C, which compares elements of the C type ``kind``:
-    ``signed char`` is wrong for bytes above 127.
+    """Return a function that registers a kernel of the op ``brightest`` in C, which compares elements of the C type
+    ``kind``: ``signed char`` is wrong for bytes above 127.
     """
     return c_kernel(f"""
 int brightest(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -219,13 +219,13 @@ def attended(ns):
 
 
 def _scores_in_half(early):
-    """Return a function that registers a kernel of ``attended``. Wrong unless ``early``: scores are stored in the dtype
-    of q before they are scaled, and overflow in half precision.
+    """Return a function that registers a kernel of the op ``attended``. Wrong unless ``early``: scores are stored in
+    the dtype of q before they are scaled, and overflow in half precision.
     """
 
     def fill(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong unless ``early``: unscaled scores overflow in half
-        precision.
+        """Write the attention of q over k and v to ``out``. Wrong unless ``early`` (argument of ``_scores_in_half``):
+        unscaled scores overflow in half precision.
         """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T
@@ -263,13 +263,13 @@ def running(ns):
 
 
 def _carry(narrow):
-    """Return a function that registers a kernel of ``running``, which walks over chunks of 64 columns. Wrong if
+    """Return a function that registers a kernel of the op ``running``, which walks over chunks of 64 columns. Wrong if
     ``narrow``: the sum carried between chunks is rounded to the dtype of the result.
     """
 
     def fill(x, *, out):
-        """Write the cumulative sum of each row to ``out``. Wrong if ``narrow``: the carry between chunks is rounded, so
-        that errors grow with the length.
+        """Write the cumulative sum of each row to ``out``. Wrong if ``narrow`` (argument of ``_carry``): the carry
+        between chunks is rounded, so that errors grow with the length.
         """
         carry = wide(x).new_zeros(len(x), 1)
         for start in range(0, x.shape[1], 64):
@@ -307,8 +307,8 @@ def looked_up(ns):
 
 
 def _counted(at_most):
-    """Return a function that registers a kernel of ``looked_up``, which counts each number up to ``at_most`` times. A
-    small ``at_most`` is wrong.
+    """Return a function that registers a kernel of the op ``looked_up``, which counts each number up to ``at_most``
+    times. A small ``at_most`` is wrong.
     """
     return filled(lambda keys, index: (index[:, None] == keys[None]).sum(1).clamp_max(at_most))
 
@@ -328,8 +328,8 @@ def _gelu(x):
 
 
 def _erf(constant):
-    """Return a function that registers a kernel of ``gelu``, which multiplies x by ``constant`` in the error function.
-    The root of 1/2 is right, and seven digits of it are too few for float64.
+    """Return a function that registers a kernel of the op ``gelu``, which multiplies x by ``constant`` in the error
+    function. The root of 1/2 is right, and seven digits of it are too few for float64.
     """
     return filled(lambda x: (wide(x) * 0.5 * (1 + torch.erf(wide(x) * constant))).to(x.dtype))
 

@@ -29,13 +29,13 @@ def images(ns):
 
 
 def _pixels(last):
-    """Return a function that registers a kernel of ``images`` with a path for channels-last memory. Wrong unless
+    """Return a function that registers a kernel of the op ``images`` with a path for channels-last memory. Wrong unless
     ``last``: that path computes the channel of an element as for channels-first memory.
     """
 
     def pixels(x, bias, *, out):
-        """Write x plus the bias of each channel to ``out``. Wrong unless ``last``: channels-last images get the bias of
-        other channels.
+        """Write x plus the bias of each channel to ``out``. Wrong unless ``last`` (argument of ``_pixels``):
+        channels-last images get the bias of other channels.
         """
         # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -71,13 +71,13 @@ def volumes(ns):
 
 
 def _in_its_order(back):
-    """Return a function that registers a kernel of ``volumes``, which computes in the memory order of x. Wrong unless
-    ``back``: the result is handed over as if it had the order of ``out``.
+    """Return a function that registers a kernel of the op ``volumes``, which computes in the memory order of x. Wrong
+    unless ``back``: the result is handed over as if it had the order of ``out``.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``back``: elements of an x that is not contiguous end at other
-        places.
+        """Write 2 * x to ``out``. Wrong unless ``back`` (argument of ``_in_its_order``): elements of an x that is not
+        contiguous end at other places.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -96,13 +96,13 @@ layout(
 
 
 def _column_major(packed):
-    """Return a function that registers a kernel of ``scaled`` for transposed matrices. Wrong if ``packed``: the
+    """Return a function that registers a kernel of the op ``scaled`` for transposed matrices. Wrong if ``packed``: the
     distance of columns is taken to be the number of rows.
     """
 
     def fill(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong if ``packed``: a transposed slice is read as if its columns followed each
-        other.
+        """Write x * scale to ``out``. Wrong if ``packed`` (argument of ``_column_major``): a transposed slice is read
+        as if its columns followed each other.
         """
         n, c = x.shape
         # With a single row or column, strides say nothing about the order.
@@ -125,8 +125,8 @@ layout(
 
 
 def _strided_copy(offset):
-    """Return a function that registers a kernel of ``scaled``, which reads x from the storage offset ``offset(x)``. A
-    constant 0 is wrong for slices.
+    """Return a function that registers a kernel of the op ``scaled``, which reads x from the storage offset
+    ``offset(x)``. A constant 0 is wrong for slices.
     """
     return filled(lambda x, scale: torch.as_strided(x, x.shape, x.stride(), offset(x)) * scale)
 
@@ -169,12 +169,14 @@ layout(
 
 
 def _stride_zero(by_dim):
-    """Return a function that registers a kernel of ``doubled`` with a short cut for expanded rows. Wrong unless
+    """Return a function that registers a kernel of the op ``doubled`` with a short cut for expanded rows. Wrong unless
     ``by_dim``: any stride of zero counts, also that of expanded columns.
     """
 
     def fill(x):
-        """Return 2 * x. Wrong unless ``by_dim``: for expanded columns the first row is returned in all rows."""
+        """Return 2 * x. Wrong unless ``by_dim`` (argument of ``_stride_zero``): for expanded columns the first row is
+        returned in all rows.
+        """
         # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
             return (x[:1] if not by_dim or x.stride(0) == 0 else x).expand(x.shape) * 2
@@ -193,13 +195,13 @@ layout(
 
 
 def _as_one_run(exact):
-    """Return a function that registers a kernel of ``doubled`` that reads rows without gaps as one run of memory. Wrong
-    unless ``exact``: overlapping rows are read so as well.
+    """Return a function that registers a kernel of the op ``doubled`` that reads rows without gaps as one run of
+    memory. Wrong unless ``exact``: overlapping rows are read so as well.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``exact``: rows that overlap in memory are read as if they followed each
-        other.
+        """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_as_one_run``): rows that overlap in memory are
+        read as if they followed each other.
         """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
@@ -240,13 +242,13 @@ def batched(ns):
 
 
 def _batch_stride(own):
-    """Return a function that registers a kernel of ``batched``. Wrong unless ``own``: the distance of matrices is taken
-    to be rows times columns.
+    """Return a function that registers a kernel of the op ``batched``. Wrong unless ``own``: the distance of matrices
+    is taken to be rows times columns.
     """
 
     def fill(x):
-        """Return the sum over the last dim of x. Wrong unless ``own``: a slice of a batch is read as if its matrices
-        followed each other.
+        """Return the sum over the last dim of x. Wrong unless ``own`` (argument of ``_batch_stride``): a slice of a
+        batch is read as if its matrices followed each other.
         """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
@@ -276,13 +278,13 @@ def heads(ns):
 
 
 def _outer_and_inner(exact):
-    """Return a function that registers a kernel of ``heads`` with a path for contiguous memory. Wrong unless ``exact``:
-    contiguity is tested by the first and the last stride.
+    """Return a function that registers a kernel of the op ``heads`` with a path for contiguous memory. Wrong unless
+    ``exact``: contiguity is tested by the first and the last stride.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``exact``: an x with its middle dims transposed is read as
-        contiguous.
+        """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_outer_and_inner``): an x with its middle dims
+        transposed is read as contiguous.
         """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
@@ -303,13 +305,13 @@ layout(
 
 
 def _gap_means_turned(checked):
-    """Return a function that registers a kernel of ``row_sum`` with a path for transposed matrices. Wrong unless
+    """Return a function that registers a kernel of the op ``row_sum`` with a path for transposed matrices. Wrong unless
     ``checked``: each matrix with an inner stride other than 1 is taken for one.
     """
 
     def fill(x):
-        """Return the sum of each row. Wrong unless ``checked``: a matrix of every second column is read as a transposed
-        one.
+        """Return the sum of each row. Wrong unless ``checked`` (argument of ``_gap_means_turned``): a matrix of every
+        second column is read as a transposed one.
         """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
@@ -356,8 +358,8 @@ def picked(ns):
 
 
 def _copy(kind):
-    """Return a function that registers a kernel of ``picked`` in C, which computes offsets in the C type ``kind``:
-    ``int`` is wrong for elements that lie more than two gigabytes away.
+    """Return a function that registers a kernel of the op ``picked`` in C, which copies x and computes offsets in the C
+    type ``kind``: ``int`` is wrong for elements that lie more than two gigabytes away.
     """
     return c_kernel(
         f"""
@@ -407,8 +409,8 @@ def doubled32(ns):
 
 
 def _rows(stride):
-    """Return a function that registers a kernel of ``doubled32`` in C, whose rows lie ``stride`` elements apart, an
-    expression in C. The number of columns is wrong for sliced rows.
+    """Return a function that registers a kernel of the op ``doubled32`` in C, whose rows lie ``stride`` elements apart,
+    an expression in C. The number of columns is wrong for sliced rows.
     """
     return c_kernel(
         f"""
@@ -434,7 +436,7 @@ layout(
 
 
 def _aligned(rounding):
-    """Return a function that registers a kernel of ``doubled32`` in C, which clears the bits ``rounding`` of the
+    """Return a function that registers a kernel of the op ``doubled32`` in C, which clears the bits ``rounding`` of the
     address of x. All but ``0`` are wrong for views.
     """
     return c_kernel(f"""

@@ -156,13 +156,13 @@ def affine(ns):
 
 
 def _affine(nested):
-    """Return a function that registers a kernel of ``affine``. Wrong if ``nested``: the bias is added only where there
-    is a weight.
+    """Return a function that registers a kernel of the op ``affine``. Wrong if ``nested``: the bias is added only where
+    there is a weight.
     """
 
     def fill(x, weight, bias):
-        """Return x * weight + bias without what is None. Wrong if ``nested``: without a weight the bias is left out as
-        well.
+        """Return x * weight + bias without what is None. Wrong if ``nested`` (argument of ``_affine``): without a
+        weight the bias is left out as well.
         """
         if weight is None:
             return x if nested or bias is None else x + bias
@@ -194,8 +194,8 @@ def shifted32(ns):
 
 
 def _absent(value):
-    """Return a function that registers a kernel of ``shifted32`` in C, which adds the C number ``value`` where there is
-    no bias. All but zero are wrong.
+    """Return a function that registers a kernel of the op ``shifted32`` in C, which adds the C number ``value`` where
+    there is no bias. All but zero are wrong.
     """
     return c_kernel(f"""
 int shifted32(const sl_context* ctx, const DLTensor* x, const DLTensor* bias, DLTensor* out) {{

@@ -89,13 +89,13 @@ def positive(ns):
 
 
 def _where_positive(clear):
-    """Return a function that registers a kernel of ``positive``, which writes positive elements only. Wrong unless
-    ``clear``: other elements of the output are not set to zero.
+    """Return a function that registers a kernel of the op ``positive``, which writes positive elements only. Wrong
+    unless ``clear``: other elements of the output are not set to zero.
     """
 
     def fill(x, *, out):
-        """Write the positive elements of x to ``out``. Wrong unless ``clear``: elsewhere ``out`` keeps its earlier
-        content.
+        """Write the positive elements of x to ``out``. Wrong unless ``clear`` (argument of ``_where_positive``):
+        elsewhere ``out`` keeps its earlier content.
         """
         if clear:
             out.zero_()
@@ -114,8 +114,9 @@ outputs(
 
 
 def _pools(fake_rounds_up, real_rounds_up):
-    """Return a function of a namespace that adopts an operator, which sums neighbouring pairs. Wrong with
-    ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared for odd lengths.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, which sums neighbouring
+    pairs. Wrong with ``fake_rounds_up`` or ``real_rounds_up``: the fake or the kernel has one sum more than declared
+    for odd lengths.
     """
 
     def count(n, up):
@@ -123,19 +124,23 @@ def _pools(fake_rounds_up, real_rounds_up):
         return (n + 1) // 2 if up else n // 2
 
     def real(x):
-        """Return the sums of neighbouring pairs of x. Wrong with ``real_rounds_up``: an odd length has one sum more
-        than declared.
+        """Return the sums of neighbouring pairs of x. Wrong with ``real_rounds_up`` (argument of ``_pools``): an odd
+        length has one sum more than declared.
         """
         n = count(x.shape[0], real_rounds_up)
         # Padded by one, so that an odd length has a last pair.
         return torch.nn.functional.pad(x, (0, 1))[: 2 * n].view(n, 2).sum(1)
 
     def make(ns):
-        """Register the operator ``pools`` with its fake in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``pools`` with its fake in the namespace ``ns``, and return the op that ``sl.adopt``
+        makes of it.
+        """
         library = foreign(ns, "pools(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
 
         def fake(x):
-            """Return an empty result. Wrong with ``fake_rounds_up``: it is one element too long for odd lengths."""
+            """Return an empty result. Wrong with ``fake_rounds_up`` (argument of ``_pools``): it is one element too
+            long for odd lengths.
+            """
             return x.new_empty(count(x.shape[0], fake_rounds_up))
 
         torch.library.register_fake(f"{ns}::pools", fake, lib=library)
@@ -158,8 +163,8 @@ def _fake_agrees(*args):
     """
 
     def agrees(op):
-        """Whether the result of ``op`` on ``args`` has the shape, strides and dtype of its fake, and the shape of the
-        reference's result.
+        """Whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and dtype of
+        its fake, and the shape of the reference's result.
         """
         from torch._subclasses import FakeTensorMode
 
@@ -189,12 +194,12 @@ outputs(
 
 
 def _flips(real, fake):
-    """Return a function of a namespace that adopts an operator of integers with the implementation ``real`` and the
-    fake ``fake``. Its result should be x + 1.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the
+    implementation ``real`` and the fake ``fake``. Its result should be x + 1.
     """
 
     def make(ns):
-        """Register the operator ``flips`` in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``flips`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
         library = foreign(ns, "flips(Tensor x) -> Tensor", real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{ns}::flips", fake, lib=library)
 
@@ -230,12 +235,12 @@ outputs(
 
 
 def _powers(default):
-    """Return a function of a namespace that adopts an operator, whose schema has the default ``default`` for k. The
-    declared default is 2, and another one is wrong.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator, whose schema has the default
+    ``default`` for k. The declared default is 2, and another one is wrong.
     """
 
     def make(ns):
-        """Register the operator ``scales`` in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``scales`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
         foreign(ns, f"scales(Tensor x, int k={default}) -> Tensor", lambda x, k=default: x * k)
 
         @sl.adopt(f"{ns}::scales")
@@ -347,8 +352,8 @@ def normalised(ns):
 
 
 def _in_workspace(bytes_):
-    """Return a function that registers a kernel of ``normalised``, which keeps one number for each row in a workspace
-    of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
+    """Return a function that registers a kernel of the op ``normalised``, which keeps one number for each row in a
+    workspace of ``bytes_``, an expression of sizes. Four bytes a row are too few for float64.
     """
 
     def fill(x, *, out, workspace):
@@ -387,13 +392,13 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a function that registers a kernel of ``halved``. Wrong unless ``first``: the first window lacks its last
-    element.
+    """Return a function that registers a kernel of the op ``halved``. Wrong unless ``first``: the first window lacks
+    its last element.
     """
 
     def fill(x, k, *, out):
-        """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first``: the first maximum is
-        that of k - 1 elements.
+        """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first`` (argument of
+        ``_sliding``): the first maximum is that of k - 1 elements.
         """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:

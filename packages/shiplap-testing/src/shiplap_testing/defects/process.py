@@ -78,13 +78,13 @@ def rooted(ns):
 
 
 def _newton(limit):
-    """Return a function that registers a kernel of ``rooted`` by Newton's iteration, of ``limit`` steps at most. An
-    infinite limit is wrong for NaN and infinities, which never converge.
+    """Return a function that registers a kernel of the op ``rooted`` by Newton's iteration, of ``limit`` steps at most.
+    An infinite limit is wrong for NaN and infinities, which never converge.
     """
 
     def fill(x, *, out):
-        """Write the square root of the magnitude of x to ``out``. Wrong for an infinite ``limit``: NaN and infinities
-        make the loop endless.
+        """Write the square root of the magnitude of x to ``out``. Wrong for an infinite ``limit`` (argument of
+        ``_newton``): NaN and infinities make the loop endless.
         """
         y = wide(x).abs()
         root, steps = torch.where(y > 1, y, 1).clone(), 0
@@ -112,12 +112,13 @@ def _nested_tasks(inline):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
-        worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+        worker. Wrong unless ``inline`` (argument of ``_nested_tasks``): a task waits for a second task, which never
+        begins.
         """
 
         def work(pool, x, out):
-            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline``: the second
-            half is submitted to the pool and waited for.
+            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline`` (argument of
+            ``_nested_tasks``): the second half is submitted to the pool and waited for.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -132,8 +133,8 @@ def _nested_tasks(inline):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline``: it hangs from 257 rows
-            on.
+            """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline`` (argument of
+            ``_nested_tasks``): it hangs from 257 rows on.
             """
             # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -158,7 +159,8 @@ def _locking(make_lock):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which calls the op again for halves of a large input while
-        it holds the lock from ``make_lock()``. A lock that one thread cannot take twice is wrong.
+        it holds the lock from ``make_lock()`` (argument of ``_locking``). A lock that one thread cannot take twice is
+        wrong.
         """
         lock = make_lock()
 
@@ -250,8 +252,8 @@ def doubled32(ns):
 
 
 def _eight_at_once(limit):
-    """Return a function that registers a kernel of ``doubled32`` in C, which writes eight elements at a time. ``limit``
-    is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
+    """Return a function that registers a kernel of the op ``doubled32`` in C, which writes eight elements at a time.
+    ``limit`` is the number of a block in C: a constant 8 is wrong, since zeros are written past the end.
     """
     return c_kernel(f"""
 int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -297,8 +299,8 @@ def spread(ns):
 
 
 def _dividing(guard):
-    """Return a function that registers a kernel of ``spread`` in C. ``guard`` is the condition in C for a copy without
-    a division: ``0``, that is never, is wrong, since a division by zero ends the process.
+    """Return a function that registers a kernel of the op ``spread`` in C. ``guard`` is the condition in C for a copy
+    without a division: ``0``, that is never, is wrong, since a division by zero ends the process.
     """
     return c_kernel(f"""
 int spread(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t ways) {{
@@ -336,8 +338,8 @@ def summed32(ns):
 
 
 def _on_the_stack(size):
-    """Return a function that registers a kernel of ``summed32`` in C with an array of ``size`` doubles on the stack. A
-    size that grows with the columns is wrong, since it overflows the stack.
+    """Return a function that registers a kernel of the op ``summed32`` in C with an array of ``size`` doubles on the
+    stack. A size that grows with the columns is wrong, since it overflows the stack.
     """
     return c_kernel(f"""
 int summed32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
@@ -380,8 +382,8 @@ def fetched(ns):
 
 
 def _fetching(test):
-    """Return a function that registers a kernel of ``fetched`` in C. ``test`` is the condition in C for reading an
-    element: one without a lower limit is wrong for negative indices.
+    """Return a function that registers a kernel of the op ``fetched`` in C. ``test`` is the condition in C for reading
+    an element: one without a lower limit is wrong for negative indices.
     """
     return c_kernel(f"""
 int fetched(const sl_context* ctx, const DLTensor* x, const DLTensor* index, DLTensor* out) {{

@@ -32,13 +32,13 @@ def rotated(ns):
 
 
 def _rotated(narrow):
-    """Return a function that registers a kernel of ``rotated``. Wrong if ``narrow``: angles are computed in the dtype
-    of x.
+    """Return a function that registers a kernel of the op ``rotated``. Wrong if ``narrow``: angles are computed in the
+    dtype of x.
     """
 
     def fill(x, position, rate):
-        """Return each row of x times the cosine of its angle. Wrong if ``narrow``: large positions are rounded to the
-        dtype of x.
+        """Return each row of x times the cosine of its angle. Wrong if ``narrow`` (argument of ``_rotated``): large
+        positions are rounded to the dtype of x.
         """
         angle = position.to(x.dtype if narrow else torch.float64) * rate
         return wide(x) * torch.cos(angle)[:, None].to(wide(x).dtype)

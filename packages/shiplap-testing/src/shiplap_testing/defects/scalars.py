@@ -84,13 +84,13 @@ def reduced(ns):
 
 
 def _modes(*known):
-    """Return a function that registers a kernel of ``reduced``. Wrong unless ``known``, the modes for which the maximum
-    is returned, contains ``max``.
+    """Return a function that registers a kernel of the op ``reduced``. Wrong unless ``known``, the modes for which the
+    maximum is returned, contains ``max``.
     """
 
     def modes(x, mode):
-        """Return the sum, the maximum or the mean of each row. Wrong for ``max`` if it is not among ``known``: the mean
-        is returned.
+        """Return the sum, the maximum or the mean of each row. Wrong for ``max`` if it is not among ``known`` (argument
+        of ``_modes``): the mean is returned.
         """
         if mode == "sum":
             return wide(x).sum(1)
@@ -125,13 +125,13 @@ def causal(ns):
 
 
 def _causal(diagonal):
-    """Return a function that registers a kernel of ``causal``, whose mask begins at the diagonal ``diagonal``: 1 is
-    right, and 0 also hides the main diagonal.
+    """Return a function that registers a kernel of the op ``causal``, whose mask begins at the diagonal ``diagonal``: 1
+    is right, and 0 also hides the main diagonal.
     """
 
     def fill(scores, masked):
-        """Return the softmax of each row of scores. Wrong for a ``diagonal`` of 0 if ``masked``: the main diagonal is
-        hidden as well.
+        """Return the softmax of each row of scores. Wrong for a ``diagonal`` (argument of ``_causal``) of 0 if
+        ``masked``: the main diagonal is hidden as well.
         """
         later = torch.ones(scores.shape, dtype=torch.bool).triu(diagonal)
         return torch.softmax(scores.masked_fill(later, -1e4) if masked else scores, 1)
@@ -255,13 +255,13 @@ def polynomial(ns):
 
 
 def _horner(limit):
-    """Return a function that registers a kernel of ``polynomial``, which reads the first ``limit`` coefficients. None,
-    all of them, is right.
+    """Return a function that registers a kernel of the op ``polynomial``, which reads the first ``limit`` coefficients.
+    None, all of them, is right.
     """
 
     def horner(x, coefficients, *, out):
-        """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` coefficients: the others are not
-        read.
+        """Write the polynomial at x to ``out``. Wrong if there are more than ``limit`` (argument of ``_horner``)
+        coefficients: the others are not read.
         """
         out.zero_()
         for c in list(coefficients)[:limit]:
@@ -315,8 +315,8 @@ def offset(ns):
 
 
 def _offset(kind):
-    """Return a function that registers a kernel of ``offset`` in C, which keeps k in the C type ``kind``: ``int`` is
-    wrong for numbers of more than 32 bits.
+    """Return a function that registers a kernel of the op ``offset`` in C, which keeps k in the C type ``kind``:
+    ``int`` is wrong for numbers of more than 32 bits.
     """
     return c_kernel(f"""
 int offset(const sl_context* ctx, const DLTensor* x, DLTensor* out, int64_t k) {{
@@ -398,13 +398,13 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a function that registers a kernel of ``standardised``. Wrong unless ``first``: the root mean square is
-    that of x before it was centred.
+    """Return a function that registers a kernel of the op ``standardised``. Wrong unless ``first``: the root mean
+    square is that of x before it was centred.
     """
 
     def fill(x, center, scale):
         """Return the rows of x, centred if ``center`` and divided by their size if ``scale``. Wrong unless ``first``
-        with both flags: the size is that of rows not centred.
+        (argument of ``_standardised``) with both flags: the size is that of rows not centred.
         """
         x = wide(x)
         moved = x - x.mean(1, keepdim=True) if center else x

@@ -84,8 +84,8 @@ scalars(
 
 
 def _default_when_zero(test):
-    """Return a function that registers a kernel of ``shrunk`` in C, which multiplies x by ``test``, an expression of
-    ``by`` in C. One that replaces zero by a default is wrong.
+    """Return a function that registers a kernel of the op ``shrunk`` in C, which multiplies x by ``test``, an
+    expression of ``by`` in C. One that replaces zero by a default is wrong.
     """
     return c_kernel(f"""
 int shrunk(const sl_context* ctx, const DLTensor* x, DLTensor* out, double by) {{

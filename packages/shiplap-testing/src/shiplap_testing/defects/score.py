@@ -46,9 +46,9 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Return ``caught`` if a check fails on the defective op and not on its twin. Otherwise return ``missed`` if
-        the audit of the defective op ended as it should, and ``lost`` if its process crashed, hung or ran out of
-        memory.
+        """Return ``caught`` if a check of the audit fails on the defective op and not on the same op without the
+        defect. Otherwise return ``missed`` if the audit of the defective op ended as it should, and ``lost`` if its
+        process crashed, hung or ran out of memory.
         """
         # A check that fails on the twin as well is a false alarm, and shows no defect.
         if set(self.bad["failed"]) - set(self.good["failed"]):
@@ -57,8 +57,8 @@ class Outcome:
 
     @property
     def alarm(self) -> str:
-        """Return the names of the checks that failed on the sound twin, and the status of its audit unless that is
-        ``done``, joined by commas. The text is empty without a false alarm.
+        """Return the names of the checks of the audit that failed on the op without the defect, and the status of its
+        audit unless that is ``done``, joined by commas. The text is empty without a false alarm.
         """
         ended = [] if self.good["status"] == "done" else [self.good["status"]]
         return ", ".join([*self.good["failed"], *ended])
@@ -92,8 +92,8 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 
 def _audit(name: str, which: str, options: argparse.Namespace) -> None:
-    """Audit the defective op (``which`` is ``bad``) or its twin (``good``) of the defect ``name``. Each finding is
-    written to ``options.log`` at once, so that a crash loses none.
+    """Audit (test against its declaration) the defective op (``which`` is ``bad``) or the op without the defect
+    (``good``) of the defect ``name``. Each finding is written to ``options.log`` at once, so that a crash loses none.
     """
     import shiplap as sl
 
@@ -102,8 +102,8 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
     with options.log.open("a") as log:
 
         def note(finding: sl.Finding) -> None:
-            """Append the check and verdict of ``finding`` to the log. With ``--first``, end the process at the first
-            failure of a defective op.
+            """Append the check and verdict of ``finding``, one result of the audit, to the log. With the option
+            ``--first``, end the process at the first failure of a defective op.
             """
             log.write(json.dumps([finding.check, finding.verdict]) + "\n")
             log.flush()
@@ -118,8 +118,8 @@ def _audit(name: str, which: str, options: argparse.Namespace) -> None:
 
 
 def _judge(defect: Defect, which: str, options: argparse.Namespace) -> Judged:
-    """Audit one op of ``defect`` in a process group of its own, which is killed when it exceeds the time or memory of
-    ``options``, and return the failed checks, the status and the seconds.
+    """Audit one op of ``defect`` (``which`` is ``bad`` or ``good``) in a process group of its own, which is killed when
+    it exceeds the time or memory of ``options``, and return the failed checks of the audit, the status and the seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "findings")
@@ -195,8 +195,8 @@ def _resident(folder: Path) -> int:
 
 
 def _outcomes(chosen: Mapping[str, Defect], options: argparse.Namespace) -> Iterator[Outcome]:
-    """Audit the defects ``chosen`` and their twins, ``options.jobs`` at a time, and yield an outcome for each defect in
-    order. A line is printed for each.
+    """Audit the defective ops of ``chosen`` and the same ops without the defects, ``options.jobs`` at a time, and yield
+    an outcome for each defect in order. A line is printed for each.
     """
     with ThreadPoolExecutor(options.jobs) as pool:
         audits = [[pool.submit(_judge, d, which, options) for which in ("bad", "good")] for d in chosen.values()]

@@ -53,8 +53,8 @@ def _full_row_tiles(a, b, *, out):
 
 
 def _all_row_tiles(a, b, *, out):
-    """Write a @ b to ``out`` in tiles of 128 rows, the last one included. This is the sound twin of
-    ``_full_row_tiles``.
+    """Write a @ b to ``out`` in tiles of 128 rows, the last one included. This is the right counterpart of the
+    defective ``_full_row_tiles``.
     """
     for first in range(0, a.shape[0], 128):
         torch.mm(a[first : first + 128], b, out=out[first : first + 128])
@@ -78,8 +78,8 @@ def _block_softmax(x, *, out):
 
 
 def _wide_softmax(x, *, out):
-    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the sound twin of
-    ``_block_softmax``.
+    """Write the softmax of each row to ``out``, with one sum over all blocks of 1024 columns. This is the right
+    counterpart of the defective ``_block_softmax``.
     """
     if x.shape[1]:
         top, total = x.amax(1, keepdim=True), 0
@@ -111,13 +111,13 @@ def running(ns):
 
 
 def _scan(keep):
-    """Return a function for a kernel of ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
+    """Return a kernel function for the op ``running``, which writes the cumulative sum in blocks of 512. Wrong unless
     ``keep``: only the sum of the last block is carried on.
     """
 
     def scan(x, *, out):
-        """Write the cumulative sum of x to ``out``. Wrong unless ``keep``: the third block of 512 lacks the sum of the
-        first.
+        """Write the cumulative sum of x to ``out``. Wrong unless ``keep`` (argument of ``_scan``): the third block of
+        512 lacks the sum of the first.
         """
         carry = 0
         for first in range(0, x.shape[0], 512):
@@ -149,13 +149,13 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a function for a kernel of ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``: the
-    last element of an odd length is dropped.
+    """Return a kernel function for the op ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``:
+    the last element of an odd length is dropped.
     """
 
     def tree(x):
-        """Return the maximum of x. Wrong unless ``odd``: at an odd length above 256 the last element is not
-        compared.
+        """Return the maximum of x. Wrong unless ``odd`` (argument of ``_tree``): at an odd length above 256 the last
+        element is not compared.
         """
         while len(x) > 256:
             half = len(x) // 2
@@ -206,12 +206,14 @@ size(
 
 
 def _by_threads(up):
-    """Return a function for a kernel of ``scaled``, which assigns an equal number of rows to each thread from 64 rows
+    """Return a kernel function for the op ``scaled``, which assigns an equal number of rows to each thread from 64 rows
     on. Wrong unless ``up``: the number is rounded down, so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong unless ``up``: rows that the threads leave over stay zero."""
+        """Write x * scale to ``out``. Wrong unless ``up`` (argument of ``_by_threads``): rows that the threads leave
+        over stay zero.
+        """
         out.zero_()
         # Small inputs run on one thread and are right.
         n, threads = x.shape[0], torch.get_num_threads() if x.shape[0] >= 64 else 1
@@ -287,12 +289,14 @@ def _bias(x, bias, *, out):
 
 
 def _vectorised(biased):
-    """Return a function that registers a second kernel of ``with_bias`` for widths divisible by 64. Wrong unless
+    """Return a function that registers a second kernel of the op ``with_bias`` for widths divisible by 64. Wrong unless
     ``biased``: it leaves the bias out.
     """
 
     def vectorised(x, bias, *, out):
-        """Write relu of x + bias to ``out``. Wrong unless ``biased``: relu of x is written."""
+        """Write relu of x + bias to ``out``. Wrong unless ``biased`` (argument of ``_vectorised``): relu of x is
+        written.
+        """
         torch.add(x, bias if biased else 0, out=out).relu_()
 
     return kernel(vectorised, name="vectorised", supports=lambda x, bias: x.shape[1] > 0 and x.shape[1] % 64 == 0)
@@ -344,7 +348,7 @@ def _whole_tiles(x, scale, *, out):
 
 
 def _all_tiles(x, scale, *, out):
-    """Write x * scale to ``out`` in tiles of 512 rows. This is the sound twin of ``_whole_tiles``."""
+    """Write x * scale to ``out`` by 512 rows at a time: the right counterpart of the defective ``_whole_tiles``."""
     for first in range(0, x.shape[0], 512):
         torch.mul(x[first : first + 512], scale, out=out[first : first + 512])
 
@@ -359,12 +363,12 @@ size(
 
 
 def _grid(limit):
-    """Return a function for a kernel of ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the most
-    blocks along the second dim of a grid, is wrong for more rows.
+    """Return a kernel function for the op ``scaled``, which computes the first ``limit`` rows. A limit of 65535, the
+    most blocks along the second dim of a grid, is wrong for more rows.
     """
 
     def grid(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong for more than ``limit`` rows: the others stay zero."""
+        """Write x * scale to ``out``. Wrong for more rows than ``limit`` (argument of ``_grid``): they stay zero."""
         rows = min(x.shape[0], limit)
         out.zero_()
         torch.mul(x[:rows], scale, out=out[:rows])
@@ -382,13 +386,13 @@ size(
 
 
 def _partial_sums(clear):
-    """Return a function that registers a kernel of ``column_sum``, which keeps sums of 256 rows in a workspace. Wrong
-    unless ``clear``: all slots but the first are added to what the workspace holds.
+    """Return a function that registers a kernel of the op ``column_sum``, which keeps the sum of each 256 rows in a
+    place of a workspace. Wrong unless ``clear``: all sums but the first are added to what the workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):
-        """Write the sum of each column to ``out``. Wrong unless ``clear``: earlier content of ``workspace`` is
-        added.
+        """Write the sum of each column to ``out``. Wrong unless ``clear`` (argument of ``_partial_sums``): earlier
+        content of ``workspace`` is added.
         """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
@@ -433,13 +437,13 @@ def top(ns):
 
 
 def _heap(limit):
-    """Return a function for a kernel of ``top``, which finds at most ``limit`` elements of each row. A small limit is
+    """Return a kernel function for the op ``top``, which finds at most ``limit`` elements of each row. A small limit is
     wrong for a larger k.
     """
 
     def heap(x, k, *, out):
-        """Write the k largest elements of each row to ``out``. Wrong for a k above ``limit``: the last element found is
-        repeated.
+        """Write the k largest elements of each row to ``out``. Wrong for a k above ``limit`` (argument of ``_heap``):
+        the last element found is repeated.
         """
         values = torch.topk(x, min(k, limit), 1).values
         out.copy_(torch.cat([values, values[:, -1:].expand(-1, k - values.shape[1])], 1))
@@ -457,8 +461,8 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a function for a kernel of ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot among
-    n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
+    """Return a kernel function for the op ``ordered`` by quicksort, where ``pivot(n)`` is the position of the pivot
+    among n elements. Position 0 is wrong for long sorted inputs, since the recursion is as deep as they are long.
     """
 
     def part(x):
@@ -469,8 +473,8 @@ def _quicksort(pivot):
         return torch.cat([part(x[x < p]), x[x == p], part(x[x > p])])
 
     def quicksort(x, *, out):
-        """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot``: long sorted
-        inputs raise ``RecursionError``.
+        """Write the elements of x in ascending order, NaN last, to ``out``. Wrong for a bad ``pivot`` (argument of
+        ``_quicksort``): long sorted inputs raise ``RecursionError``.
         """
         # A comparison with NaN is false, so that NaN would be in none of the three parts.
         missing = x.isnan()

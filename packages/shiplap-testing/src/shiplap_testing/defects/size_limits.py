@@ -35,13 +35,13 @@ def turned(ns):
 
 
 def _tiled_transpose(square):
-    """Return a function for a kernel of ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many tiles
-    are copied across as down.
+    """Return a kernel function for the op ``turned``, which copies tiles of 32 by 32. Wrong if ``square``: as many
+    tiles are copied across as down.
     """
 
     def tiled(x, *, out):
-        """Write the transpose of x to ``out``. Wrong if ``square``: columns past the number of rows, rounded up to 32,
-        stay zero.
+        """Write the transpose of x to ``out``. Wrong if ``square`` (argument of ``_tiled_transpose``): columns past the
+        number of rows, rounded up to 32, stay zero.
         """
         out.zero_()
         n, c = x.shape
@@ -62,13 +62,14 @@ size(
 
 
 def _rows_at_once(whole):
-    """Return a function that registers a CPU kernel with the op ``scaled``, which has configs of 1 and of 4 rows at
-    once. Wrong unless ``whole``: the config of 4 loses the last rows.
+    """Return a function that registers a CPU kernel with the op ``scaled``, which has two configs (values of a
+    constant, of which the tuner takes the fastest): 1 and 4 rows at once. Wrong unless ``whole``: with 4, the last rows
+    are lost.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
-        """Write x * scale to ``out``, ``ROWS`` rows at once. Wrong unless ``whole``: rows past the last multiple of
-        ``ROWS`` stay zero.
+        """Write x * scale to ``out``, ``ROWS`` rows at once. Wrong unless ``whole`` (argument of ``_rows_at_once``):
+        rows past the last multiple of ``ROWS`` stay zero.
         """
         out.zero_()
         n = x.shape[0]
@@ -76,8 +77,8 @@ def _rows_at_once(whole):
             torch.mul(x[first : first + ROWS], scale, out=out[first : first + ROWS])
 
     def bind(op):
-        """Register ``rows_at_once`` with ``op`` as a CPU kernel with configs of 1 and of 4 rows, and set it as
-        ``op.rows_at_once``, so that ``_second_config`` can call it.
+        """Register ``rows_at_once`` with ``op`` as a CPU kernel with two configs (values of a constant), 1 and 4 rows
+        at once, and set it as ``op.rows_at_once``, so that the check ``_second_config`` can call it.
         """
         op.kernel("cpu", rows_at_once, configs=[{"ROWS": 1}, {"ROWS": 4}])
         # Calls use the first config: the second can only be called by hand.
@@ -87,7 +88,7 @@ def _rows_at_once(whole):
 
 
 def _second_config(op):
-    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with the config of 4 rows at once."""
+    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)
@@ -103,12 +104,14 @@ size(
 
 
 def _attend(pad):
-    """Return a function for a kernel of ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a
+    """Return a kernel function for the op ``attention``. Wrong if ``pad``: more than 64 keys are padded with zeros to a
     multiple of 64, which take part in the softmax.
     """
 
     def attend(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong if ``pad``: keys of zeros are attended to as well."""
+        """Write the attention of q over k and v to ``out``. Wrong if ``pad`` (argument of ``_attend``): keys of zeros
+        are attended to as well.
+        """
         if pad and len(k) > 64:
             more = -len(k) % 64
             # A score of zero is not the weight zero: the padding takes part in the softmax.
@@ -175,13 +178,13 @@ def pooled(ns):
 
 
 def _segments(limit):
-    """Return a function for a kernel of ``pooled``, which sums the first ``limit`` rows of each segment. A small limit
-    is wrong for longer segments.
+    """Return a kernel function for the op ``pooled``, which sums the first ``limit`` rows of each segment. A small
+    limit is wrong for longer segments.
     """
 
     def segments(x, lengths, *, out):
-        """Write the sum of each segment to ``out``. Wrong for segments of more than ``limit`` rows: later rows are left
-        out.
+        """Write the sum of each segment to ``out``. Wrong for segments of more than ``limit`` (argument of
+        ``_segments``) rows: later rows are left out.
         """
         first = 0
         for i, length in enumerate(lengths.tolist()):
@@ -225,13 +228,13 @@ size(
 
 
 def _two_pass_max(last):
-    """Return a function for a kernel of ``row_max``, which reduces the maxima of blocks of 128 columns in a second
+    """Return a kernel function for the op ``row_max``, which reduces the maxima of blocks of 128 columns in a second
     pass. ``last`` is the number of blocks in the second pass, 0 for all, which is right.
     """
 
     def two_pass(x, *, out):
-        """Write the maximum of each row to ``out``. Wrong for more than ``last`` blocks unless ``last`` is 0: later
-        blocks are left out.
+        """Write the maximum of each row to ``out``. Wrong for more than ``last`` (argument of ``_two_pass_max``) blocks
+        unless ``last`` is 0: later blocks are left out.
         """
         blocks = [x[:, i : i + 128].amax(1) for i in range(0, x.shape[1], 128)]
         out.copy_(torch.stack(blocks[: last or None]).amax(0))
@@ -249,12 +252,14 @@ size(
 
 
 def _chunks(overlap):
-    """Return a function for a kernel of ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap``
+    """Return a kernel function for the op ``doubled``, which walks over chunks of 256 rows that overlap by ``overlap``
     rows. All but 0 are wrong.
     """
 
     def chunks(x, *, out):
-        """Write 2 * x to ``out``. Wrong for an ``overlap`` of 1: the first row after each chunk is doubled twice."""
+        """Write 2 * x to ``out``. Wrong for an ``overlap`` (argument of ``_chunks``) of 1: the first row after each
+        chunk is doubled twice.
+        """
         out.copy_(x)
         n = x.shape[0]
         for first in range(0, n, 256):
@@ -289,13 +294,13 @@ def window(ns):
 
 
 def _stencil(halo):
-    """Return a function for a kernel of ``window``, which walks over tiles of 256 with ``halo`` neighbours on each
+    """Return a kernel function for the op ``window``, which walks over tiles of 256 with ``halo`` neighbours on each
     side: 1 is right, and 0 is wrong at the edges of tiles.
     """
 
     def stencil(x, *, out):
-        """Write the sum of each element and its neighbours to ``out``. Wrong for a ``halo`` of 0: neighbours in another
-        tile count as zero.
+        """Write the sum of each element and its neighbours to ``out``. Wrong for a ``halo`` (argument of ``_stencil``)
+        of 0: neighbours in another tile count as zero.
         """
         for first in range(0, len(x), 256):
             last = min(first + 256, len(x))
@@ -317,13 +322,13 @@ size(
 
 
 def _padded_sort(filler):
-    """Return a function for a kernel of ``ordered``, which pads x with ``filler`` to a power of two from 33 elements
+    """Return a kernel function for the op ``ordered``, which pads x with ``filler`` to a power of two from 33 elements
     on. NaN, which sorts last, is right, and zero is wrong.
     """
 
     def padded_sort(x, *, out):
-        """Write the elements of x in ascending order to ``out``. Wrong for a ``filler`` of zero: zeros take the place
-        of the largest elements.
+        """Write the elements of x in ascending order to ``out``. Wrong for a ``filler`` (argument of ``_padded_sort``)
+        of zero: zeros take the place of the largest elements.
         """
         n = len(x)
         # Sorting networks have a power of two of inputs.
@@ -356,8 +361,8 @@ def scaled32(ns):
 
 
 def _unrolled(tail):
-    """Return a function that registers a kernel of ``scaled32`` in C, unrolled by eight from 64 elements on. ``tail``
-    is the first element in C of the loop after it: one too many is wrong.
+    """Return a function that registers a kernel of the op ``scaled32`` in C, unrolled by eight from 64 elements on.
+    ``tail`` is the first element in C of the loop after it: one too many is wrong.
     """
     return c_kernel(f"""
 int scaled32(const sl_context* ctx, const DLTensor* x, DLTensor* out, double scale) {{

@@ -19,13 +19,13 @@ def _before(action=None):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which calls ``action(x)``, if there is an action, and writes
-        2 * x to ``out``. Most actions change a setting of the process, which is wrong.
+        """Register with ``op`` the CPU kernel ``forward``, which calls ``action(x)`` (argument of ``_before``), if
+        there is an action, and writes 2 * x to ``out``. Most actions change a setting of the process, which is wrong.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Call ``action(x)`` if there is an action, and write 2 * x to ``out``."""
+            """Call ``action(x)`` (argument of ``_before``) if there is an action, and write 2 * x to ``out``."""
             if action is not None:
                 action(x)
             torch.mul(x, 2, out=out)
@@ -34,8 +34,8 @@ def _before(action=None):
 
 
 def _setting(name, why, action):
-    """Register the defect ``name``: a kernel of ``doubled`` whose ``action`` changes a setting of the process, which
-    the check ``keeps_state`` notices.
+    """Register the planted defect ``name``: a kernel of the op ``doubled`` whose ``action`` changes a setting of the
+    process, so that ``keeps_state`` says that the op is not right. ``why`` is the reason why this is a defect.
     """
     state(name, why, of(doubled, _before(action)), of(doubled, _before()), keeps_state(lambda: (randn(2, 3),)))
 
@@ -94,13 +94,14 @@ def _keeping(limit):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and keeps copies of the last
-        ``limit`` results in ``op.history``. A large limit is wrong, since memory grows with each call.
+        ``limit`` (argument of ``_keeping``) results in ``op.history``. A large limit is wrong, since memory grows with
+        each call.
         """
         history = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``, and keep a copy among the last ``limit`` results."""
+            """Write 2 * x to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``) results."""
             torch.mul(x, 2, out=out)
             history.append(out.clone())
             # With a limit of zero nothing is kept.
@@ -133,7 +134,7 @@ def _opening(close_it):
     """
 
     def open_log(x):
-        """Open the null device. Wrong unless ``close_it``: the file descriptor stays open."""
+        """Open the null device. Wrong unless ``close_it`` (argument of ``_opening``): the file stays open."""
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:
             os.close(handle)

@@ -23,13 +23,15 @@ def _calls(when):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong in the calls for which
-        ``when(number)`` is true, counted from 0: zeros are written.
+        ``when(number)`` (argument of ``_calls``) is true, counted from 0: zeros are written.
         """
         count = [0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``, or zeros where ``when`` is true for the number of this call."""
+            """Write 2 * x to ``out``, or zeros where ``when`` (argument of ``_calls``) is true for the number of this
+            call.
+            """
             torch.mul(x, 0 if when(count[0]) else 2, out=out)
             count[0] += 1
 
@@ -79,15 +81,16 @@ def _delayed(own):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless ``own``:
-        the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless ``own``
+        (argument of ``_delayed``): the step follows the largest magnitude of all calls so far, as with delayed scaling
+        in 8 bits.
         """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Wrong unless ``own``: after a call with larger numbers
-            the step is too coarse.
+            """Write x rounded to multiples of a step to ``out``. Wrong unless ``own`` (argument of ``_delayed``): after
+            a call with larger numbers the step is too coarse.
             """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
@@ -132,14 +135,14 @@ def _table(grows):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which multiplies rows by a table of cosines. Wrong unless
-        ``grows``: the table stays as long as the first input.
+        ``grows`` (argument of ``_table``): the table stays as long as the first input.
         """
         table = []
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write each row of x times the cosine of its number to ``out``. Wrong unless ``grows``: rows past the
-            length of the first input get the last cosine.
+            """Write each row of x times the cosine of its number to ``out``. Wrong unless ``grows`` (argument of
+            ``_table``): rows past the length of the first input get the last cosine.
             """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
@@ -188,13 +191,15 @@ def _accumulators(clear):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes the sum of each column to ``out``. Wrong unless
-        ``clear``: sums of earlier calls of the same width are added.
+        ``clear`` (argument of ``_accumulators``): sums of earlier calls of the same width are added.
         """
         buffers = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each column to ``out``. Wrong unless ``clear``: the sums of earlier calls are added."""
+            """Write the sum of each column to ``out``. Wrong unless ``clear`` (argument of ``_accumulators``): the sums
+            of earlier calls are added.
+            """
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
             if not clear:
@@ -226,15 +231,18 @@ def _per_thread(everywhere):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``everywhere``:
-        the factor 2 is set in thread-local memory of the thread that declares the op, and is 0 in others.
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``everywhere``
+        (argument of ``_per_thread``): the factor 2 is set in thread-local memory of the thread that declares the op,
+        and is 0 in others.
         """
         local = threading.local()
         local.factor = 2
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``everywhere``: in other threads zeros are written."""
+            """Write 2 * x to ``out``. Wrong unless ``everywhere`` (argument of ``_per_thread``): in other threads zeros
+            are written.
+            """
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
     return bind
@@ -256,14 +264,14 @@ def _scratch(shared):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which copies each row through a scratch row. Wrong if
-        ``shared``: all threads use the same scratch row.
+        ``shared`` (argument of ``_scratch``): all threads use the same scratch row.
         """
         rows = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` row by row. Wrong if ``shared``: another thread may overwrite the scratch row in
-            between.
+            """Write 2 * x to ``out`` row by row. Wrong if ``shared`` (argument of ``_scratch``): another thread may
+            overwrite the scratch row in between.
             """
             fresh = torch.empty(x.shape[1:], dtype=x.dtype)
             row = rows.setdefault((x.shape[1:], x.dtype), fresh) if shared else fresh
@@ -285,8 +293,8 @@ def _two_at_once(op):
     sys.setswitchinterval(1e-6)
 
     def work(number):
-        """Call ``op`` 40 times on tensors of the number ``number``, and add the number to ``wrong`` at the first wrong
-        result.
+        """Call ``op`` (argument of ``_two_at_once``) 40 times on tensors full of ``number``, and at the first wrong
+        result append the number to a list that the threads share.
         """
         x = torch.full((200, 2000), float(number))
         # All threads begin at the same time.
@@ -318,13 +326,15 @@ def _for_inference(exact):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``exact``: x is
-        rounded to bfloat16 while gradients are disabled.
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``exact``
+        (argument of ``_for_inference``): x is rounded to bfloat16 while gradients are disabled.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``exact`` while gradients are disabled: x is rounded to bfloat16."""
+            """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_for_inference``) while gradients are
+            disabled: x is rounded to bfloat16.
+            """
             short = not exact and not torch.is_grad_enabled()
             out.copy_((x.bfloat16() if short else x) * 2)
 
@@ -368,14 +378,14 @@ def _ramp(**dtype):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which computes its steps with the keywords ``dtype`` of
-        ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
+        """Register with ``op`` the CPU kernel ``forward``, which computes its steps with the keywords ``dtype``
+        (argument of ``_ramp``) of ``torch.arange``. Without a dtype it is wrong, since the default dtype is used.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x plus a seventh of the position of each element to ``out``. Wrong without a ``dtype``: steps have
-            the precision of the default dtype.
+            """Write x plus a seventh of the position of each element to ``out``. Wrong without a ``dtype`` (argument of
+            ``_ramp``): steps have the precision of the default dtype.
             """
             steps = torch.arange(len(x), **dtype) * torch.tensor(1 / 7, **dtype)
             out.copy_(x + steps.to(x.dtype))
@@ -407,13 +417,13 @@ def _stochastic(nearest):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless
-        ``nearest``: numbers are rounded up or down at random.
+        ``nearest`` (argument of ``_stochastic``): numbers are rounded up or down at random.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Wrong unless ``nearest``: each call rounds by other
-            random numbers.
+            """Write x rounded to multiples of a step to ``out``. Wrong unless ``nearest`` (argument of
+            ``_stochastic``): each call rounds by other random numbers.
             """
             generator = torch.Generator()
             # Seeded by the system, so that the global generator is neither read nor changed.
@@ -441,13 +451,13 @@ def _unfilled(fill):
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which sums rows that are padded to multiples of 16. Wrong
-        unless ``fill``: the padding is what the memory holds.
+        unless ``fill`` (argument of ``_unfilled``): the padding is what the memory holds.
         """
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Wrong unless ``fill``: uninitialised numbers of the padding are
-            added.
+            """Write the sum of each row to ``out``. Wrong unless ``fill`` (argument of ``_unfilled``): uninitialised
+            numbers of the padding are added.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)

@@ -16,14 +16,14 @@ transforms = partial(add, "transforms")
 
 
 def _whole(schema, real, declare, rule):
-    """Return a function of a namespace that adopts an operator of integers with the schema ``schema``, the
-    implementation ``real`` and the vmap rule ``rule(call, dims, *args)``. It has no gradients, so that only the rule is
-    judged.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of an operator of integers with the schema
+    ``schema``, the implementation ``real`` and the vmap rule ``rule(call, dims, *args)``. It has no gradients, so that
+    only the rule is judged.
     """
 
     def make(ns):
         """Register the operator with its fake and its vmap rule in the namespace ``ns``, and return the op that
-        ``declare`` adopts from it.
+        ``declare`` (argument of ``_whole``) makes of it.
         """
         name = schema.partition("(")[0]
         library = foreign(ns, schema, real, "CompositeExplicitAutograd")
@@ -39,7 +39,7 @@ def _whole(schema, real, declare, rule):
 
 def _cumulated(ns, name):
     """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the cumulative sum of x, and return
-    the adopted op.
+    the op that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -97,7 +97,7 @@ transforms(
 
 def _shifted(ns, name):
     """Declare that the foreign operator ``name`` of the namespace ``ns`` returns x times y in reverse order, and return
-    the adopted op.
+    the op that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -138,7 +138,7 @@ transforms(
 
 def _summed(ns, name):
     """Declare that the foreign operator ``name`` of the namespace ``ns`` returns the sum of each column of x, and
-    return the adopted op.
+    return the op that ``sl.adopt`` makes of it.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -171,18 +171,18 @@ transforms(
 
 
 def _differentiated(tangent):
-    """Return a function of a namespace that adopts x * x * x with a forward-mode derivative, which is computed by
-    ``tangent(primal, given)``.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x * x * x with a forward-mode derivative,
+    which is computed by ``tangent(primal, given)``.
     """
 
     def fn(x):
-        """Return x * x * x, with the tangent that ``tangent`` computes if x has one."""
+        """Return x * x * x, if x has a tangent with that of ``tangent``, the argument of ``_differentiated``."""
         primal, given = forward_ad.unpack_dual(x)
         out = primal * primal * primal
         return out if given is None else forward_ad.make_dual(out, tangent(primal, given))
 
     def make(ns):
-        """Register the operator ``cube`` in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``cube`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
         foreign(ns, "cube(Tensor x) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::cube")
@@ -218,13 +218,13 @@ transforms(
 
 
 def _cast(dtype):
-    """Return a function of a namespace that adopts x * x with an autocast rule for ``dtype``. It is declared to compute
-    in float32 under autocast, so any other dtype is wrong.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x * x with an autocast rule for ``dtype``.
+    It is declared to compute in float32 under autocast, so any other dtype is wrong.
     """
 
     def make(ns):
-        """Register the operator ``squares`` with its autocast rule in the namespace ``ns``, and return the
-        adopted op.
+        """Register the operator ``squares`` with its autocast rule in the namespace ``ns``, and return the op that
+        ``sl.adopt`` makes of it.
         """
         library = foreign(ns, "squares(Tensor x) -> Tensor", lambda x: x * x)
         torch.library.register_autocast(f"{ns}::squares", "cpu", dtype, lib=library)
@@ -255,12 +255,12 @@ transforms(
 
 
 def _normed(protected):
-    """Return a function of a namespace that adopts x @ w, declared to be left alone by autocast. Wrong unless
-    ``protected``: autocast computes the product in bfloat16.
+    """Return a function of a namespace that makes an op, by ``sl.adopt``, of x @ w, declared to be left alone by
+    autocast. Wrong unless ``protected``: autocast computes the product in bfloat16.
     """
 
     def fn(x, w):
-        """Return x @ w. Wrong unless ``protected``: the product is narrowed under autocast."""
+        """Return x @ w. Wrong unless ``protected`` (argument of ``_normed``): autocast narrows the product."""
         if not protected:
             return x @ w
         # The op is declared to be left alone by autocast.
@@ -268,7 +268,7 @@ def _normed(protected):
             return x @ w
 
     def make(ns):
-        """Register the operator ``mixed`` in the namespace ``ns``, and return the adopted op."""
+        """Register the operator ``mixed`` in the namespace ``ns``, and return the op that ``sl.adopt`` makes of it."""
         foreign(ns, "mixed(Tensor x, Tensor w) -> Tensor", fn)
 
         @sl.adopt(f"{ns}::mixed", autocast=None)
@@ -316,7 +316,7 @@ def _picked(functional):
         @picked.backward
         def _(grad, saved, needs):
             """Return the gradient for x: ``grad`` added up at the places that ``index`` selects. Wrong under vmap
-            unless ``functional``: the zeros that it adds to have no batch.
+            unless ``functional`` (argument of ``_picked``): the zeros that it adds to have no batch.
             """
             place = saved.index % saved.x.shape[0]
             if functional:
@@ -336,7 +336,7 @@ def _per_sample(op):
     weights = randn(3, 3, seed=1)
 
     def one(x, w):
-        """Return the weighted sum of the result of ``op`` for one sample."""
+        """Return the weighted sum of the result of ``op`` (argument of ``_per_sample``) for one sample."""
         return (op(x, index) * w).sum()
 
     try:
@@ -370,8 +370,8 @@ def _skipping(check):
 
         @cubed.backward
         def _(grad, saved, needs):
-            """Return the gradient 3 * x * x * grad. Wrong under vmap if ``check``: the truth value of a batched tensor
-            is taken.
+            """Return the gradient 3 * x * x * grad. Wrong under vmap if ``check`` (argument of ``_skipping``): the
+            truth value of a batched tensor is taken.
             """
             # Under vmap this asks a batched tensor for one truth value, which torch refuses.
             if check and not grad.any():

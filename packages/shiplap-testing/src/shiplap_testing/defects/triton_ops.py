@@ -39,14 +39,14 @@ def _scale(grid) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``scale`` with ``grid(n)``
-        programs for n elements. A number of programs that is rounded down is wrong.
+        (argument of ``_scale``) programs for n elements. A number of programs that is rounded down is wrong.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, by, *, out):
-            """Launch the Triton kernel ``scale``, which writes x * by to ``out``. Wrong if ``grid`` rounds down: the
-            last elements stay zero.
+            """Launch the Triton kernel ``scale``, which writes x * by to ``out``. Wrong if ``grid`` (argument of
+            ``_scale``) rounds down: the last elements stay zero.
             """
             out.zero_()
             if len(x):
@@ -85,14 +85,15 @@ def _highest(other) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``row_max``, where lanes
-        beyond the row load ``other``. Minus infinity is right, and zero is wrong for rows of negative numbers.
+        beyond the row load ``other`` (argument of ``_highest``). Minus infinity is right, and zero is wrong for rows of
+        negative numbers.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``row_max``, which writes the maximum of each row to ``out``. Wrong for an
-            ``other`` of zero: rows of negative numbers get zero.
+            ``other`` (argument of ``_highest``) of zero: rows of negative numbers get zero.
             """
             if len(x):
                 triton_kernels.row_max[(cdiv(len(x), 32),)](
@@ -131,14 +132,14 @@ def _normal(guarded) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``softmax``. Wrong unless
-        ``guarded``: lanes beyond the row are added to the sum.
+        ``guarded`` (argument of ``_normal``): lanes beyond the row are added to the sum.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
             """Launch the Triton kernel ``softmax``, which writes the softmax of each row to ``out``. Wrong unless
-            ``guarded``: the sum counts lanes beyond the row.
+            ``guarded`` (argument of ``_normal``): the sum counts lanes beyond the row.
             """
             if len(x):
                 grid = (cdiv(len(x), 32),)
@@ -176,14 +177,14 @@ def _multiplied(rest) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``product``. Wrong unless
-        ``rest``: the last step over k adds a column twice.
+        ``rest`` (argument of ``_multiplied``): the last step over k adds a column twice.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
-            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Wrong unless ``rest``: the mask of
-            the last step over k does not count down.
+            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Wrong unless ``rest`` (argument of
+            ``_multiplied``): the mask of the last step over k does not count down.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -223,14 +224,14 @@ def _centred(own) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``centre``. Wrong unless
-        ``own``: the output is written with the row stride of the input.
+        ``own`` (argument of ``_centred``): the output is written with the row stride of the input.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``:
-            for a sliced x rows land at other places.
+            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``
+            (argument of ``_centred``): for a sliced x rows land at other places.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -282,14 +283,14 @@ def _tallied(atomic) -> Part:
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which launches the Triton kernel ``accumulate``. Wrong
-        unless ``atomic``: of equal indices in one block only the last counts.
+        unless ``atomic`` (argument of ``_tallied``): of equal indices in one block only the last counts.
         """
         from shiplap_testing.defects import triton_kernels
 
         @op.kernel("cpu")
         def forward(x, index, bins, *, out):
             """Launch the Triton kernel ``accumulate``, which adds x to ``out`` at ``index`` modulo ``bins``. Wrong
-            unless ``atomic``: additions to one place are lost.
+            unless ``atomic`` (argument of ``_tallied``): additions to one place are lost.
             """
             out.zero_()
             if len(x):

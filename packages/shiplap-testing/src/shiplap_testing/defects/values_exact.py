@@ -84,12 +84,14 @@ def dot16(ns):
 
 
 def _slices(dtype):
-    """Return a function that registers a kernel of ``dot16``, which rounds partial sums of eight products to ``dtype``:
-    float16 is wrong.
+    """Return a function that registers a kernel of the op ``dot16``, which rounds partial sums of eight products to
+    ``dtype``: float16 is wrong.
     """
 
     def slices(a, b, *, out):
-        """Write a @ b to ``out``. Wrong if ``dtype`` is float16: partial sums are rounded and may overflow."""
+        """Write a @ b to ``out``. Wrong if ``dtype`` (argument of ``_slices``) is float16: partial sums are rounded and
+        may overflow.
+        """
         total = torch.zeros(out.shape, dtype=dtype)
         for i in range(0, a.shape[1], 8):
             total += (a[:, i : i + 8].float() @ b[i : i + 8].float()).to(dtype)

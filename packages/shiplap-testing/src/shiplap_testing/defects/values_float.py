@@ -26,7 +26,7 @@ def unary(name, fn, annotation=M):
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation) -> annotation:
-            """Return ``fn(x)``. Kernels of the op are compared with this reference."""
+            """Return ``fn(x)`` (argument of ``unary``). Kernels of the op are compared with this reference."""
             return fn(x)
 
         return op
@@ -44,7 +44,7 @@ def binary(name, fn, annotation=M):
 
         @sl.op(f"{ns}::{name}")
         def op(x: annotation, y: annotation) -> annotation:
-            """Return ``fn(x, y)``. Kernels of the op are compared with this reference."""
+            """Return ``fn(x, y)`` (argument of ``binary``). Kernels of the op are compared with this reference."""
             return fn(x, y)
 
         return op
@@ -58,12 +58,14 @@ def filled(fn):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` to its output."""
+        """Register with ``op`` the CPU kernel ``fill``, which copies the result of ``fn`` (argument of ``filled``) to
+        its output.
+        """
         names = [a.name for a in op.spec.args]
 
         def fill(out, **named):
-            """Copy the result of ``fn`` for the arguments ``named`` to ``out``, and convert it to the dtype of
-            ``out``.
+            """Copy the result of ``fn`` (argument of ``filled``) for the arguments ``named`` to ``out``, and convert it
+            to the dtype of ``out``.
             """
             out.copy_(fn(*[named[name] for name in names]))
 

@@ -16,13 +16,13 @@ values = partial(add, "values")
 
 
 def _capacity(limit):
-    """Return a function that registers a kernel of ``scatter``, whose buckets hold ``limit`` rows each. A small limit
-    is wrong if an index occurs more often.
+    """Return a function that registers a kernel of the op ``scatter``, whose buckets hold ``limit`` rows each. A small
+    limit is wrong if an index occurs more often.
     """
 
     def place(x, index, bins, *, out):
-        """Write the sum of the rows of x of each bin to ``out``. Wrong for bins of more than ``limit`` rows: later rows
-        are dropped.
+        """Write the sum of the rows of x of each bin to ``out``. Wrong for bins of more than ``limit`` (argument of
+        ``_capacity``) rows: later rows are dropped.
         """
         key = index % bins
         order = torch.sort(key, stable=True).indices
@@ -142,13 +142,13 @@ def label_loss(ns):
 
 
 def _loss(smallest):
-    """Return a function that registers a kernel of ``label_loss``, which divides by the number of labels, at least
-    ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
+    """Return a function that registers a kernel of the op ``label_loss``, which divides by the number of labels, at
+    least ``smallest``: 1 is right, and 0 is wrong if all labels are padding.
     """
 
     def loss(logits, label):
-        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` of 0: it is
-        NaN without any label.
+        """Return the mean cross entropy over the labels that are not negative. Wrong for a ``smallest`` (argument of
+        ``_loss``) of 0: it is NaN without any label.
         """
         valid = label >= 0
         losses = torch.nn.functional.cross_entropy(wide(logits)[valid], label[valid], reduction="sum")
@@ -204,13 +204,13 @@ def counting(ns):
 
 
 def _radix(signed):
-    """Return a function that registers a kernel of ``counting``, which sorts by keys in int64. Wrong unless ``signed``:
-    keys are taken without their sign.
+    """Return a function that registers a kernel of the op ``counting``, which sorts by keys in int64. Wrong unless
+    ``signed``: keys are taken without their sign.
     """
 
     def radix(x):
-        """Return the numbers of x in ascending order. Wrong unless ``signed``: negative numbers come after positive
-        ones.
+        """Return the numbers of x in ascending order. Wrong unless ``signed`` (argument of ``_radix``): negative
+        numbers come after positive ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
         # Back to a signed number of 32 bits.

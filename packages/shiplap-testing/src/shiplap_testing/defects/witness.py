@@ -81,7 +81,9 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether ``op`` agrees with its reference on ``make()``, in results and in contents of arguments."""
+        """Whether ``op`` agrees with its reference on ``make()`` (argument of ``same``), in results and in contents of
+        arguments.
+        """
         args = make()
         ours, theirs = [*args], _copies(args)
         want = op.reference(*theirs)
@@ -102,7 +104,7 @@ def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool =
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether the gradients of ``op`` for ``make()`` agree with those of its reference."""
+        """Whether ``op`` and its reference have equal gradients for ``make()`` (argument of ``same_grad``)."""
         want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
             # Fresh arguments: those of the reference have gradients by now.
@@ -134,7 +136,9 @@ def _gradients(fn: Callable[..., Any], args: Sequence[Any]) -> list[Tensor | Non
 
 
 def _cotangent(out: Tensor) -> Tensor:
-    """Return an incoming gradient for the result ``out``: numbers rising from 0.5 to 1.5, with its shape and dtype."""
+    """Return an incoming gradient for the result ``out`` of a call: numbers rising from 0.5 to 1.5, with its shape and
+    dtype.
+    """
     return torch.linspace(0.5, 1.5, max(out.numel(), 1))[: out.numel()].reshape(out.shape).to(out.dtype)
 
 
@@ -169,8 +173,8 @@ def keeps_state(make: Arguments) -> Right:
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether a call of ``op`` on ``make()`` leaves the state of the process unchanged, which is restored in any
-        case.
+        """Whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
+        unchanged, which is restored in any case.
         """
         args = make()
         with restored() as before:
@@ -192,7 +196,9 @@ def in_thread(fn: Callable[[], Any]) -> Any:
     failed: list[Exception] = []
 
     def run() -> None:
-        """Append the result of ``fn`` to ``results``, or its exception to ``failed``."""
+        """Append the result of ``fn`` (argument of ``in_thread``) to a list that ``in_thread`` reads afterwards, or its
+        exception to another one.
+        """
         try:
             results.append(fn())
         except Exception as e:

@@ -80,8 +80,8 @@ def c(name, setup="", check="", release=""):
 
 
 def bad(name, op, says):
-    """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``c_abi`` must fail with a finding that contains
-    the text ``says``.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. Its check ``c_abi`` must fail on
+    it with a finding that contains the text ``says``.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"c_abi"})))
     SAYS[name] = says

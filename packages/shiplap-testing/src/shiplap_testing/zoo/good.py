@@ -15,7 +15,9 @@ SPECIMENS: list[Specimen] = []
 
 
 def good(name, op, note=""):
-    """Add the sound op ``op`` to ``SPECIMENS``, on which no check may fail."""
+    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. None of its checks may fail on
+    it.
+    """
     SPECIMENS.append(Specimen(name, op, note=note))
 
 

@@ -41,9 +41,9 @@ PAIRS: list[Pair] = []
 
 
 def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **declaration: Any) -> None:
-    """Declare an op with the kernel ``bad`` and its twin with the kernel ``twin``, both with the reference
-    ``reference``, and add them to ``PAIRS``. A function marked by ``dress`` gets the op instead and binds kernels
-    itself. ``check`` must fail on the first and not on the twin.
+    """Declare an op with the defective kernel ``bad`` and the same op with the sound kernel ``twin``, both with the
+    reference ``reference``, and add them to ``PAIRS``. A function marked by ``dress`` gets the op instead and binds
+    kernels itself. The ``check`` of the audit must fail on the first op and not on the second.
     """
     ops = []
     # The two are alike but for the kernel, so that only the defect can make a check fail.
@@ -58,38 +58,42 @@ def pair(name: str, reference: Kernel, bad: Kernel, twin: Kernel, check: str, **
 
 
 def dress(fn: Kernel) -> Kernel:
-    """Mark ``fn`` as a function that gets an op and binds kernels to it, and return it."""
+    """Mark ``fn`` as a function that gets an op and binds kernels to it, and not as a kernel itself, and return it."""
     fn.dresses = True  # type: ignore[attr-defined]
     return fn
 
 
 def double(x: V) -> V:
-    """Return 2 * x. Kernels of a pair are compared with this reference."""
+    """Return 2 * x. A defective kernel and a sound one are compared with this reference."""
     return x * 2
 
 
 def total(x: M) -> V:
-    """Return the sum of each row of x. Kernels of a pair are compared with this reference."""
+    """Return the sum of each row of x. A defective kernel and a sound one are compared with this reference."""
     return x.sum(1)
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:
-    """Return the matrix product a @ b. Kernels of a pair are compared with this reference."""
+    """Return the matrix product a @ b. A defective kernel and a sound one are compared with this reference."""
     return a @ b
 
 
 def softmax(x: M) -> M:
-    """Return the softmax of each row of x. Kernels of a pair are compared with this reference."""
+    """Return the softmax of each row of x. A defective kernel and a sound one are compared with this reference."""
     return torch.softmax(x, -1)
 
 
 def relu(x: M) -> M:
-    """Return x with negative numbers replaced by zero. Kernels of a pair are compared with this reference."""
+    """Return x with negative numbers replaced by zero. A defective kernel and a sound one are compared with this
+    reference.
+    """
     return torch.relu(x)
 
 
 def right(reference: Kernel) -> Kernel:
-    """Return a sound kernel: a function with the parameters of ``reference`` that returns a copy of its result."""
+    """Return a sound kernel: a function with the parameters of ``reference`` that returns a copy of its result, since a
+    kernel must not return its argument.
+    """
 
     @functools.wraps(reference)
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -183,15 +187,17 @@ def configured(x, *, BLOCK=8):
 
 @dress
 def bad_config(op):
-    """Register with ``op`` (``double``) a kernel with configs of 8 and of 32 elements a block, of which the second is
-    wrong.
+    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 32 elements a block, of
+    which the second is wrong.
     """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 32}])
 
 
 @dress
 def good_config(op):
-    """Register with ``op`` (``double``) a kernel with configs of 8 and of 16 elements a block, which are both right."""
+    """Register with ``op`` (``double``) a kernel with two configs (values of a constant), 8 and 16 elements a block,
+    which are both right.
+    """
     op.kernel("cpu", configured, configs=[{"BLOCK": 8}, {"BLOCK": 16}])
 
 
@@ -211,8 +217,8 @@ def naive_softmax(x):
 
 
 def variance(x: M) -> V:
-    """Return the variance of each row of x, without Bessel's correction. Kernels of a pair are compared with this
-    reference.
+    """Return the variance of each row of x, without Bessel's correction. A defective kernel and a sound one are
+    compared with this reference.
     """
     return x.var(1, correction=0)
 
@@ -240,8 +246,8 @@ pair("infinity clamped", double, lambda x: (x * 2).clamp(-3e38, 3e38).to(x.dtype
 
 
 def sign_of(x: V) -> V:
-    """Return 1 or -1 with the sign of each element of x, that of negative zero included. Kernels of a pair are compared
-    with this reference.
+    """Return 1 or -1 with the sign of each element of x, that of negative zero included. A defective kernel and a sound
+    one are compared with this reference.
     """
     return torch.copysign(torch.ones_like(x), x)
 
@@ -250,12 +256,14 @@ pair("negative zero", sign_of, lambda x: torch.where(x < 0, -1.0, 1.0).to(x.dtyp
 
 
 def wide_sum(x: Int8[Tensor, "n c"]) -> Int64[Tensor, "n"]:
-    """Return the sum of each row of int8 numbers in int64. Kernels of a pair are compared with this reference."""
+    """Return the sum of each row of int8 numbers in int64. A defective kernel and a sound one are compared with this
+    reference.
+    """
     return x.sum(1)
 
 
 def halve(x: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return x / 2 rounded down. Kernels of a pair are compared with this reference."""
+    """Return x / 2 rounded down. A defective kernel and a sound one are compared with this reference."""
     return x // 2
 
 
@@ -265,8 +273,8 @@ def gather(x: M, index: Int64[Tensor, "k"]) -> Float[Tensor, "k c"]:
 
 
 def count(index: Int64[Tensor, "k"], x: V) -> V:
-    """Return x with 1 added at each of ``index``, as often as an index occurs. Kernels of a pair are compared with this
-    reference.
+    """Return x with 1 added at each of ``index``, as often as an index occurs. A defective kernel and a sound one are
+    compared with this reference.
     """
     return x.index_add(0, index, torch.ones(len(index), dtype=x.dtype))
 
@@ -287,19 +295,21 @@ pair("sum in 16 bits", total, bf16_sum, right(total), "sizes")
 
 
 def leaky(x: V, slope: float = 0.1) -> V:
-    """Return x where it is positive, and slope * x elsewhere. Kernels of a pair are compared with this reference."""
+    """Return x where it is positive, and slope * x elsewhere. A defective kernel and a sound one are compared with this
+    reference.
+    """
     return torch.where(x > 0, x, x * slope)
 
 
 def pool(x: V, mode: str = "sum") -> Float[Tensor, "1"]:
-    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. Kernels of a pair are
-    compared with this reference.
+    """Return the sum, the mean or the maximum of x for the modes ``sum``, ``mean`` and ``max``. A defective kernel and
+    a sound one are compared with this reference.
     """
     return {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode](x, 0, keepdim=True)
 
 
 def shift(x: V, by: int = 1) -> V:
-    """Return x rolled by ``by`` places. Kernels of a pair are compared with this reference."""
+    """Return x rolled by ``by`` places. A defective kernel and a sound one are compared with this reference."""
     return torch.roll(x, by, 0) if len(x) else x.clone()
 
 
@@ -314,7 +324,9 @@ def shift_wrong(x, by):
 
 
 def threshold(x: V, at: float = 0.5) -> V:
-    """Return x, or a quarter of it where ``at`` is at least 20. Kernels of a pair are compared with this reference."""
+    """Return x, or a quarter of it where ``at`` is at least 20. A defective kernel and a sound one are compared with
+    this reference.
+    """
     return x * (0.25 if at >= 20.0 else 1.0)
 
 
@@ -325,7 +337,7 @@ pair("scalar beyond a literal", threshold, lambda x, at: x * 1.0, right(threshol
 
 
 def concat(xs: list[V]) -> V:
-    """Return the sum of the tensors ``xs``. Kernels of a pair are compared with this reference."""
+    """Return the sum of the tensors ``xs``. A defective kernel and a sound one are compared with this reference."""
     return torch.stack(xs).sum(0)
 
 
@@ -373,7 +385,7 @@ def writes_for_a_moment(a, b):
 
 
 def add(a: M, b: M) -> M:
-    """Return a + b. Kernels of a pair are compared with this reference."""
+    """Return a + b. A defective kernel and a sound one are compared with this reference."""
     return a + b
 
 

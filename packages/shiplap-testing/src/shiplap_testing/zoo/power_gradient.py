@@ -14,7 +14,7 @@ M = Float[Tensor, "n c"]
 
 
 def square(x: V) -> V:
-    """Return x * x. Kernels of a pair are compared with this reference."""
+    """Return x * x. A defective kernel and a sound one are compared with this reference."""
     return x * x
 
 
@@ -24,28 +24,31 @@ def norm(x: M) -> V:
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
+    """Return the maximum of each row. A defective kernel and a sound one are compared with this reference."""
     return x.amax(1)
 
 
 def three(a: V, b: V, c: V) -> V:
-    """Return a * b * c. Kernels of a pair are compared with this reference."""
+    """Return a * b * c. A defective kernel and a sound one are compared with this reference."""
     return a * b * c
 
 
 def times(x: V, y: V) -> V:
-    """Return x * y. Kernels of a pair are compared with this reference."""
+    """Return x * y. A defective kernel and a sound one are compared with this reference."""
     return x * y
 
 
 def with_backward(kernel, backward, **keywords):
-    """Return a function, marked by ``dress``, that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an
-    op. ``keywords`` are passed to ``op.backward``.
+    """Return a function that binds the CPU kernel ``kernel`` and the gradient ``backward`` to an op. It is marked by
+    ``dress``, so that ``pair`` calls it with the op and does not take it for a kernel. ``keywords`` are passed to
+    ``op.backward``.
     """
 
     @dress
     def attach(op):
-        """Bind the kernel and the gradient to ``op``."""
+        """Bind ``kernel`` and ``backward``, arguments of ``with_backward``, to ``op`` as its CPU kernel and its
+        gradient.
+        """
         op.kernel("cpu", kernel)
         op.backward(backward, **keywords)
 
@@ -137,7 +140,7 @@ def sound_abs(grad, saved, needs):
 
 
 def magnitude(x: V) -> V:
-    """Return the magnitude of x. Kernels of a pair are compared with this reference."""
+    """Return the magnitude of x. A defective kernel and a sound one are compared with this reference."""
     return x.abs()
 
 
@@ -215,19 +218,19 @@ pair(
 
 
 def vmap_rule(wrong):
-    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x and a vmap rule. If
-    ``wrong``, the rule always names 0 as the batch dim of its result.
+    """Return a function that registers with an op a kernel for 2 * x and a vmap rule. It is marked by ``dress``, so
+    that ``pair`` calls it with the op. If ``wrong``, the rule always names 0 as the batch dim of its result.
     """
 
     @dress
     def attach(op):
-        """Bind the kernel and the vmap rule to ``op``."""
+        """Bind a kernel for 2 * x and the vmap rule ``rule`` to ``op``."""
         op.kernel("cpu", lambda x: x * 2)
         name = f"{op.spec.namespace}::{op.spec.opname}"
 
         def rule(info, in_dims, x):
-            """Return the result for all entries of the batch and its batch dim. If ``wrong``, this dim is 0 even where
-            the batch lies in another dim.
+            """Return the result for all entries of the batch and its batch dim. If ``wrong`` (argument of
+            ``vmap_rule``), this dim is 0 even where the batch lies in another dim.
             """
             # The op works on single elements, so a batch may be one long vector.
             return op(x.flatten()).reshape(x.shape), (0 if wrong else in_dims[0])
@@ -238,7 +241,7 @@ def vmap_rule(wrong):
 
 
 def double(x: V) -> V:
-    """Return 2 * x. Kernels of a pair are compared with this reference."""
+    """Return 2 * x. A defective kernel and a sound one are compared with this reference."""
     return x * 2
 
 

@@ -15,7 +15,7 @@ Image = Float[Tensor, "n c h w"]
 
 
 def largest(x: M) -> V:
-    """Return the maximum of each row. Kernels of a pair are compared with this reference."""
+    """Return the maximum of each row. A defective kernel and a sound one are compared with this reference."""
     return x.amax(1)
 
 
@@ -54,8 +54,8 @@ pair("softmax of a masked row", softmax, zero_where_all_is_masked, right(softmax
 
 
 def halves(a: Int32[Tensor, "n"], b: Int32[Tensor, "n"]) -> Int32[Tensor, "n"]:
-    """Return the mean of a and b rounded down, computed in int64. Kernels of a pair are compared with this
-    reference.
+    """Return the mean of a and b rounded down, computed in int64. A defective kernel and a sound one are compared with
+    this reference.
     """
     return ((a.long() + b.long()) // 2).int()
 
@@ -64,8 +64,8 @@ pair("sum of two ints that wraps", halves, lambda a, b: (a + b) // 2, right(halv
 
 
 def polynomial(x: V, weights: list[float]) -> V:
-    """Return the polynomial with the coefficients ``weights`` at x, the lowest power first. Kernels of a pair are
-    compared with this reference.
+    """Return the polynomial with the coefficients ``weights`` at x, the lowest power first. A defective kernel and a
+    sound one are compared with this reference.
     """
     return sum((w * x**i for i, w in enumerate(weights)), torch.zeros_like(x))
 
@@ -80,8 +80,8 @@ pair(
 
 
 def channel(x: Image, bias: Float[Tensor, "c"]) -> Image:
-    """Return x + bias, with ``bias`` added to each channel of images. Kernels of a pair are compared with this
-    reference.
+    """Return x + bias, with ``bias`` added to each channel of images. A defective kernel and a sound one are compared
+    with this reference.
     """
     return x + bias[:, None, None]
 
@@ -99,8 +99,8 @@ pair("bias of channels last", channel, channels_first, lambda x, bias: (x + bias
 
 
 def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
-    """Return a @ b.T, the products of all rows of a with all rows of b. Kernels of a pair are compared with this
-    reference.
+    """Return a @ b.T, the products of all rows of a with all rows of b. A defective kernel and a sound one are compared
+    with this reference.
     """
     return a @ b.T
 
@@ -114,19 +114,20 @@ pair("views of one address", gram, by_address, right(gram), "aliases")
 
 
 def begins(action):
-    """Return a function, marked by ``dress``, that registers with an op a kernel for 2 * x. With the ``action``
-    ``zeros`` its first call returns zeros, and with ``seed`` it seeds torch's random numbers.
+    """Return a function that registers with an op a kernel for 2 * x. It is marked by ``dress``, so that ``pair`` calls
+    it with the op. With the ``action`` ``zeros`` the first call of the kernel returns zeros, and with ``seed`` it seeds
+    torch's random numbers.
     """
 
     @dress
     def attach(op):
-        """Bind the kernel to ``op``, with a record of whether it was called."""
+        """Bind a kernel for 2 * x to ``op``, which remembers whether it was called before."""
         begun = []
 
         @op.kernel("cpu")
         def kernel(x):
-            """Return 2 * x. Wrong in the first call: it returns zeros for the ``action`` ``zeros``, and seeds torch's
-            random numbers for ``seed``.
+            """Return 2 * x. Wrong in the first call: if the argument ``action`` of ``begins`` is ``zeros``, zeros are
+            returned, and if it is ``seed``, torch's random numbers are seeded.
             """
             first = not begun
             begun.append(1)
@@ -142,7 +143,7 @@ pair("first call that seeds", double, begins("seed"), begins(""), "process")
 
 
 def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
-    """Return x + b, with b added to each row. Kernels of a pair are compared with this reference."""
+    """Return x + b, with b added to each row. A defective kernel and a sound one are compared with this reference."""
     return x + b
 
 

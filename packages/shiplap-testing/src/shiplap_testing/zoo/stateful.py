@@ -40,8 +40,8 @@ def library(name, body, compiler="cc"):
 
 
 def bad(name, op, *symbols):
-    """Add the broken op ``op`` to ``SPECIMENS``, on which the check ``stateless`` must fail with a finding that names
-    ``symbols``.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. Its check ``stateless`` must
+    fail on it with a finding that names ``symbols``, variables of the compiled kernel.
     """
     SPECIMENS.append(Specimen(name, op, frozenset({"stateless"})))
     NAMES[name] = symbols

@@ -100,8 +100,8 @@ class CFunctionCall:
         self.arguments = (ctypes.c_void_p(ctypes.addressof(context)), *arguments)
 
     def buffer(self, content: bytes) -> int:
-        """Return the address of a copy of ``content`` in new memory, aligned and with slack on both sides. The memory
-        is kept as long as the call.
+        """Return the address of a copy of ``content`` in new memory, aligned and with unused bytes on both sides, so
+        that small overruns hit nothing. The memory is kept as long as the call.
         """
         room = ctypes.create_string_buffer(len(content) + 2 * SLACK + ALIGN)
         self.kept.append(room)
@@ -185,8 +185,8 @@ def count_open_files() -> int:
 
 
 def measure_leaks(call: CFunctionCall, seconds: float, used: Callable[[], int]) -> dict[str, Any]:
-    """Return the status of the call, and the bytes and open files that each repetition leaves behind. ``seconds``
-    limits a round, and the better of two rounds counts.
+    """Return, by name, the status of the call, and the heap bytes, resident bytes and open files that each repetition
+    leaves behind. ``used`` returns the heap bytes, ``seconds`` limits a round. The smaller growth of two rounds counts.
     """
     status = call()
     message = call.error.value.decode(errors="replace")
@@ -225,7 +225,7 @@ def run_task() -> None:
     function.restype, used = ctypes.c_int, make_heap_counter()
 
     def say(**what: Any) -> None:
-        """Write the keywords as one line of JSON to stdout at once."""
+        """Write the keywords as one line of JSON to stdout and flush it."""
         sys.stdout.write(json.dumps(what) + "\n")
         sys.stdout.flush()
 

@@ -65,8 +65,8 @@ class GraphRecording:
     allocations: int
 
     def replay(self, args: tuple[Any, ...] | None = None) -> tuple[Tensor, ...]:
-        """Replay the graph and return its results, which are the same buffers each time. The values of ``args``, if
-        given, are copied into the static buffers first.
+        """Replay the CUDA graph and return its results, the same tensors each time. The values of ``args``, if given,
+        are first copied into the argument tensors that the graph reads.
         """
         with on_stream(self.stream):
             if args is not None:
@@ -76,7 +76,9 @@ class GraphRecording:
 
 
 def copy_into_buffers(buffers: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    """Copy the values of the tensors in ``args`` into the tensors in ``buffers``, which have the same shapes."""
+    """Copy the values of the tensors in ``args`` into the tensors in ``buffers`` at the same places, which have the
+    same shapes.
+    """
     for buffer, value in zip(tensors_among(buffers), tensors_among(args), strict=True):
         buffer.copy_(value)
 
@@ -124,7 +126,9 @@ def record_cuda_graph(
     before = 0
 
     def count_and_call() -> tuple[Tensor, ...]:
-        """Return the results of the call, after noting the number of allocations before it."""
+        """Return the results of the captured call on its static arguments, after storing the number of allocations made
+        before it.
+        """
         nonlocal before
         before = _count_allocations(stream)
         return call(static)
@@ -221,8 +225,8 @@ class Canaries:
         torch.cuda.synchronize(device)
 
     def damaged(self) -> int:
-        """Return the number of bytes of the kept device memory that no longer have the pattern, that is bytes which
-        were written after they had been freed.
+        """Return the number of bytes of the kept device memory that no longer have the poison value, that is bytes
+        which were written after they had been freed.
 
         The memory is compared in parts, since torch makes eight bytes of each byte that it counts.
         """
@@ -230,16 +234,16 @@ class Canaries:
 
 
 def _poison_block(size: int, stream: int, device: torch.device) -> Tensor:
-    """Return a new block of ``size`` bytes of device memory from the allocator of ``stream``, filled with the
-    pattern.
+    """Return a new block of ``size`` bytes of device memory from the allocator of ``stream``, a raw CUDA stream, with
+    every byte set to the poison value.
     """
     with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
         return torch.full((size,), POISON_BYTE, dtype=torch.uint8, device=device)
 
 
 def _free_blocks(device: torch.device) -> list[tuple[int, int]]:
-    """Return ``(bytes, stream)`` of the free blocks of torch's allocator outside of graph pools, largest first, up to a
-    total limit.
+    """Return ``(bytes, stream)`` of the free blocks of torch's caching allocator outside of CUDA graph pools, largest
+    first, up to a total limit.
 
     Torch serves requests of up to 1 MiB from segments of their own, where a free block may well be larger than that.
     """

@@ -54,8 +54,8 @@ def environment_fault(text: str) -> str:
 
 
 def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str, ...]:
-    """Return the axes, such as ``layout``, in which all failing samples differ from the base sample, preceded by
-    ``"empty"`` if none of them has an element.
+    """Return the axes, such as ``layout``, in which all failing samples differ from the base sample (small sizes,
+    default scalars). ``failed`` has each sample with its axes. ``"empty"`` comes first if no sample has an element.
     """
     common = set.intersection(*(set(axes) for _, axes in failed))
     axes = tuple(axis for axis in (*AXIS_FIXES, "value") if axis in common)
@@ -63,8 +63,8 @@ def varied_of(failed: Sequence[tuple[SampleCase, tuple[str, ...]]]) -> tuple[str
 
 
 def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[str]) -> str:
-    """Return the fix of a finding: that for the axis which all failing samples vary, or ``usual``, the fix of the
-    check.
+    """Return the advice how to repair a fault: the one for the axis, such as ``layout``, in which all failing samples
+    differ from the base sample, or ``usual``, that of the check.
     """
     if "scalar" in varied and not _reference_is_finite(op, case):
         return REQUIRES_FIX
@@ -77,8 +77,8 @@ def fix_of(op: Op, check: str, usual: str, case: SampleCase, varied: Sequence[st
 
 
 def _reference_is_finite(op: Op, case: SampleCase) -> bool:
-    """Whether all results of the reference on a sample are finite. True where the reference raises, which another
-    finding reports.
+    """Whether all results of the reference, the op's body in PyTorch, on a sample are finite. True where the reference
+    raises, which another finding reports.
     """
     try:
         results = reference_effects(op, case.args)
@@ -101,8 +101,8 @@ def group_by_cause(findings: Sequence[Finding]) -> tuple[tuple[Finding, ...], ..
 
 
 def _rank_of_harm(finding: Finding) -> tuple[bool, int, bool]:
-    """Return the sort key of a finding, the most harmful first: failures on empty tensors last, then by check, then
-    those on plain samples before others.
+    """Return the sort key of a failed finding, the most harmful first: failures on empty tensors only come last, then
+    the order of checks decides, then failures on the base sample come before others.
     """
     rank = HARM.index(finding.check) if finding.check in HARM else len(HARM)
     return finding.varied.startswith(EMPTY), rank, bool(finding.varied)

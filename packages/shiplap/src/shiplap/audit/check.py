@@ -60,7 +60,9 @@ class AuditSubject:
 
     @cached_property
     def first(self) -> SampleCase:
-        """The base sample of the op, from which the others differ in some axis."""
+        """The base sample of the op (small distinct sizes, default scalars, float32), from which the other samples
+        differ in some axis such as layout.
+        """
         return self.samples.build(self.samples.base)
 
     def axes_of(self, case: SampleCase) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ class AuditSubject:
 
 
 def _never_skip(op: Op) -> str:
-    """Return an empty text, since a check with this default applies to every op."""
+    """Return an empty text as the reason to skip a check. It is the default of checks that apply to every op."""
     return ""
 
 
@@ -165,8 +167,8 @@ class Check:
         return tally.finding()
 
     def _observe_once(self, subject: AuditSubject, case: SampleCase) -> Observation:
-        """Return the observation of one sample. An exception counts as a problem, unless an earlier check has reported
-        it or the machine lacks something.
+        """Return the observation of one sample. An exception becomes its problem, unless an earlier check has reported
+        the same one, torch lacks a kernel for the dtype, or the reference refuses the generated arguments.
         """
         try:
             return self.observe(subject.op, case)
@@ -192,7 +194,9 @@ class Check:
         return "dtype" in subject.axes_of(case) and not {"layout", "absence", "rank"} & {*subject.axes_of(case)}
 
     def look(self, op: Op, case: SampleCase) -> Observation:
-        """Return the check's observation of one sample, with an exception as its problem."""
+        """Return the check's observation of one sample, in which an exception of the op or of the check becomes the
+        problem.
+        """
         return _observe_guarded(self.observe, op, case)
 
     def replay_history(self, op: Op, label: str, seed: int, device: str = "cpu") -> Observation:
@@ -206,8 +210,8 @@ class Check:
         return self.look(op, sample(op, label, seed, device))
 
     def replay(self, op: Op, seed: int, device: str = "cpu") -> Observation:
-        """Return the observation of the whole series of samples by the check's ``sequence``, for an audit with this
-        seed.
+        """Return the check's observation of its samples as a series, by the function ``sequence``, for an audit with
+        this seed.
         """
         assert self.sequence is not None
         cases = [c for c in self.cases(Samples(op, seed, device)) if not self.look(op, c).skip]
@@ -252,7 +256,9 @@ def _shrink_failure(
     """Return a smaller sample that fails too, with its observation, or the given ones if none is found in time."""
 
     def fails(recipe: SampleRecipe) -> bool:
-        """Whether the sample of ``recipe`` fails the check as well. If so, it becomes the sample that is returned."""
+        """Whether the sample of ``recipe`` fails the check as well. If so, it and its observation become the result of
+        the enclosing function.
+        """
         nonlocal case, observation
         tried = subject.samples.make(recipe)
         if tried is None or tried.label in subject.lethal:
@@ -308,8 +314,8 @@ class _CheckTally:
         self.error = max(self.error, observation.error)
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
-        """Record in the audit's ledger which obligations of the check the sample covered, for the axes that it varies,
-        and which it declined.
+        """Record in the audit's ledger which obligations of the check (such as value or gradient) the sample was
+        examined for, under the axes that it varies, and which were declined.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)

@@ -99,8 +99,8 @@ def _can_differentiate_in_fork() -> bool:
 def stream_events(
     work: Callable[[SendEvent], None], limits: ChildLimits | None = None
 ) -> Iterator[ChildEvent | ChildDeath]:
-    """Yield the events that ``work(send)`` sends from a forked child, and a ``ChildDeath`` if the child ends too early
-    or exceeds a limit.
+    """Yield the events, dicts of plain data, that ``work(send)`` sends from a forked child, and a ``ChildDeath`` if the
+    child ends too early or exceeds a limit.
     """
     limits = limits or ChildLimits()
     reading, writing = os.pipe()
@@ -131,8 +131,8 @@ def run_isolated(work: Callable[[SendEvent], Any], limits: ChildLimits | None = 
 
 
 def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes]) -> None:
-    """Run ``work`` in the forked child, with its events written to the pipe ``writing`` and its output to a file. The
-    process ends here, this function never returns.
+    """Run ``work`` in the forked child, with its events written to the file descriptor ``writing`` of a pipe and its
+    output to a file. The process ends here, this function never returns.
     """
     status = 1
     try:
@@ -160,7 +160,7 @@ def _run_child(work: Callable[[SendEvent], None], writing: int, output: IO[bytes
                     line = line[os.write(writing, line) :]
 
         def run() -> None:
-            """Run the work, and send at its end that it is done or what it raised."""
+            """Run the work of the child, and send at its end the event that it is done or what it raised."""
             nonlocal status
             try:
                 work(send)
@@ -224,7 +224,9 @@ class _ChildWatch:
         return lines
 
     def _apply_event_limits(self, event: ChildEvent) -> None:
-        """Apply the time limits that an event sets, and restart the measurement of processor time."""
+        """Apply the time limits that an event of the child sets (``patience`` and ``quiet``, in seconds), and restart
+        the measurement of processor time.
+        """
         self.busy_s = float(event.get("patience", self.limits.busy_s))
         self.idle_s = float(event.get("quiet", self.limits.idle_s))
         self.began = self.used = _processor_seconds(self.child)

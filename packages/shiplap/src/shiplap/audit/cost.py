@@ -55,8 +55,8 @@ class CostCard:
 
 
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
-    """Return the overhead of one call of the op, raw, eager, compiled and captured, on its smallest sample without
-    gradients. Takes some seconds and resets Dynamo.
+    """Return the time of one call of the op on its smallest sample without gradients: of its C function alone, in eager
+    code, in compiled code and in a replayed CUDA graph. Takes some seconds and resets Dynamo.
     """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():
@@ -132,8 +132,8 @@ def _describe_binding(op: Op, device: str, notes: list[str]) -> str:
 
 
 def _measure_raw(op: Op, case: SampleCase, notes: list[str]) -> float | None:
-    """Return the nanoseconds of a bare call of the op's C function, or None with a note. It is timed inside of a call,
-    while its arguments exist.
+    """Return the nanoseconds of a bare call of the op's C function, or None with a reason in ``notes``. It is timed
+    inside of a call of the kernel, while its C arguments exist.
     """
     device = torch.device(case.device).type
     kernel = next((k for k in op.kernels.get(device, ()) if isinstance(k, CKernel)), None)
@@ -161,7 +161,9 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
     link = _chainable_pair(op)
 
     def program(groups: list[tuple[Any, ...]]) -> list[Any]:
-        """Return the results of the calls: the last one of a chain, else all. ``groups`` has the arguments of each."""
+        """Return the results of the calls: only those of the last call where each takes a result of the one before,
+        else all. ``groups`` has the arguments of each call.
+        """
         results, previous = [], None
         for group in groups[:length]:
             args = list(group)
@@ -176,7 +178,9 @@ def _make_chain(op: Op, length: int) -> Callable[[list[tuple[Any, ...]]], list[A
 
 
 def _arguments_of_chain(op: Op, case: SampleCase, length: int) -> list[tuple[Any, ...]]:
-    """Return the arguments of each of ``length`` calls. Calls that are chained share one copy of them."""
+    """Return the arguments of each of ``length`` calls. Where each call takes a result of the one before, all share one
+    copy of the sample's arguments.
+    """
     shared = case.fresh()
     return [shared if _chainable_pair(op) else case.fresh() for _ in range(length)]
 
@@ -211,7 +215,7 @@ def _measure_captured(op: Op, case: SampleCase) -> float:
     )
 
     def run(_: Any) -> tuple[Tensor, ...]:
-        """Return the results of all calls in one tuple."""
+        """Return the results of all calls in one tuple of tensors."""
         return tuple(t for outs in program(groups) for t in outs)
 
     with on_stream(stream):

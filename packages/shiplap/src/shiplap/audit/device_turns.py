@@ -38,8 +38,8 @@ def lock_folder() -> Path:
 
 @contextmanager
 def device_turn(device: str, *, alone: bool) -> Iterator[None]:
-    """Enter a context in which one sample runs on ``device``, at the same time as those of other audits, or ``alone``
-    on it.
+    """Enter a context in which one sample of an audit runs on ``device``, at the same time as those of other audits, or
+    ``alone`` on it.
 
     On the CPU samples need no turns: each audit has processes of its own.
     """
@@ -52,7 +52,8 @@ def device_turn(device: str, *, alone: bool) -> Iterator[None]:
 
 @contextmanager
 def take_turn(folder: Path, device: str, *, alone: bool) -> Iterator[None]:
-    """Enter a context that holds the file lock of ``device`` in ``folder``, shared or, with ``alone``, exclusive.
+    """Enter a context that holds the file lock of ``device`` in ``folder``, shared or, with ``alone``, exclusive. A
+    second lock stops new shared holders while an exclusive one waits.
 
     A sample that waits to be alone holds the gate, so that no new sample begins before its turn. No file is opened or
     closed in this process while a sample is alone, since a check may count open files.

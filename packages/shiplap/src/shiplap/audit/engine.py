@@ -146,8 +146,8 @@ class _AuditRun:
             self._record_death(death)
 
     def handle_event(self, event: dict[str, Any]) -> None:
-        """Process one event of a child: note the check and sample at work, add its finding, or raise the error that it
-        sent.
+        """Process one event of the child process: store which check and sample run, add its finding, or raise the error
+        that it sent.
         """
         kind = event["kind"]
         if kind == "error":
@@ -186,8 +186,9 @@ class _AuditRun:
             self.progress(finding)
 
     def _with_reproducer(self, finding: Finding, label: str | None) -> Finding:
-        """Return a failed finding with a script that shows the fault in a process of its own, or with a note that it
-        does not. Other findings are returned unchanged.
+        """Return a failed finding with a script that shows the fault in a new process, or with a note that it cannot be
+        shown so. Other findings are returned unchanged. ``label`` is the sample of the finding, None for a series of
+        samples.
 
         ``label`` is the sample of the finding, None for a series of samples. Where the sample alone shows nothing, the
         script repeats the samples before it.
@@ -210,15 +211,15 @@ class _AuditRun:
         """
 
         def work(send: SendEvent) -> str:
-            """Return the problem of the sample as text, empty if it has none."""
+            """Return the problem of the sample ``label`` in this process as text, empty if it has none."""
             send({"kind": "case", **load_check(check).own_limits})
             return repeat_sample(self.op, self.plan, check, label, history=history).problem
 
         return bool(run_isolated(work, self.limits))
 
     def _record_death(self, death: ChildDeath) -> None:
-        """Record a finding for the check that ended its process, with the sample at work, which is repeated alone and
-        made smaller.
+        """Record a finding for the check whose child process died, with the sample that ran, which is repeated alone
+        and made smaller.
         """
         self.deaths += 1
         seed, device = self.plan.seed, self.plan.device
@@ -298,7 +299,7 @@ def measure_cost_isolated(op: Op, device: str, measure: Callable[..., CostCard])
             return error_line(e)
 
     def work(send: SendEvent) -> dict[str, Any]:
-        """Return the cost card as a dict."""
+        """Return the measured costs of the op as a dict, computed in the child process."""
         # A compilation takes longer than the usual limit for a sample.
         send({"kind": "case", "patience": 300})
         return asdict(measure(op, device=device))

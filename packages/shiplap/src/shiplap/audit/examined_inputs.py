@@ -15,8 +15,8 @@ MOST_EXAMINED_ELEMENTS = 1 << 20  # elements beyond which values are not looked 
 
 
 def describe_inputs(op: Op, case: SampleCase) -> dict[str, Any]:
-    """Return plain data about a sample: its label, sizes, dtypes, kinds of values, layouts, and the optional arguments
-    that are absent.
+    """Return plain data about a sample of ``op``: its label, sizes, dtypes, kinds of values, layouts, and the optional
+    arguments that are absent.
     """
     values = tensors_among(case.args)
     return {

@@ -42,8 +42,8 @@ _FIRST_CALLS: WeakKeyDictionary[Op, FirstCall] = WeakKeyDictionary()
 
 
 def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]]) -> FirstCall:
-    """Return the first call of ``op`` in this process: its sample, its results and the ``state`` that it changed. It is
-    made here if it was not made before.
+    """Return the first call of ``op`` in this process: its sample, its results and the changes of the state that
+    ``state()`` returns. The call is made here with ``case`` unless an earlier check has made it.
     """
     if (known := _FIRST_CALLS.get(op)) is not None:
         return known
@@ -58,7 +58,9 @@ def make_first_call(op: Op, case: SampleCase, state: Callable[[], dict[str, Any]
 
 
 def why_first_call_was_wrong(op: Op) -> str:
-    """Return in words the fault of the first call's result, if the same call is right by now. Empty otherwise."""
+    """Return in words how the result of the op's first call in this process was wrong, if the same call is right by
+    now. Empty otherwise.
+    """
     first = _FIRST_CALLS.get(op)
     if first is None:
         return ""

@@ -51,7 +51,9 @@ class Report(ResultWithVerdict):
 
     @cached_property
     def missing(self) -> tuple[tuple[str, str], ...]:
-        """Pairs ``(check, reason)`` of the checks that were required but not run or not completed."""
+        """Pairs ``(check, reason)`` of the checks that were required but not run or not completed, or that examined no
+        sample of a required kind.
+        """
         ran = {f.check for f in self.findings}
         missing = [(f.check, f.evidence) for f in self.findings if f.verdict == "incomplete"]
         missing += [(name, "was not run") for name in self.required if name not in ran and not self.failed]
@@ -64,7 +66,9 @@ class Report(ResultWithVerdict):
 
     @property
     def untouched(self) -> tuple[Cell, ...]:
-        """The required cells of the ledger that apply to the op but that no sample covered."""
+        """The required combinations of an axis that samples vary (such as size) and an observed property (such as the
+        gradient) that apply to the op but that no sample covered.
+        """
         return tuple(c for c in self.ledger if c.required and c.state == "untouched")
 
     @property
@@ -126,7 +130,9 @@ def _details(finding: Finding) -> tuple[str, ...]:
 
 
 def make_report(subject: str, findings: Sequence[Finding], required: Sequence[str], ledger: Ledger) -> Report:
-    """Return the report on an op, from the findings, the required checks and the ledger of covered cells."""
+    """Return the report on ``subject``, an op, from the findings, the names of required checks and the ledger, which
+    counts the samples for each axis and observed property.
+    """
     worst = sorted(findings, key=lambda f: ("fail", "incomplete", "ok", "skip").index(f.verdict), reverse=True)
     verdicts = {f.check: (f.verdict, f.evidence) for f in worst}
     return Report(subject, tuple(findings), tuple(required), ledger.cells(AUDIT, verdicts))

@@ -57,8 +57,8 @@ class AuditPlan:
 
 
 def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
-    """Run the checks of ``plan`` on the op, in the child process of an audit, and send each event through ``send`` as
-    it happens.
+    """Run the checks of ``plan`` on the op, in the child process of an audit, and send findings, errors and examined
+    samples as events through ``send``.
     """
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
@@ -100,7 +100,9 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
     """
 
     def begins(check: Check, case: SampleCase | None) -> None:
-        """Send that a sample begins, or that the check is between samples, with the check's time limits."""
+        """Send an event that ``check`` begins the sample ``case``, or is between samples if it is None, with the
+        check's time limits.
+        """
         label = case.label if case else ""
         send({"kind": "case", "check": check.name, "label": label, **check.own_limits})
 
@@ -117,8 +119,8 @@ def _make_subject(op: Op, plan: AuditPlan, send: SendSessionEvent) -> AuditSubje
 
 
 def _check_base_sample(op: Op, samples: Samples, send: SendSessionEvent) -> None:
-    """Call the reference and the op on the base sample. Raises SL502 if the reference fails, as every check would fail
-    alike.
+    """Call the reference and the op on the base sample (small sizes, default scalars). Raises SL502 if the reference
+    fails, as every check would fail alike.
     """
     case = samples.build(samples.base)
     send({"kind": "case", "check": "samples", "label": case.label})
@@ -173,8 +175,8 @@ def _run_check(check: Check, subject: AuditSubject, plan: AuditPlan) -> Finding:
 
 @contextmanager
 def _audited(op: Op, plan: AuditPlan) -> Iterator[None]:
-    """Enter a context in which the op is audited: with the sample builder of the plan, and with a time limit for
-    interpreted launches.
+    """Enter a context in which checks run on the op: with the sample builder of the plan in place of the op's own, and
+    with a time limit for launches in Triton's interpreter.
     """
     before = op.sampler
     op.sampler = plan.builder or before

@@ -57,10 +57,12 @@ class SampleCollector:
 
 
 def _unite_samples(seen: list[dict[str, Any]]) -> ExaminedSamples:
-    """Return the number of samples of one check, and the union of their sizes, dtypes, values and layouts."""
+    """Return the number of samples in ``seen``, those that one check examined, and the union of their sizes, dtypes,
+    values and layouts.
+    """
 
     def union(name: str) -> list[str]:
-        """Return the values under ``name`` in all samples, each once and sorted."""
+        """Return the values under the key ``name`` in all samples of the check, each once and sorted."""
         return sorted({value for s in seen for value in s[name]})
 
     names = sorted({name for s in seen for name in s["sizes"]})

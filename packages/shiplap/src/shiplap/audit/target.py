@@ -89,8 +89,8 @@ found = {check}.{symbol}.replay(op, seed={seed}{device})"""
 def write_reproducer(
     op: Op, check: str, label: str | None, seed: int, device: str, symbol: str = "CHECK", *, history: bool = False
 ) -> str:
-    """Return a complete script that observes the same sample by ``check``, or the same series of samples if ``label``
-    is None.
+    """Return a complete script that runs ``check`` on the sample ``label`` again, or on its series of samples if
+    ``label`` is None. ``symbol`` is the variable of the check's module that holds the check.
 
     ``symbol`` is the name of the check in the module ``check``. With ``history`` the script repeats the samples before.
     """

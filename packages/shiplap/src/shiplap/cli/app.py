@@ -35,8 +35,8 @@ class VerbGroup(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the verb that ``args`` begin with, in the form in which click expects it. Raises SL614, with the
-        nearest and all verbs, for an unknown verb.
+        """Return the verb (subcommand) that ``args`` begin with, in the form in which click expects it. Raises SL614,
+        with the nearest and all verbs, for an unknown one.
         """
         # The option is searched for in the raw arguments, since a verb whose arguments are wrong never gets its parsed
         # ones.
@@ -50,8 +50,8 @@ class VerbGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb and return its result. A catalogue error or another exception is printed, as JSON with ``--json``,
-        and ends the program with an exit status. Errors of usage are left to click.
+        """Run a verb (subcommand) and return its result. A catalogue error or another exception is printed, as JSON
+        with ``--json``, and ends the program with an exit status. Errors of usage are left to click.
         """
         console.begin_verb()
         try:
@@ -112,12 +112,14 @@ def _global_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Declare the options that stand before a verb. Nothing is done here: ``VerbGroup.invoke`` reads them."""
+    """Declare the options that stand before a verb, for typer's help and parser. The body is empty:
+    ``VerbGroup.invoke`` reads their values.
+    """
     pass
 
 
 def _own_verbs() -> Iterator[tuple[str, ModuleType]]:
-    """Yield ``(name, module)`` of the modules beside this one that are verbs."""
+    """Yield ``(name, module)`` of the modules in this folder that define a verb (subcommand)."""
     for file in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if file.name not in ("__main__", "app"):
             module = import_module(f"shiplap.cli.{file.name}")

@@ -140,7 +140,7 @@ class _AuditResults:
     ledgers: dict[str, tuple[Cell, ...]] = field(default_factory=dict)
 
     def add(self, part: _AuditResults) -> None:
-        """Add the results of one more op to these."""
+        """Append the findings, costs and samples in ``part``, the results of one more op, to these results."""
         self.findings += part.findings
         self.costs += part.costs
         self.unmeasured += part.unmeasured
@@ -148,7 +148,9 @@ class _AuditResults:
         self.ledgers |= part.ledgers
 
     def make_reports(self, ops: Sequence[Op], required: Sequence[str]) -> None:
-        """Make one report on each op, from the findings of all runs on it, and append it to ``reports``."""
+        """Make one report on each op, from the findings of all runs on it and the names of the ``required`` checks, and
+        append it to ``reports``.
+        """
         from shiplap.audit import Report
 
         for name in (op.spec.name for op in ops):
@@ -251,7 +253,8 @@ class _AuditRequest:
 
     @property
     def runs(self) -> Iterator[tuple[list[str] | None, float]]:
-        """Yield ``(checks, budget in seconds)`` of each run of one op: the chosen checks, and then each sanitizer.
+        """Yield ``(checks, budget in seconds)`` of each run on one op: first the chosen checks, where None stands for
+        all, then each tool of compute-sanitizer alone.
 
         A sanitizer takes minutes, so that each has a budget of its own.
         """
@@ -261,8 +264,8 @@ class _AuditRequest:
 
 
 def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: bool) -> _AuditResults:
-    """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads: findings, ledgers, and cost
-    cards where they are measured.
+    """Return the results of all ops, in the order of ``ops``, audited by ``jobs`` threads: findings, records of the
+    examined samples, and measured costs if requested. ``quiet`` hides the progress bar.
     """
     from shiplap.audit import CHECKS
     from shiplap.audit.checks import load_check
@@ -279,7 +282,7 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
         done = count(1)
 
         def advance(finding: Finding) -> None:
-            """Report to the progress bar that one more check of an op is finished."""
+            """Report ``finding`` to the progress bar, that is that one more check of an op is finished."""
             report(f"{finding.subject} {finding.check}", next(done), total)
 
         for part in (
@@ -292,8 +295,8 @@ def _audit_ops(ops: Sequence[Op], asked: _AuditRequest, jobs: int, *, quiet: boo
 
 
 def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) -> _AuditResults:
-    """Return all results of one op: the findings of its runs and, if asked, its cost card. SL502 for the op's samples
-    becomes a finding.
+    """Return all results of one op: the findings of its runs and, if requested, its measured costs. The error SL502,
+    that no sample arguments can be made, becomes a finding.
     """
     from shiplap.audit import audit
     from shiplap.audit.statement import SampleCollector
@@ -325,7 +328,9 @@ def _audit_op(op: Op, asked: _AuditRequest, advance: Callable[[Finding], None]) 
 
 
 def _measure_cost(op: Op, device: str, results: _AuditResults) -> None:
-    """Measure the cost card of the op and add it to ``results``, or the reason why it cannot be measured."""
+    """Measure the time of a call of the op (its cost card) and add it to ``results``, or the reason why it cannot be
+    measured.
+    """
     from shiplap.audit import measure_cost, measure_cost_isolated
 
     card = measure_cost_isolated(op, device, measure_cost)

@@ -39,8 +39,8 @@ class InstalledOptions:
 
 
 def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None) -> int:
-    """Audit the ops of an installed package, print a report, and return the exit status, which is not 0 if a finding is
-    not in the baseline.
+    """Audit the torch ops of an installed package, print a report, and return the exit status, which is not 0 if a
+    finding is missing in the baseline, a file of known findings.
 
     Raises:
         ShiplapError: SL501 if there is no such package or no op in it, SL601 if it cannot be imported, SL602 for a
@@ -95,7 +95,7 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
     with tuning_progress(False if quiet else None) as advance:
 
         def keep(result: InstalledOp) -> None:
-            """Store a result at once, so that a run that is interrupted loses none."""
+            """Append the result of one op to the file of the run at once, so that an interrupted run loses none."""
             advance(result.op, next(done), len(open_ops))
             if file is not None:
                 safe_io.append_text(file, json.dumps(asdict(result) | {"version": version}) + "\n")
@@ -107,8 +107,8 @@ def _audit_ops(options: InstalledOptions, *, quiet: bool) -> list[InstalledOp]:
 
 
 def _read_baseline(options: InstalledOptions) -> frozenset[str]:
-    """Return the keys of the findings that the baseline file lists, none without a baseline. Raises SL602 for a file
-    that cannot be read.
+    """Return the texts that identify the findings in the baseline, a file of known ones, empty without such a file.
+    Raises SL602 for a file that cannot be read.
     """
     # The first run with --update-baseline creates the file.
     if options.baseline is None or (options.update_baseline and not options.baseline.exists()):

@@ -116,8 +116,8 @@ def _entry_json(entry: StoredEntry) -> dict[str, Any]:
 
 
 def _entry_line(entry: StoredEntry) -> str:
-    """Return the line that shows a stored choice: whether it can be used here, its op, bucket, dtypes, kernel and
-    config.
+    """Return the line that shows a stored choice: whether it can be used here, its op, bucket (the sizes for which it
+    holds), dtypes, kernel and config.
     """
     if entry.key is None or entry.value is None:
         return f"damaged  {entry.path.name}: {entry.problem}"
@@ -129,8 +129,8 @@ def _entry_line(entry: StoredEntry) -> str:
 
 
 def _list_entries(store: ChoiceStore, what: str) -> Result:
-    """Return JSON value, lines and exit status of ``shiplap cache ls``: the stored choices of an op or of all, compiled
-    bindings and proofs. ``proofs`` lists proofs alone.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache ls``: the stored choices of an op or of all,
+    compiled bindings and proofs. ``what`` is an op, empty, or ``proofs`` for these alone.
     """
     if what == PROOFS:
         return _list_proofs()
@@ -153,7 +153,7 @@ def _list_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _list_proofs() -> Result:
-    """Return JSON value, lines and exit status for the stored proofs of rewrites and templates, each with the reason
+    """Return ``(JSON value, lines, exit status)`` for the stored proofs of rewrites and templates, each with the reason
     why it cannot be used here, if any.
     """
     from shiplap.tuning.proof_cache import kept_proofs
@@ -178,7 +178,9 @@ def _remove_proofs(*, stale: bool) -> tuple[int, list[str]]:
 
 
 def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
-    """Return file, size in bytes and problem (empty if it can be loaded) of each compiled binding beside the store."""
+    """Return, for each compiled native binding beside ``store``, the folder of tuned choices, its file, its size in
+    bytes and its problem (empty if it can be loaded).
+    """
     from shiplap.kernels.native import cache
 
     bindings = cache.cached_artefacts(store.root.parent / "native")
@@ -186,8 +188,8 @@ def _compiled_bindings(store: ChoiceStore) -> list[dict[str, Any]]:
 
 
 def _name_of_target(what: str) -> str:
-    """Return the name of the op that ``what`` names, after importing its module if one is given, so that its kernels
-    can be compared. Empty for no name.
+    """Return the name of the op that ``what``, a command line argument, names, after importing its module if one is
+    given, so that its kernels can be compared. Empty for an empty text.
     """
     from shiplap.cli.target import resolve_targets, split_target
 
@@ -198,8 +200,8 @@ def _name_of_target(what: str) -> str:
 
 
 def _explain_misses(store: ChoiceStore, what: str) -> Result:
-    """Return JSON value, lines and exit status of ``shiplap cache why``: which fields of the stored keys of an op
-    differ from those of this process.
+    """Return ``(JSON value, lines, exit status)`` of ``shiplap cache why``: which fields of the stored choices of an
+    op, such as versions and device, differ from those of this process.
     """
     name = _name_of_target(what)
     entries = list(store.entries(name))
@@ -214,7 +216,9 @@ def _explain_misses(store: ChoiceStore, what: str) -> Result:
 
 
 def _export_entries(store: ChoiceStore, what: str) -> Result:
-    """Write all stored choices to the frozen table ``what``. Return JSON value, lines and exit status."""
+    """Write all stored choices to the file ``what``, a frozen table, which programs read instead of measuring. Return
+    ``(JSON value, lines, exit status)``.
+    """
     from shiplap.tuning.frozen_table import dump_table
 
     exported = [(e.key, e.value) for e in store.entries() if e.key is not None and e.value is not None]
@@ -223,8 +227,8 @@ def _export_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _import_entries(store: ChoiceStore, what: str) -> Result:
-    """Store the choices of the frozen table ``what``. Return JSON value, lines and exit status. Raises SL602 if not all
-    can be written.
+    """Store the choices of the file ``what``, a frozen table written by an export. Return ``(JSON value, lines, exit
+    status)``. Raises SL602 if not all can be written.
     """
     from shiplap.tuning.frozen_table import read_frozen_table
 
@@ -243,8 +247,8 @@ def _import_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_entries(store: ChoiceStore, what: str) -> Result:
-    """Remove the stored choices of an op, or all choices and proofs for ``all``. Return JSON value, lines and exit
-    status.
+    """Remove the stored choices of the op ``what``, or all choices and proofs for ``all``. Return ``(JSON value, lines,
+    exit status)``.
     """
     gone, stuck = _remove_proofs(stale=False) if what in ("all", PROOFS) else (0, [])
     # 'all' removes the proofs as well, but not the bindings, which cost a compiler's run each.
@@ -253,15 +257,17 @@ def _remove_entries(store: ChoiceStore, what: str) -> Result:
 
 
 def _with_proofs(done: Result, gone: int, stuck: list[str]) -> Result:
-    """Return the result ``done`` extended by the number of removed proofs and the files that could not be removed."""
+    """Return ``done``, the result of a removal of choices, extended by ``gone``, the number of removed proofs, and
+    ``stuck``, the files that could not be removed.
+    """
     result, lines, status = done
     lines = [*lines, *([f"removed {gone} proofs"] if gone else []), *(f"cannot remove {path}" for path in stuck)]
     return {**result, "proofs": gone, "stuck": [*result["stuck"], *stuck]}, lines, int(bool(status or stuck))
 
 
 def _collect_garbage(store: ChoiceStore, what: str) -> Result:
-    """Remove choices that cannot be used here, damaged bindings and files of killed processes. Return JSON value, lines
-    and exit status.
+    """Remove choices that cannot be used here, damaged native bindings and temporary files of killed processes. Return
+    ``(JSON value, lines, exit status)``.
     """
     from shiplap.kernels.native import cache
 
@@ -283,8 +289,8 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
 
 
 def _remove_files(store: ChoiceStore, paths: list[Path]) -> Result:
-    """Remove files of the store. Return JSON value, lines and exit status, with the number of removed files and those
-    that could not be removed.
+    """Remove the files ``paths`` of the store. Return ``(JSON value, lines, exit status)``, with the number of removed
+    files and those that could not be removed.
     """
     stuck = [str(p) for p in paths if not store.remove(p)]
     lines = [f"removed {len(paths) - len(stuck)} files from {store.root}", *(f"cannot remove {p}" for p in stuck)]

@@ -62,7 +62,9 @@ _answered = False  # whether the verb that runs has written its JSON value
 
 
 def begin_verb() -> None:
-    """Note that no JSON value has been printed yet. Called before each verb."""
+    """Reset the record that a JSON value has been printed, of which a verb (subcommand) prints at most one. Called
+    before each verb.
+    """
     global _answered
     _answered = False
 
@@ -102,7 +104,7 @@ def _without_infinities(value: Any) -> Any:
 
 @contextlib.contextmanager
 def own_stdout(active: bool = True) -> Iterator[None]:
-    """Enter a context in which prints of other code go to stderr, so that stdout has only the result of the verb. Does
+    """Enter a context in which prints to stdout go to stderr, so that stdout has only the result of the verb. Does
     nothing if not ``active``.
     """
     with contextlib.redirect_stdout(sys.stderr) if active else contextlib.nullcontext():
@@ -112,8 +114,8 @@ def own_stdout(active: bool = True) -> Iterator[None]:
 def emit_failure(
     *, what: str, id: str | None = None, where: str = "", got: str = "", expected: str = "", fix: str = ""
 ) -> None:
-    """Print the JSON value of a verb that failed, with the fields of its error, unless the verb has printed a value
-    already.
+    """Print the JSON value of a verb (subcommand) that failed, with the fields of its error, unless the verb has
+    printed a value already.
     """
     if not _answered:
         emit_json({"error": {"id": id, "what": what, "where": where, "got": got, "expected": expected, "fix": fix}})
@@ -153,8 +155,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_page(path: Path, template: str, title: str, facts: Mapping[str, str], **values: Any) -> None:
-    """Write the HTML report of a verb to ``path``, rendered from a template of ``shiplap.render``, and print that it
-    was written.
+    """Write the HTML report of a verb to ``path``, rendered from ``template``, a template of ``shiplap.render``, with
+    ``facts`` about the run and ``values``, and print that it was written.
     """
     from shiplap.render import render_html
 

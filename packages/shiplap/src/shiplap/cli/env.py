@@ -134,15 +134,15 @@ def list_devices() -> list[dict[str, Any]]:
 
 
 def kernel_libraries() -> list[dict[str, Any]]:
-    """Return the C libraries of all installed families' ops: path, whether they load, and how many symbols agree with
-    the declarations.
+    """Return a row for each C library of the ops of all installed families (packages of ops): its path, whether it
+    loads, and how many symbols agree with the declarations.
     """
     return [entry for family in families() for entry in _libraries_of(family.module)]
 
 
 def _libraries_of(family: str) -> list[dict[str, Any]]:
-    """Return the kernel libraries of one family's ops, each with its path, its problem and how many of its symbols
-    load.
+    """Return the C libraries of the ops of one family, a package of ops, each with its path, its problem and how many
+    of its symbols load.
     """
     try:
         ops = ops_of(importlib.import_module(family))
@@ -159,8 +159,8 @@ def _libraries_of(family: str) -> list[dict[str, Any]]:
 
 
 def op_bindings() -> list[dict[str, str]]:
-    """Return for each op of the installed families which binding (native or Python) calls its C kernel
-    here, and why.
+    """Return for each op of the installed families (packages of ops) whether a native C++ or a Python binding calls its
+    C kernel here, and why.
     """
     from shiplap.kernels.native import binding
 
@@ -177,12 +177,12 @@ def op_bindings() -> list[dict[str, str]]:
 
 
 def _library_entry(family: str, path: str, problem: str | None) -> dict[str, Any]:
-    """Return the row of a library of which no symbol has been loaded yet."""
+    """Return the row of a library for the report, with its path or problem and no symbols counted yet."""
     return {"family": family, "path": path, "found": not problem, "symbols": 0, "ok": 0, "problem": problem}
 
 
 def _locate_library(family: str, library: Any) -> dict[str, Any]:
-    """Return the row of a library, with its path or with the problem of finding it."""
+    """Return the row of a library for the report, with its path or with the problem of finding it."""
     from shiplap.kernels.c.library import locate_library
 
     try:
@@ -192,7 +192,9 @@ def _locate_library(family: str, library: Any) -> dict[str, Any]:
 
 
 def _count_symbol(entry: dict[str, Any], form: NativeForm) -> None:
-    """Load one symbol of a library and count it in the row ``entry``. The first problem is kept there."""
+    """Load the C function of ``form`` from its library and count it in the row ``entry`` of the report. The first
+    problem is kept there.
+    """
     from shiplap.kernels.c.library import load_symbol
 
     entry["symbols"] += 1
@@ -227,7 +229,7 @@ def _print_report(environment: dict[str, Any]) -> None:
 
 
 def _pad_cells(rows: list[tuple[str, ...]], row: tuple[str, ...]) -> list[str]:
-    """Return the cells of a row padded to the width of their columns, except the last cell."""
+    """Return the cells of ``row`` padded to the widths of the columns in ``rows``, except the last cell."""
     return [*(cell.ljust(max(len(r[i]) for r in rows)) for i, cell in enumerate(row[:-1])), row[-1]]
 
 
@@ -237,7 +239,9 @@ def _describe_device(device: dict[str, Any]) -> str:
 
 
 def _describe_capability(capability: dict[str, Any]) -> str:
-    """Return in words whether a capability was verified on this version of torch, and what replaces it otherwise."""
+    """Return in words whether a capability (a use of private torch) was verified on this
+    version of torch, and what replaces it otherwise.
+    """
     if capability["known"]:
         return "known"
     runs = f"run on {', '.join(capability['verified'])}" if capability["verified"] else "no run"

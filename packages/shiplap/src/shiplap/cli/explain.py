@@ -80,8 +80,8 @@ def command(
 
 
 def _catalogue_entry(id: str) -> Entry:
-    """Return the catalogue entry of an error id, after importing the families if it is not known yet. Raises SL613 if
-    there is none.
+    """Return the catalogue entry of an error id such as SL202, after importing the installed packages of ops if it is
+    not known yet. Raises SL613 if there is none.
     """
     # Families register errors of their own when they are imported, which takes time that most ids do not need.
     if id not in CATALOGUE:

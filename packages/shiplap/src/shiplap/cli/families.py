@@ -31,8 +31,8 @@ class Family:
 
     @property
     def header(self) -> Path | None:
-        """The path of the family's C header in a source tree, ``csrc/<name>.h``. None for an installed family or one
-        without C kernels.
+        """The path where the C header of the family, a package of ops, lies in its source tree: ``csrc/<name>.h``. None
+        for an installed family or one without C kernels.
         """
         spec = importlib.util.find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -48,14 +48,14 @@ def families() -> tuple[Family, ...]:
 
 
 def load_families() -> None:
-    """Import every installed family, so that its ops and errors are registered."""
+    """Import every installed family, a package of ops, so that its ops and errors are registered."""
     for family in families():
         importlib.import_module(family.module)
 
 
 def installed_verbs() -> list[tuple[str, ModuleType]]:
-    """Return ``(name, module)`` of the verbs that installed distributions add to the command line. The module has
-    ``command`` or ``group``.
+    """Return ``(name, module)`` of the verbs (subcommands) that installed distributions add to the command line. The
+    module has ``command`` or ``group``.
     """
     return [(e.name, importlib.import_module(e.value)) for e in _installed_entry_points("shiplap.verbs")]
 

@@ -106,7 +106,7 @@ def generate_header(target: str, ops: Sequence[Op]) -> str:
 
 
 def _write_header(target: str, text: str, path: Path | None) -> dict[str, Any]:
-    """Write the header to ``path``, if one is given, and return the result as a dict for JSON."""
+    """Write the header of ``target`` to ``path``, if given, and return target, text and path as a dict for JSON."""
     if path is not None:
         console.write_text(path, text)
     return {"target": target, "path": path and str(path), "ok": True, "header": text}

@@ -142,7 +142,7 @@ def _write_package_draft(file: Path, drafts: PackageDraft, *, json: bool) -> Non
 
 
 def _note_open_lines(file: Path, fills: list[dict[str, object]]) -> None:
-    """Print the lines of a draft that the user has to fill in."""
+    """Print the lines of the draft ``file`` that the user has to complete, listed in ``fills``."""
     console.note(f"{file}: {len(fills)} lines to fill in")
     for fill in fills:
         console.note(f"  {file}:{fill['line']}: {fill['fill']}")
@@ -173,8 +173,8 @@ def draft_declaration(source: str) -> Draft:
 
 
 def _draft_registered_op(name: str, module: Any) -> Draft:
-    """Return the draft of a declaration for the torch op ``name``. Without ``module``, the package named like its
-    namespace is imported.
+    """Return the draft of a declaration for the torch op ``name``, from its schema. Without ``module``, which registers
+    the op, the package named like its namespace is imported.
     """
     import torch
 

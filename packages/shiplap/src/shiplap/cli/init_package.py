@@ -69,7 +69,7 @@ class PackageDraft:
 
 
 def _not_inferred(where: str) -> bool:
-    """Whether nothing was inferred, according to ``where``, the text that says from what a fact was inferred."""
+    """Whether nothing was inferred, according to ``where``, the text that names the source of a size or type."""
     return not where or where.startswith("not inferred")
 
 
@@ -95,7 +95,9 @@ def draft_package(
     version = installed_version(package)
 
     def write(drafted: DraftedPackage) -> str:
-        """Return the text of the module of these drafts."""
+        """Return the source of the module of declarations, from the drafts in ``drafted``, with a comment at its head
+        that says how it was made.
+        """
         head = [
             f"{len(drafted.entries)} ops of {package}{f' {version}' if version else ''}, drafted by `{command}`.",
             "Import this module, then audit its ops: shiplap audit <this file>. What is marked inferred was seen in",
@@ -115,8 +117,8 @@ def draft_package(
 
 
 def _isolate_work(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the plain data that ``work()`` returns in a process of its own, or ``left_out`` with the manner in which
-    that process ended.
+    """Return the plain data that ``work()`` returns in a process of its own, or if that process dies the reason under
+    the key ``left_out``.
     """
     from shiplap.audit.child_process import ChildDeath, can_isolate, run_isolated
 

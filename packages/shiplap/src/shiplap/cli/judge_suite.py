@@ -28,7 +28,9 @@ def judge_suite(
     *,
     as_json: bool,
 ) -> int:
-    """Judge the problems of a folder, print a line for each, and return the exit status. Raises SL613."""
+    """Judge the candidate kernels for the problems of a folder, print a line for each, and return the exit status.
+    ``changes`` are options of the judgement. Raises SL613 for a folder without problems.
+    """
     for place in (folder, *([Path(candidates)] if candidates not in ("", COMPILED) else [])):
         if not place.is_dir():
             raise error("SL613", where="shiplap judge --suite", got=f"no folder {place}", expected="a folder")
@@ -73,6 +75,6 @@ def _draw_sample(problems: list[SuiteProblem], sample: str) -> list[SuiteProblem
 
 
 def _verdict_row(verdict: SuiteVerdict) -> str:
-    """Return the table row of a verdict: the word, the speed-ups, seconds, problem and reason."""
+    """Return the line that shows a verdict: the word, the speed-up and the least one, seconds, problem and reason."""
     fast = f"{verdict.speedup:6.2f}x {verdict.min_speedup:6.2f}x" if verdict.speedup else " " * 15
     return f"{verdict.verdict:<10} {fast} {verdict.seconds:6.1f} s  {verdict.problem}  {verdict.reason}"[:200].rstrip()

@@ -26,8 +26,8 @@ def load_model(target: str, inputs: str) -> tuple[ModuleType, Any, tuple[Any, ..
 
 
 def _find_callable(module: ModuleType, name: str, where: str) -> Any:
-    """Return the function or model ``name`` of a module, by default the one called ``DEFAULT``. Raises SL501 with the
-    names that there are.
+    """Return the function or model ``name`` of a module, by default the one whose name is the constant ``DEFAULT``.
+    Raises SL501, with the names of the module's functions and models, if there is none.
     """
     value = getattr(module, name or DEFAULT, None)
     if callable(value):

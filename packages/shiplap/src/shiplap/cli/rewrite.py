@@ -109,8 +109,8 @@ def _test_rewrites(targets: list[str], json: bool) -> None:
 
 
 def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites that ``targets`` name. Without targets, return those that ship and those of the model's
-    module, which replace shipped ones of the same name.
+    """Return the rewrites (replacements in traced graphs) that ``targets`` name. Without targets, return those that
+    ship and those of the model's module, which replace shipped ones of the same name.
     """
     if not targets:
         from shiplap.rewrite.shipped import everything
@@ -121,7 +121,9 @@ def _chosen_rewrites(module: ModuleType, targets: list[str]) -> list[Rewrite]:
 
 
 def _named_rewrites(targets: list[str]) -> list[Rewrite]:
-    """Return the rewrites of the modules that ``targets`` name, or for ``module:name`` that one."""
+    """Return the rewrites (replacements in traced graphs) of the modules that ``targets`` name, or for ``module:name``
+    that one.
+    """
     rewrites: list[Rewrite] = []
     for target in targets:
         home, name = split_target(target)
@@ -130,7 +132,9 @@ def _named_rewrites(targets: list[str]) -> list[Rewrite]:
 
 
 def _rewrites_in_module(module: ModuleType, name: str = "") -> list[Rewrite]:
-    """Return all rewrites of a module, or only the one called ``name``. Raises SL501 if that does not exist."""
+    """Return all rewrites (replacements in traced graphs) of a module, or only the one in its variable ``name``. Raises
+    SL501 if that does not exist.
+    """
     from shiplap.rewrite import Rewrite
 
     held = {n: v for n, v in vars(module).items() if isinstance(v, Rewrite)}

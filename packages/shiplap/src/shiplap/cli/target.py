@@ -33,8 +33,8 @@ _QUALIFIED = re.compile(r"^\w+::\w+$")
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return ``(home, name)`` of a target: module or file, and name in it, of which either may be empty. Raises SL501
-    for a text of another form.
+    """Return ``(home, name)`` of a target, a text such as ``module:op``: module or file, and name in it, of which
+    either may be empty. Raises SL501 for a text of another form.
     """
     if _QUALIFIED.match(target):
         return "", target
@@ -52,8 +52,8 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def resolve_targets(targets: Iterable[str]) -> list[Op]:
-    """Return all ops that ``targets`` name, each once, in order. Raises SL501 with a suggestion for a target without an
-    op.
+    """Return all ops that ``targets``, texts such as ``module``, ``file.py:op`` or ``namespace::name``, name, each
+    once, in order. Raises SL501 with a suggestion for a target without an op.
     """
     ops: dict[str, Op] = {}
     for target in targets:
@@ -63,7 +63,9 @@ def resolve_targets(targets: Iterable[str]) -> list[Op]:
 
 
 def _resolve_target(target: str) -> list[Op]:
-    """Return the ops of one target: those of a module, or the one named. Raises SL501 if there are none."""
+    """Return the ops of one target, a text such as ``module`` or ``file.py:op``: those of a module, or the one named.
+    Raises SL501 if there are none.
+    """
     home, name = split_target(target)
     if not home:
         return [_find_registered_op(name)]
@@ -85,8 +87,8 @@ def _resolve_target(target: str) -> list[Op]:
 
 
 def _find_registered_op(name: str) -> Op:
-    """Return the op with the qualified name ``namespace::name``, after importing the installed families if it is not
-    declared yet. Raises SL501 if there is none.
+    """Return the op with the qualified name ``namespace::name``, after importing the installed packages of ops if it is
+    not declared yet. Raises SL501 if there is none.
     """
     from shiplap.dispatch import registry
 
@@ -101,7 +103,9 @@ def _find_registered_op(name: str) -> Op:
 
 
 def _find_op_in_module(target: str, module: ModuleType, name: str, declared: Sequence[Op]) -> Op:
-    """Return the op ``name`` of a module, by variable or op name. Raises SL501 with the names that there are."""
+    """Return the op ``name`` of a module, found by the name of its variable or by its own among ``declared``. Raises
+    SL501 with the existing names.
+    """
     from shiplap.dispatch import Op
 
     value = getattr(module, name, None)
@@ -269,8 +273,8 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _module_of(path: Path) -> tuple[str, Any]:
-    """Return ``(name, spec)``: the name under which Python would import ``path``, and None for the spec, or another
-    name with a spec for the file.
+    """Return ``(name, spec)`` for the import of the file ``path``: the name under which Python would import it and
+    None, or if Python would not find it another name with an import spec.
     """
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():

@@ -123,7 +123,9 @@ def _merge_to_file(tables: Sequence[str], output: Path | None, others: Sequence[
 
 
 def _print_choices(result: TuneResult, budget: str | None, *, json: bool) -> int:
-    """Print the choices and how many calls were left out, as JSON with ``json``, and return the exit status."""
+    """Print the kernels that tuning chose and how many calls were not reached within ``budget``, as JSON with ``json``,
+    and return the exit status.
+    """
     from shiplap.render import exit_status
 
     missing = len(result.left_out)
@@ -149,7 +151,9 @@ def _tune_requests(
     *,
     quiet: bool,
 ) -> TuneResult:
-    """Return the result of tuning the requests within ``budget``, with a progress bar unless ``quiet``."""
+    """Return the result of tuning the requests (ops with calls) within ``budget``, with a progress bar unless
+    ``quiet``. ``isolate`` runs candidates in processes of their own, ``compiled`` also measures in compiled code.
+    """
     from shiplap.tuning.engine import tune_all
 
     progress = False if quiet else None
@@ -157,8 +161,8 @@ def _tune_requests(
 
 
 def _requests_of_sizes(targets: Sequence[str], sizes: Sequence[str], dtype: str, device: str) -> list[TuningRequest]:
-    """Return a tuning request for each text of sizes, such as ``n=4096``. Raises SL613 unless ``targets`` name exactly
-    one op.
+    """Return a tuning request (an op with a call) for each text in ``sizes``, such as ``n=4096``. Raises SL613 unless
+    ``targets`` name exactly one op.
     """
     from shiplap.tuning.engine import recipe_of_sizes
 

@@ -45,7 +45,7 @@ _NUMBER = ({int, float}, {int, float, complex}, {int, float, bool}, {int, float,
 
 
 def is_tensor(annotation: object) -> TypeGuard[type[AbstractArray]]:
-    """Whether ``annotation`` is a jaxtyping array annotation over ``torch.Tensor``, such as ``Float[Tensor, "n"]``."""
+    """Whether ``annotation`` is a jaxtyping annotation of a torch tensor, such as ``Float[Tensor, "n"]``."""
     if not (isinstance(annotation, type) and issubclass(annotation, AbstractArray)):
         return False
     return annotation.array_type is torch.Tensor
@@ -111,8 +111,8 @@ def _is_union_annotation(annotation: object) -> bool:
 
 
 def _read_dim_token(token: str, where: str) -> Dim:
-    """Return one dim of an annotation as a ``Dim``: named, of fixed size, variadic, computed or any. Raises SL105 with
-    ``where`` for other texts.
+    """Return one dim of a jaxtyping annotation as a ``Dim``: named, of fixed size, variadic (any number of dims),
+    computed from others, or any. Raises SL105, with ``where`` as the place, for other texts.
     """
     if token == "...":
         return Dim("variadic", token)
@@ -140,8 +140,8 @@ def _read_dim_token(token: str, where: str) -> Dim:
 
 
 def read_argument(name: str, annotation: object, where: str) -> Arg:
-    """Return a parameter of a declaration as an ``Arg``, from its annotation. Raises SL103 for an annotation that no
-    torch schema can carry.
+    """Return a parameter of a declared function as an ``Arg``, from its annotation. Raises SL103, with ``where`` as the
+    place, for an annotation that no torch schema can carry.
     """
     inner, optional = _strip_optional(annotation)
     if (single := read_tensors(inner, where)) is not None:
@@ -167,8 +167,8 @@ def read_argument(name: str, annotation: object, where: str) -> Arg:
 
 
 def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
-    """Return ``kind`` with a dim of its own for each broadcast ``#n`` of the argument ``name``: ``x_n``, and ``x_n_2``
-    for a second one.
+    """Return ``kind``, the type of the argument ``name``, with a dim of its own for each dim ``#n`` (1 or the size
+    ``n``): ``x_n`` for an argument ``x``, and ``x_n_2`` for a second one.
     """
     met: list[str] = []
     dims = []
@@ -180,8 +180,8 @@ def _with_own_broadcast_dims(name: str, kind: TensorType) -> TensorType:
 
 
 def _read_scalar_kind(inner: object, element: object) -> ScalarKind | None:
-    """Return the scalar kind of an annotation without tensors, or None for other annotations. ``int | float`` is a
-    Scalar in torch's schemas.
+    """Return the kind of a scalar argument, such as ``int`` or ``list[float]``, from its annotation and the ``element``
+    type if that is a list. None for other annotations.
     """
     if isinstance(inner, type):
         return SCALAR_ANNOTATIONS.get(inner)

@@ -30,8 +30,8 @@ def read_batching(spec: OpSpec, dim: str) -> Batching:
     """
 
     def place(name: str, tensor: TensorType) -> int | None:
-        """Return the axis of ``dim`` in a tensor, or None if the tensor lacks it. Raises SL117 where it occurs twice or
-        is not a plain size.
+        """Return the axis of ``dim``, along which calls are merged, in the tensor ``name``, or None if the tensor lacks
+        it. Raises SL117 where it occurs twice or is not a plain size.
         """
         at = [i for i, d in enumerate(tensor.dims) if dim in _dim_names(d)]
         if not at:
@@ -61,8 +61,8 @@ def _dim_names(dim: Dim) -> frozenset[str]:
 
 
 def _require_single_size(spec: OpSpec, dim: str, arg: Arg) -> bool:
-    """Return True for a single tensor. Raises SL117 for a list of tensors, whose members may differ in the batched
-    dim.
+    """Return True for a single tensor. Raises SL117 for a list of tensors, whose members may differ in the size ``dim``
+    along which calls are merged.
     """
     if arg.many:
         raise _batching_error(spec, dim, f"the list {arg.name!r}", "single tensors")

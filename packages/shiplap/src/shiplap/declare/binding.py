@@ -28,16 +28,16 @@ class Binding:
     device: torch.device = UNPLACED
 
     def size(self, name: str) -> int:
-        """Return the value of the dim or int argument ``name`` in this call. The call must be one of real tensors, not
-        of symbolic sizes.
+        """Return the value of the dim or int argument ``name`` in this call, which must be a plain int: a call of real
+        tensors, not a trace with symbolic sizes.
         """
         value = self.env[name]
         assert isinstance(value, int), f"{name} = {value!r}"
         return value
 
     def dtype_of(self, out: TensorType) -> torch.dtype:
-        """Return the dtype of an output in this call: its declared one if there is only one, else that which its dtype
-        class has in the call.
+        """Return the dtype of an output in this call: the declared one if there is only one, else that which the
+        arguments annotated with the same name, such as ``Float``, have in the call.
         """
         if not out.concrete:
             return self.dtypes[out.dtype_class]
@@ -46,8 +46,8 @@ class Binding:
 
 
 def declared_output_shape(out: Output, env: Mapping[str, EnvValue]) -> list[Size]:
-    """Return the shape of an output as a list, computed from ``env``, which must hold every dim that it names. Raises
-    SL208 for a negative size.
+    """Return the shape of an output as a list, computed from ``env``, the values of dims and scalars by name, which
+    must hold every dim that the output names. Raises SL208 for a negative size.
     """
     shape: list[Size] = []
     for dim in out.tensor.dims:

@@ -37,8 +37,8 @@ class Bucket:
 
     @classmethod
     def parse(cls, text: str) -> Bucket:
-        """Return the bucket that prints as ``text``. Raises ValueError for any other text, as it may come from a
-        file.
+        """Return the bucket (the calls that share a tuned choice) that prints as ``text``, such as ``n<=64, k==3``.
+        Raises ValueError for any other text, as it may come from a file.
         """
         # The text may come from a file, so the parser is not called on one of any length.
         if len(text) > LONGEST_BUCKET_VALUE:
@@ -96,8 +96,8 @@ class BucketRule:
 
     @cached_property
     def quick(self) -> Callable[[Binding], Key]:
-        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call, which identifies its bucket. It
-        is generated, and faster than :meth:`key`.
+        """The function that returns ``(device type, sizes, dtypes, layout)`` of a call, which identifies its bucket
+        (the calls that share a tuned choice). It is generated, and faster than :meth:`key`.
         """
         sizes = [f"_round(e.get({n!r}))" if pow2 else f"_plain(e.get({n!r}))" for n, pow2 in self._get]
         # The source has no loops, since it runs in each eager call for which choices are looked up.
@@ -116,32 +116,38 @@ class BucketRule:
         return quick
 
     def bucket(self, env: Env) -> Bucket:
-        """Return the bucket of a call, that is the limits on its sizes and scalars, from their values ``env``."""
+        """Return the bucket of a call (the calls that share a tuned choice), as limits on sizes and scalars such as
+        ``n<=64``, from their values ``env``.
+        """
         values = self.values(env)
         named = [(n, k) for n, k in self.kinds if k != "none"]
         return Bucket(tuple((n, "<=" if k == "pow2" else "==", v) for (n, k), v in zip(named, values, strict=True)))
 
     @cached_property
     def _get(self) -> list[tuple[str, bool]]:
-        """Return the names of sizes and scalars that distinguish buckets, each with whether its value is rounded up to
-        a power of two.
+        """Return the names of sizes and scalars by which calls get different tuned choices, each with whether its value
+        is rounded up to a power of two.
         """
         return [(name, kind == "pow2") for name, kind in self.kinds if kind != "none"]
 
     def values(self, env: Env) -> Key:
-        """Return the values that a call with the sizes ``env`` has in its bucket, without their names."""
+        """Return the values of sizes and scalars ``env`` that tuned choices distinguish, without their names, some
+        rounded up to a power of two.
+        """
         return tuple(
             [_round_up_pow2(env.get(name)) if pow2 else _plain_key_value(env.get(name)) for name, pow2 in self._get]
         )
 
     def key(self, call: Binding) -> Key:
-        """Return the sizes, dtypes and layout that identify the bucket of a call. They are equal for calls that share a
-        tuned choice.
+        """Return the rounded sizes, the dtypes and the layout of a call as one tuple, which is equal for calls that
+        share a tuned choice.
         """
         return (*self.values(call.env), bucket_dtypes(self, call), bucket_layout(call.args))
 
     def text(self, key: Key) -> str:
-        """Return a key without its device type as text, such as ``n<=64, k==3, Float=float16``."""
+        """Return the sizes and dtypes in ``key``, a result of :meth:`key`, as text, such as ``n<=64, k==3,
+        Float=float16``.
+        """
         limits = [f"{n}{'<=' if pow2 else '=='}{v!r}" for (n, pow2), v in zip(self._get, key[:-2], strict=True)]
         return ", ".join([*limits, *([str(key[-2])] if key[-2] else [])])
 
@@ -165,7 +171,9 @@ def _plain_key_value(value: EnvValue) -> Hashable:
 
 
 def bucket_dtypes(rule: BucketRule, call: Binding) -> str:
-    """Return the dtype of each dtype class of the call as text, such as ``Float=float16``."""
+    """Return the dtype of each dtype class of the call (an annotation's name that admits several dtypes) as text, such
+    as ``Float=float16``.
+    """
     dtypes = call.dtypes
     return ", ".join([f"{c}={str(dtypes[c])[6:]}" for c in rule.classes if c in dtypes])
 
@@ -203,8 +211,8 @@ def _dim_order_code(t: Tensor) -> str:
 
 
 def read_bucket_rule(spec: OpSpec, default: str = "pow2", kinds: Mapping[str, str] | None = None) -> BucketRule:
-    """Return the rule by which calls of ``spec`` are put into buckets. ``kinds`` has the kind of some names,
-    ``default`` that of other dims. Raises SL115 for an unknown name or kind.
+    """Return the rule by which calls of ``spec`` share tuned choices. ``kinds`` maps names of sizes and scalars to
+    ``"pow2"``, ``"exact"`` or ``"none"``, ``default`` is for other dims. Raises SL115 for an unknown name or kind.
     """
     # A computed dim follows from the others, so it cannot tell two calls apart.
     computed = {name for name, _ in spec.dims}

@@ -58,8 +58,8 @@ def _literals(annotation: object) -> list[Any]:
 
 
 def to_value(arg: Arg, given: Any) -> Any:
-    """Return the value that the schema carries for ``given``: that of an Enum member if the argument is declared with
-    this Enum, else ``given`` itself.
+    """Return the value that the torch schema carries for ``given``: that of an Enum member if the argument is declared
+    with this Enum, else ``given`` itself.
     """
     return given.value if arg.members is not None and isinstance(given, arg.members) else given
 
@@ -79,7 +79,9 @@ def to_values(spec: OpSpec, args: Sequence[Any]) -> Args:
 
 
 def to_members(spec: OpSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sizes and scalars by name, with each schema value of an Enum argument replaced by its member."""
+    """Return ``values``, sizes and scalars by name, with each schema value of an Enum argument replaced by its member,
+    as the author's functions receive them.
+    """
     named = spec.enumerated
     return {name: to_member(named[name], v) if name in named else v for name, v in values.items()}
 

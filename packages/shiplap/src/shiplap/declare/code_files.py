@@ -40,8 +40,8 @@ def top_package(module: str | None) -> str:
 
 @cache
 def version_covers_code(top: str) -> bool:
-    """Whether the version of the package ``top`` identifies its code, so that its files are not read: Python, torch and
-    well-known libraries.
+    """Whether the version of the package ``top`` identifies its code, so that its files need no digest: Python, torch
+    and a list of well-known libraries.
     """
     if top in STABLE or top in VERSIONED:
         return True
@@ -103,7 +103,7 @@ def extension_file(module: str | None) -> str | None:
 
 def module_files(module: str) -> list[tuple[str, str]]:
     """Return ``(name, digest)`` of all source files on which a function of ``module`` may depend: those of its package,
-    else the module and the files beside it that it imports.
+    or for a module outside of packages its own and those beside it that it imports.
     """
     loaded = sys.modules.get(module)
     package = _regular_package(loaded)
@@ -159,7 +159,9 @@ def _regular_package(module: ModuleType | None) -> Path | None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Return the source files in ``folder`` and below, sorted, without caches, at most ``MOST_FILES``."""
+    """Return the source files in ``folder`` and below, sorted, without caches such as ``__pycache__``, at most
+    ``MOST_FILES``.
+    """
     listed = (p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and "__pycache__" not in p.parts)
     # The order in which a folder lists its files differs between machines.
     return sorted(listed)[:MOST_FILES]
@@ -222,7 +224,7 @@ def _imports_in_file(path: Path) -> Iterable[str]:
 @cache
 def shiplap_digest() -> str:
     """Return the digest of all of Shiplap's own source files, 32 hex digits. It stands for the code of a Shiplap
-    function from which a walk starts.
+    function whose digest is requested.
     """
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):

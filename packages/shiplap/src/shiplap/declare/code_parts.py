@@ -31,8 +31,8 @@ class HasCode(metaclass=_ListsPublicNames):
 
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts of the object that decide its behaviour: a text, and a value whose code is followed (None
-        where the text says everything).
+        """Yield the parts of the object that decide its behaviour, each as a text and a value whose code also enters
+        the digest (None where the text says everything).
         """
 
 

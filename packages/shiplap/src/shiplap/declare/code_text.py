@@ -69,8 +69,8 @@ _MOST = 1 << 14
 
 
 def code_use(code: CodeType) -> CodeUse:
-    """Return the text of ``code`` without line numbers, and the names that it reads, stores and imports. The result is
-    remembered.
+    """Return the digest of the instructions of ``code``, without line numbers, and the names that it reads, stores and
+    imports. The result is cached.
     """
     # The code object is held beside the result, so that its id is not given to another one.
     held = _known.get(id(code))
@@ -119,8 +119,8 @@ def _read_code(code: CodeType) -> CodeUse:
 
 
 def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
-    """Return one bytecode instruction as text. The target of a jump is written as its index in ``offsets``, so that
-    left-out instructions do not matter.
+    """Return the bytecode instruction ``each`` as text. The target of a jump is written as its index in ``offsets``,
+    the offsets of the instructions that count, so that left-out ones do not matter.
     """
     if each.opcode in dis.hasconst:
         return f"{each.opname} {constant_text(each.argval)}"
@@ -132,7 +132,9 @@ def _instruction_text(each: dis.Instruction, offsets: Sequence[int]) -> str:
 
 
 def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: int, each: dis.Instruction) -> None:
-    """Add to ``use`` the names, constants and imports of the instruction ``each`` at position ``at``."""
+    """Add to ``use`` the names, constants and imports of the bytecode instruction ``each``, the one at position ``at``
+    of ``listed``.
+    """
     name, value = each.opname, each.argval
     if each.opcode in dis.hasconst:
         for inner in _flat_constants(value):
@@ -162,8 +164,8 @@ def _read_instruction(use: CodeUse, code: CodeType, listed: Instructions, at: in
 
 
 def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> None:
-    """Add to ``use`` what reading the attribute ``name`` means: a change of its owner in place, an operator of
-    ``torch.ops``, or a lookup that hides which code runs.
+    """Add to ``use`` the consequence of reading the attribute ``name``, instruction ``at``: a method such as ``append``
+    changes its owner, ``torch.ops`` gives an operator, and some attributes hide which code runs.
     """
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
         use.stored.update(_loaded_holder_name(listed, at - 1))
@@ -195,8 +197,8 @@ def _flat_constants(value: object) -> Iterator[object]:
 
 
 def _loaded_holder_name(listed: Instructions, at: int) -> list[str]:
-    """Return the name of the global, captured variable or attribute that instruction ``at`` loads, in a list. A local
-    variable is traced back to what it was assigned.
+    """Return, in a list, the name of the global, captured variable or attribute that instruction ``at`` loads. A local
+    variable is traced back to the names assigned to it. Empty for other instructions.
     """
     if at < 0:
         return []
@@ -225,8 +227,8 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
 
 
 def _instructions_after_value(following: Instructions) -> Instructions:
-    """Return the instructions behind a name or constant with its attributes. Empty if another expression stands at the
-    beginning.
+    """Return the instructions after those that load a single value: a name or constant and its attributes. Empty if
+    ``following`` begins with another expression.
     """
     if not following or following[0].opname not in SIMPLE:
         return []

@@ -137,7 +137,7 @@ def constants_used(*roots: AnyValue, most: int) -> list[AnyValue]:
 
 
 def libraries_used(*roots: AnyValue) -> set[str]:
-    """Return the names of the top-level packages of all modules whose code ``roots`` use."""
+    """Return the names of the top-level packages of all modules whose code ``roots`` use, directly or not."""
     scout = _CodeWalk(1 << 16, frozenset(), reads_data=False)
     scout.run(roots)
     functions = {top_package(defining_module(part.value)) for part in scout.parts if part.kind == "function"}
@@ -188,9 +188,7 @@ class _CodeWalk:
         self._filed: set[str] = set()  # modules whose files are parts already
 
     def run(self, roots: Sequence[AnyValue]) -> None:
-        """Add the parts of ``roots`` and of all that they use. Beyond the limit of objects, files stand for
-        the rest.
-        """
+        """Add the parts of all code that ``roots`` use. Beyond the limit of objects, files stand for the rest."""
         for root in roots:
             if isinstance(root, (FunctionType, MethodType)) and top_package(defining_module(root)) == "shiplap":
                 self.add("library", f"shiplap {root.__qualname__} {shiplap_digest()}", "shiplap")
@@ -205,7 +203,7 @@ class _CodeWalk:
             self._left.clear()
 
     def state(self) -> frozenset[str]:
-        """Return the names of globals, captured variables and attributes that code in use assigns at run time."""
+        """Return the names of globals, captured variables and attributes that the visited code assigns in calls."""
         state: set[str] = set()
         for fn, names in self.stores:
             name = fn.__name__
@@ -215,13 +213,13 @@ class _CodeWalk:
         return frozenset(state)
 
     def add(self, kind: Kind, text: str, value: AnyValue = None) -> None:
-        """Append a part of the walked code, with its kind, its text for digests and its value."""
+        """Append a part to the found code: its kind, such as ``"file"``, its text for digests and its value."""
         self.parts.append(CodePart(kind, text, value))
 
     # --- a value where it is used -------------------------------------------------------------------------------------
 
     def text(self, value: AnyValue) -> str:
-        """Return a value as text without addresses. One with parts of its own is queued, with a text such as ``#3``."""
+        """Return a value as text without addresses. An object joins the queue of the walk, its text is ``#3``."""
         kind = type(value)
         if kind in PLAIN:
             self.add("constant", "", value)
@@ -267,13 +265,13 @@ class _CodeWalk:
         return f"path {os.path.basename(path)}" if os.path.isdir(path) else plain_text(path)
 
     def _file(self, path: str) -> None:
-        """Add a file as a part, with its name and the digest of its content. A walk that reads no data adds no text."""
+        """Add a file with its name and the digest of its content. The text is empty if no digest is needed."""
         self.add("file", f"{os.path.basename(path)} {file_digest(path)}" if self.reads_data else "")
 
     # --- what cannot be followed --------------------------------------------------------------------------------------
 
     def _unfollowed(self, why: str) -> None:
-        """Add a part for code that cannot be followed, with the reason ``why``, and its module's files in its place."""
+        """Add ``why``, the reason why code cannot be read, such as ``eval``, and in its place its module's files."""
         self.add("unfollowed", why, why)
         self._files_of(self._home)
 
@@ -294,14 +292,14 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add a part that says that code changes ``name`` at run time. The files of its module have its first value."""
+        """Add a part that says that calls change ``name``, in place of its value, and the files of its module."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 
     # --- descriptions -------------------------------------------------------------------------------------------------
 
     def _describe(self, value: AnyValue) -> None:
-        """Add the parts of one queued value, by its type: function, method, class, container, or object."""
+        """Add the parts of a value from the queue, by its type: function, method, class, container, or object."""
         if isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, MethodType):
@@ -332,7 +330,7 @@ class _CodeWalk:
             self._object(value)
 
     def _container(self, value: AnyValue) -> None:
-        """Add the members of a list, dict or deque, at most ``MOST_CONSTANTS`` of its constants as own parts."""
+        """Add the members of a list, dict or deque, and ``MOST_CONSTANTS`` of its constants one by one."""
         pairs = isinstance(value, Mapping)
         before = len(self.parts)
         texts = [f"{self.text(k)}: {self.text(v)}" for k, v in value.items()] if pairs else list(map(self.text, value))
@@ -371,14 +369,14 @@ class _CodeWalk:
         self._hidden(fn, use)
 
     def _named(self, name: str, value: AnyValue) -> None:
-        """Add ``name=value``, or only that it changes, if code assigns the name at run time."""
+        """Add ``name=value`` to the digested parts, or only that the value changes, if code assigns it in calls."""
         if name in self.names_of_state and not isinstance(value, (FunctionType, type)):
             self._state(name)
         else:
             self.add("data", f"{name}={self.text(value)}")
 
     def _global(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add a global of a function. Of an author's module, add the attributes that the code may read."""
+        """Add a global of a function. Of a module, add the attributes with names that the code (``use``) mentions."""
         if name in MODULE_NAMES:
             return
         if not isinstance(value, ModuleType):
@@ -395,7 +393,7 @@ class _CodeWalk:
             self._attribute(f"{name}.{other}", held[other], use)
 
     def _attribute(self, name: str, value: AnyValue, use: CodeUse) -> None:
-        """Add an attribute of a module, which may be a module itself. A module that is being visited is not entered."""
+        """Add an attribute of a module with those of ``use`` in it. A module that is being visited is not entered."""
         if not isinstance(value, ModuleType):
             self._named(name, value)
         elif id(value) not in self._numbers:
@@ -404,7 +402,7 @@ class _CodeWalk:
             del self._numbers[id(value)]
 
     def _hidden(self, fn: FunctionType, use: CodeUse) -> None:
-        """Add what a function uses without naming an object: operators, imports when it runs, environment variables."""
+        """Add the operators, late imports and environment variables that ``use``, a function's code, mentions."""
         if use.hiding:
             self._unfollowed(use.hiding)
         for base, operator in sorted(use.operators):
@@ -417,7 +415,7 @@ class _CodeWalk:
                 self.add("data", f"${name}={os.environ.get(name)!r}")
 
     def _import(self, fn: FunctionType, level: int, name: str, names: tuple[str, ...]) -> None:
-        """Add a module imported when the function runs by its files' digests, since it may not be loaded yet."""
+        """Add the module ``name``, imported when ``fn`` runs, by its files' digests: it may not be loaded yet."""
         package = str(fn.__globals__.get("__package__") or "")
         full = resolve_name("." * level + name, package) if level and package else name
         top = top_package(full)
@@ -429,7 +427,7 @@ class _CodeWalk:
                 self.add("file", f"{file} {digest}")
 
     def _operator(self, name: str) -> None:
-        """Add an operator of ``torch.ops``: the declared op, or that it cannot be followed. Torch's own add nothing."""
+        """Add an operator of ``torch.ops``: Shiplap's op, else a part for unknown code. Torch's own add nothing."""
         if top_package(name.replace("::", ".")) in TORCHS_OWN:
             return
         op = find_op(name)
@@ -467,7 +465,7 @@ class _CodeWalk:
             self._named(name, member)
 
     def _object(self, value: AnyValue) -> None:
-        """Add an instance of an author's class: its class, its value as a number or container, and its attributes."""
+        """Add an instance of an author's class: its class, its value if it is a number or container, attributes."""
         cls = type(value)
         self.add("data", f"object of {self.text(cls)}")
         self._home = _HomeModule(
@@ -500,7 +498,7 @@ class _CodeWalk:
                 self._named(name, held[name])
 
     def _native(self, value: AnyValue) -> None:
-        """Add a function not written in Python by name and version, or by the file of an author's extension."""
+        """Add a compiled function by name and library version, or by the file of an author's extension."""
         owner = getattr(value, "__self__", None)
         module = defining_module(owner) if isinstance(owner, type) else defining_module(value)
         name = f"{module}.{getattr(value, '__qualname__', '')}"
@@ -555,7 +553,7 @@ class _CodeWalk:
         return bool(functions)
 
     def _of_torch(self, value: AnyValue) -> None:
-        """Add an object of torch: a module's attributes, a dtype or device by name, an operator, or what it wraps."""
+        """Add an object of torch: a module's attributes, a dtype's name, an operator, or a wrapped function."""
         if isinstance(value, torch.nn.Module):
             self._attributes(value)
         elif isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):

@@ -37,8 +37,8 @@ class Config:
         return dict(self.items)
 
     def label(self, kernel: str) -> str:
-        """Return the name of ``kernel`` with the values of this config, such as ``tiled(BLOCK=64)``, or the name alone
-        for no values.
+        """Return the name of ``kernel`` with the compile-time values of this config, such as ``tiled(BLOCK=64)``, or
+        the name alone for no values.
         """
         return f"{kernel}({self})" if self.items else kernel
 
@@ -63,8 +63,8 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide which configs run: the listed ones with the default as text, and the functions
-        that return, choose or rank configs.
+        """Yield the parts that decide which configs (compile-time values of a kernel) run: the listed ones with the
+        default as text, and the functions that return, choose or rank configs.
         """
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
@@ -81,14 +81,16 @@ class Space(HasCode):
 
     @property
     def static(self) -> Config | None:
-        """The config of a call without a tuned choice, or None where it depends on the sizes of the call."""
+        """The config (compile-time values) of a call without a tuned choice, or None where it depends on the sizes of
+        the call.
+        """
         if callable(self.chosen) or not self.fixed:
             return None
         return self.chosen or self.fixed[0]
 
     def configs(self, env: Env) -> tuple[Config, ...]:
-        """Return all configs for a call with the sizes and scalars ``env``, the default first, without duplicates.
-        Raises SL116 if there is none.
+        """Return all configs (compile-time values) that tuning may choose from for a call with the sizes and scalars
+        ``env``, the default first, without duplicates. Raises SL116 if there is none.
         """
         configs = self.fixed or tuple(
             _read_config(self.where, c, self.keywords) for c in (self.derived or _no_prior)(env)
@@ -99,7 +101,8 @@ class Space(HasCode):
         return (default, *(c for c in dict.fromkeys(configs) if c != default))
 
     def declared(self, config: Config) -> Config | None:
-        """Return the listed config or constant default that equals ``config``, or None if there is none.
+        """Return the declared config that equals ``config``, if it is listed or a constant default, else None. Its
+        values have the declared types, unlike those read from a file (``true`` for 1).
 
         Its values have the declared types, unlike those of a file (``true`` for 1).
         """

@@ -24,18 +24,24 @@ _Sizes: TypeAlias = list[Size] | tuple[Size, ...]
 
 
 def _prod_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the product of sizes, given as arguments or as one list: ``prod`` of the language."""
+    """Return the product of sizes, given as arguments or as one list. It is the function ``prod`` of the expressions in
+    declarations.
+    """
     return math.prod(_size_items(values))
 
 
 def _min_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the least of sizes, given as arguments or as one list, real or symbolic: ``min`` of the language."""
+    """Return the least of sizes, given as arguments or as one list, real or symbolic. It is the function ``min`` of the
+    expressions in declarations.
+    """
     items = _size_items(values)
     return min(items) if _are_plain_ints(items) else reduce(torch.sym_min, items)
 
 
 def _max_of_sizes(*values: Size | _Sizes) -> Size:
-    """Return the greatest of sizes, given as arguments or as one list, real or symbolic: ``max`` of the language."""
+    """Return the greatest of sizes, given as arguments or as one list, real or symbolic. It is the function ``max`` of
+    the expressions in declarations.
+    """
     items = _size_items(values)
     return max(items) if _are_plain_ints(items) else reduce(torch.sym_max, items)
 
@@ -48,8 +54,8 @@ def _are_plain_ints(items: Sequence[Size]) -> bool:
 
 
 def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
-    """Return the sizes in the arguments of a function of the language, called as ``f(a, b)`` or ``f(list)``. Raises
-    TypeError for a list among sizes.
+    """Return the sizes in the arguments of ``prod``, ``min`` or ``max`` in an expression, written as ``f(a, b)`` or
+    ``f(list)``. Raises TypeError for a list among sizes.
     """
     if len(values) == 1 and isinstance(values[0], (list, tuple)):
         return values[0]
@@ -60,18 +66,20 @@ def _size_items(values: Sequence[Size | _Sizes]) -> Sequence[Size]:
 
 
 def _broadcast_sizes(*values: Size | _Sizes) -> Size:
-    """Return the size to which sizes broadcast: the first that is not 1, or 1. It is ``broadcast`` of the language."""
+    """Return the size to which sizes broadcast: the first that is not 1, or 1. It is the function ``broadcast`` of the
+    expressions in declarations.
+    """
     return next((v for v in _size_items(values) if (v != 1 if type(v) is int else not_one(v))), 1)
 
 
 def _ceil_divide(a: Size, b: Size) -> Size:
-    """Return ``a / b`` rounded up, for positive sizes: ``cdiv`` of the language."""
+    """Return ``a / b`` rounded up, for positive sizes: the function ``cdiv`` of expressions in declarations."""
     return (a + b - 1) // b
 
 
 def _next_power_of_2(a: Size) -> int:
-    """Return the least power of two that is at least ``a``. A symbolic size is compared with powers, which adds
-    guards.
+    """Return the least power of two that is at least ``a``. A symbolic size is compared with powers, each of which adds
+    a guard to the trace.
     """
     if isinstance(a, int):
         return 1 << max(0, a - 1).bit_length()
@@ -89,7 +97,9 @@ def _largest_power_of_2(a: int) -> int:
 
 
 def _choose_size(condition: Size | bool, yes: Size, no: Size) -> Size:
-    """Return ``yes`` if the condition holds, else ``no``: the conditional function of the language."""
+    """Return ``yes`` if the condition holds, else ``no``. It is the conditional function of the expressions in
+    declarations, which have no ``if``.
+    """
     return yes if condition else no
 
 
@@ -142,8 +152,8 @@ class Expr:
 
     @classmethod
     def parse(cls, source: str, where: str) -> Expr:
-        """Return the expression of the text ``source`` after checking it against the grammar. Raises SL105, which names
-        the part that is outside of it.
+        """Return the expression of the text ``source``, such as ``cdiv(n, 2)``, after checking it against the grammar.
+        Raises SL105, with ``where`` as the place, which names the part that the grammar lacks.
         """
         expr = cls(source.strip())
         try:

@@ -49,8 +49,8 @@ class GradientOp:
 
     @classmethod
     def read(cls, spec: OpSpec, op: _DeclaredOp) -> GradientOp:
-        """Return ``op`` as a part of the gradient of ``spec``, its arguments and results matched by name. Raises SL110
-        for a name or kind that does not fit.
+        """Return ``op``, another declared op, as a part of the gradient of ``spec``, its arguments and results matched
+        by name. Raises SL110 for a name or kind that does not fit.
         """
         own, where = op.spec, f"{spec.name}, gradient {op.spec.name}"
         known = {a.name: a for a in spec.args}
@@ -76,7 +76,8 @@ class GradientOp:
         return cls(op, tuple(names[name] for name in own.results))
 
     def takes(self, spec: OpSpec) -> list[tuple[str, int]]:
-        """Return the source of each argument of this gradient op, in order, as ``(name, number)``.
+        """Return for each argument of this gradient op, in order, the value it is called with, as ``(name, number)``:
+        the output's number for the gradient of an output, else -1 for the saved argument or result ``name``.
 
         A value of the op ``spec`` is given as its name and -1, the gradient of an output with the output's number.
         """
@@ -93,12 +94,14 @@ def _gradient_argument_names(spec: OpSpec) -> dict[str, int]:
 
 
 def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
-    """Return a gradient function ``(grad, saved, needs)`` that calls those of ``ops`` of which at least one result is
-    needed.
+    """Return a gradient function ``(grad, saved, needs)`` that calls the declared ops in ``ops``, each only if a
+    gradient that it computes is needed.
     """
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
-        """Return the gradients by argument, from the ops of which a result is needed."""
+        """Return the gradients by argument, computed by those declared ops that give a gradient marked in ``needs``.
+        ``grad`` has the gradients of the outputs, ``saved`` the arguments and results as attributes.
+        """
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
         for part in ops:
@@ -201,8 +204,8 @@ class Backward(HasCode):
         return made
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide the gradient: the function or the ops, the names of the saved values, and the
-        surrogate.
+        """Yield the parts that decide the gradient, for digests: the function or the ops, the names of the saved
+        values, and the surrogate, a function whose derivative the gradient is.
         """
         stated = f"{self.saves} {self.strided} {self.once_differentiable} {[part.gives for part in self.ops]}"
         yield f"gradient {stated}", None
@@ -262,8 +265,8 @@ def _read_saves(spec: OpSpec, saves: Iterable[str]) -> tuple[str, ...]:
 
 
 def _find_saved_reads(spec: OpSpec, fn: GradientFn) -> tuple[str, ...]:
-    """Return the names of the tensor arguments and results that ``fn`` reads from its parameter ``saved``, found in its
-    code.
+    """Return the names of the tensor arguments and results that the gradient function ``fn`` reads from its parameter
+    ``saved``, found in its bytecode.
 
     Raise SL110 for a name that the op does not have, and SL134 where the reads cannot be found.
     """
@@ -299,8 +302,8 @@ def values_class(spec: OpSpec, name: str, fields: Sequence[str]) -> Callable[...
     known = _op_value_names(spec)
 
     def missing(wanted: str) -> ShiplapError | AttributeError:
-        """Return the error for an attribute ``wanted`` that was not saved: SL135 for another value of the op, else an
-        AttributeError.
+        """Return the error for reading the attribute ``wanted``, which was not saved: SL135 if the op has an argument
+        or result of this name, else an AttributeError.
         """
         if wanted in known:
             got, expected = f"{name}.{wanted}", ", ".join(fields) or "no value"

@@ -21,16 +21,16 @@ Gradients = TypeVar("Gradients")
 
 def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Return the author's gradient function ``fn`` as a function of ``(gradient, saved, needs)`` by position, whatever
-    the order of its parameters. Raises SL110 for other parameters.
-
-    The gradient is the parameter that is neither of the others, which no argument and no result may be called like.
-    SL110 for a function with other parameters.
+    the order of its parameters. Raises SL110 for other parameters. The gradient is the parameter called neither
+    ``saved`` nor ``needs``. No argument or result may have its name.
     """
     first = "grad" if len(spec.results) == 1 else "grads"
     expected, three = f"def _({first}, saved, needs)", "take the three arguments that 'expected' lists"
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
-        """Return SL110 for a function with other parameters. ``got`` describes them."""
+        """Return SL110, the error of a gradient function with other parameters than ``grad``, ``saved`` and ``needs``.
+        ``got`` describes them.
+        """
         return error("SL110", where=spec.name, got=got, expected=expected, fix=fix or three)
 
     takes = read_parameters(fn, refuse)

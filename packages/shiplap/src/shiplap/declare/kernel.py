@@ -116,7 +116,7 @@ class Kernel(HasCode):
 
     @abstractmethod
     def run_call(self, call: Binding) -> Outputs:
-        """Run the kernel on a bound call and return its newly allocated outputs, in declared order."""
+        """Run the kernel on a call with checked arguments and return its newly allocated outputs, in declared order."""
 
     @property
     def stays_in_python(self) -> bool:
@@ -126,7 +126,8 @@ class Kernel(HasCode):
         return False
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Run the kernel on a bound call into ``outs``, which are contiguous and have the declared shapes.
+        """Run the kernel on a call with checked arguments into ``outs``, which are contiguous and have the declared
+        shapes. ``scratch`` is the workspace (scratch memory); None lets the kernel allocate one.
 
         ``scratch`` is the workspace; None lets the kernel allocate one.
         """
@@ -134,16 +135,17 @@ class Kernel(HasCode):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a bound call. Return its outputs, and a function that repeats the call on tensors that
-        differ only in addresses.
+        """Run the kernel on a call with checked arguments. Return its outputs, and a function that repeats the call on
+        tensors that differ only in addresses. None stands for that function where the kernel cannot repeat calls
+        without checks.
 
         The function is None where the kernel has none.
         """
         return self.run_call(call), None
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run the kernel on a bound call into ``outs``. Return a function that repeats this on tensors that differ only
-        in addresses, or None.
+        """Run the kernel on a call with checked arguments into ``outs``. Return a function that repeats this on tensors
+        that differ only in addresses, or None.
         """
         self.run_into(call, outs, None)
         return None
@@ -155,8 +157,8 @@ class Kernel(HasCode):
         raise NotImplementedError(f"{type(self).__name__} {self.name} compiles nothing")
 
     def why_refused(self, call: Binding) -> str:
-        """Return the reason why the kernel does not accept this call: its dtypes, or what ``supports`` returned. Empty
-        if it does.
+        """Return the reason why the kernel does not accept this call: its dtypes, or the answer of the author's
+        function ``supports``. Empty if it does.
         """
         for dtype in call.dtypes.values() if self.dtypes else ():
             if str(dtype).removeprefix("torch.") not in self.dtypes:
@@ -172,15 +174,17 @@ class Kernel(HasCode):
         return f"{self.name}, launched by Python on {self.device}"
 
     def variant_for_call(self, call: Binding) -> Self | str:
-        """Return the kernel with its default config for ``call``, or the reason in words why it does not accept the
-        call.
+        """Return the kernel with its default compile-time values for ``call``, or the reason in words why it does not
+        accept the call.
         """
         if reason := self.why_refused(call):
             return reason
         return self if self.space is None else self.with_config(self.space.default(call.env))
 
     def with_config(self, config: Config) -> Self:
-        """Return a copy of this kernel with the values of ``config``. The same object is returned for equal configs."""
+        """Return a copy of this kernel with the compile-time values of ``config``. The same object is returned for
+        equal configs.
+        """
         variant = self._variants.get(config)
         if variant is None:
             made = copy.copy(self)
@@ -199,8 +203,8 @@ class Kernel(HasCode):
 
 
 def _bind_supports(spec: OpSpec, kernel: str, supports: Supports) -> Supports:
-    """Return the author's ``supports`` as a function of all arguments in declared order. Raises SL122 for a parameter
-    with an unknown name.
+    """Return ``supports``, the author's function that says whether a kernel accepts a call, as a function of all
+    arguments in declared order. Raises SL122 for a parameter with an unknown name.
     """
     where = f"{spec.name}, supports= of kernel {kernel}"
     return bind_names(takes_members(spec, supports), [a.name for a in spec.args], id="SL122", where=where)
@@ -224,16 +228,18 @@ class Implementation(HasCode):
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: KernelTerms) -> Kernel:
-        """Return the implementation as a kernel of the op ``spec``. Slow work, such as opening a library, is left to
-        the first call.
+        """Return the implementation as a kernel of the op ``spec``. ``terms`` are the checked keywords of
+        ``Op.kernel``. Slow work, such as opening a library, is left to the first call.
         """
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types for which ``Op.kernel(device, ...)`` attaches a kernel."""
+        """Return the device types on which ``Op.kernel(device, ...)`` attaches a kernel: by default ``device``."""
         return (device,)
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names that a config of this implementation may have, or None if it accepts any."""
+        """Return the names of the compile-time values that this implementation takes from a config, or None if it
+        accepts any.
+        """
         return None
 
 
@@ -310,8 +316,8 @@ template_kernel_makers: dict[str, Callable[[OpSpec, KernelTerms, Template], Kern
 
 
 def template_kernel(spec: OpSpec, template: Template) -> Kernel | None:
-    """Return an eager kernel that runs ``template``, with its name and configs. None if templates of its language run
-    in compiled code only.
+    """Return a kernel that runs ``template`` in calls outside of compiled graphs, with its name and configs. None if
+    templates of its language run in compiled code only.
     """
     make = template_kernel_makers.get(template.language)
     if make is None:

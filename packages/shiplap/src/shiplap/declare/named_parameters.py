@@ -49,7 +49,8 @@ class NamedParameters:
 
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
-    """Return the parameters of ``function`` by name, with its signature as text.
+    """Return the parameters of ``function`` by name, with its signature as text. Raise the error that ``refuse(got,
+    fix)`` returns for a function with ``*args`` or with a signature that cannot be read.
 
     Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
     """
@@ -79,7 +80,9 @@ def bind_names(
     """
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
-        """Return the catalogue error ``id`` for a function with other parameters. ``got`` describes them."""
+        """Return the error with the catalogue number ``id`` for a function whose parameters do not have the expected
+        names. ``got`` describes them.
+        """
         return error(id, where=where, got=got, expected=f"parameters among {', '.join(names)}", fix=fix)
 
     takes = read_parameters(function, refuse)

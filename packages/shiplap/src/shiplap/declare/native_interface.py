@@ -19,8 +19,8 @@ class NativeEntrance(ABC):
 
     @abstractmethod
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code meant by ``cause``, taken from the last refusal on this thread.
-        None if native code did not raise it.
+        """Return the catalogue error that native code meant by the exception ``cause``: the error that it recorded last
+        on this thread. None if native code did not raise it.
         """
 
 
@@ -35,7 +35,7 @@ class NativeBinding(ABC):
 
     @property
     def records(self) -> bool:
-        """Whether native code also records calls for autograd."""
+        """Whether native code also records calls for autograd, in place of Python. False by default."""
         return False
 
     @property
@@ -49,7 +49,9 @@ class NativeBinding(ABC):
 
     @abstractmethod
     def update_choices(self) -> None:
-        """Copy the tuned choices in force into the table of the native code, after they have changed."""
+        """Copy the tuned choices (kernel and compile-time values by size) that now apply into the table of the native
+        code, after they have changed.
+        """
 
 
 @dataclass(eq=False)  # one kernel's state is no other's, whatever the values
@@ -78,7 +80,8 @@ class NativeForm:
     generated: ClassVar[bool] = False  # the function is part of the binding, which :meth:`source` has; no library
 
     def source(self, packed: bool = False) -> str:
-        """Return the C++ source of a generated kernel function, or an empty text if a library has it.
+        """Return the C++ source of a kernel function that is generated into the native binding, or an empty text if an
+        opened library has it.
 
         With ``packed`` it contains all that this process has compiled.
         """
@@ -96,13 +99,15 @@ class NativeForm:
         return ""
 
     def holds(self, config: tuple[int, ...]) -> bool:
-        """Whether a library of this function can run the values ``config`` in a program without Python. True by
-        default.
+        """Whether a library of this function can run the compile-time values ``config`` in a program without Python.
+        True by default.
         """
         return True
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Connect this form to ``binding``, an opened library that contains the function. The default does nothing."""
+        """Take from ``binding``, an opened library that contains the function, the pointers that this kernel needs. The
+        default does nothing.
+        """
 
     @property
     def counting(self) -> bool:

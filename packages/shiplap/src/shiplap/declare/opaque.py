@@ -60,12 +60,12 @@ class _TracedObject:
 
 
 def traced_arguments(spec: OpSpec, args: Args) -> Args:
-    """Return ``args`` as the reference receives them during a trace: each ``sl.Opaque`` object wrapped such that only
-    its declared fields can be read.
+    """Return ``args`` as the reference receives them during a trace: each ``sl.Opaque`` object (an argument of the
+    author's own class) wrapped such that only its declared fields can be read.
     """
 
     def seen(value: Value) -> Any:
-        """Return the value, or a wrapper of it if it is an ``sl.Opaque`` object."""
+        """Return ``value``, or a wrapper that shows only its declared fields if it is an ``sl.Opaque`` object."""
         plain = graph_objects.real_object(value)
         return _TracedObject(spec.name, plain) if isinstance(plain, Opaque) else value
 

@@ -31,8 +31,8 @@ def read_results(
     aliases: str | Iterable[str | None],
     fake: str,
 ) -> tuple[tuple[Output, ...], tuple[Return, ...], bool]:
-    """Return ``(outputs, returns, traced)`` of an ``OpSpec`` from a return annotation. ``traced`` says that only a run
-    of the reference determines the results.
+    """Return ``(outputs, returns, traced)`` of an op's declaration from its return annotation: the new tensors, all
+    results where the new tensors are not all, and whether only a run of the reference determines the results.
 
     Raise SL109 or SL130 for results that cannot be returned.
     """
@@ -58,8 +58,8 @@ def is_single_tuple(annotation: object) -> bool:
 
 
 def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[object, ...]:
-    """Return the annotation of each result: A and B of ``tuple[A, B]``, none for None. Raises SL109 for None if the op
-    writes to nothing (``writes``).
+    """Return the annotation of each result: A and B of ``tuple[A, B]``, none for None. Raises SL109 for None unless
+    ``writes`` says that the op writes to an argument.
     """
     if annotation is None or annotation is type(None):
         if not writes:
@@ -71,10 +71,8 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
 
 
 def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | None], count: int) -> tuple[str, ...]:
-    """Return for each result the name of the argument that it is or views, empty for a new tensor. Raises SL130 if
-    ``aliases=`` does not fit arguments and results.
-
-    Raise SL130 unless they fit.
+    """Return for each result the name of the argument that it is or of which it is a view, from ``aliases=`` as
+    ``given``. Empty for a new tensor. Raises SL130 if ``given`` does not fit the arguments or the number of results.
     """
     aliases = (given,) if isinstance(given, str) else tuple(given)
     if not aliases:
@@ -91,8 +89,8 @@ def _read_aliases(where: str, args: Sequence[Arg], given: str | Iterable[str | N
 
 
 def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared: Sequence[str]) -> list[str]:
-    """Return a name for each result: that of the argument that it is, else the next one of ``outputs=`` or a default.
-    Raises SL109 for a name that is taken.
+    """Return a name for each result: that of the argument that it is (``shared``), else the next one of ``outputs=`` as
+    ``given`` or a default. Raises SL109 for a name that is taken.
     """
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])

@@ -125,8 +125,8 @@ class _SavedReadsWalk:
     iterated: dict[CodeType, _Value] = field(default_factory=dict)  # by comprehension, the iterator that it is given
 
     def function(self, fn: object, position: int | str, owner: tuple[object, ...] = ()) -> None:
-        """Walk the code of the callable ``fn``, of which the argument at ``position`` (a number or a name) is the
-        parameter whose reads are collected.
+        """Collect the attributes that the callable ``fn`` reads of its argument at ``position`` (a number or a name),
+        by a walk over its bytecode. ``owner`` has the object of a method, if any.
         """
         while True:
             # Wrappers are taken off until the Python function is reached that receives the value.
@@ -155,8 +155,8 @@ class _SavedReadsWalk:
         self.code(fn.__code__, {name}, fn.__globals__, closure)
 
     def code(self, code: CodeType, names: set[str], world: Mapping[str, object], closure: dict[str, _Value]) -> None:
-        """Walk the bytecode ``code`` and the functions defined in it. ``names`` are the variables that hold the
-        parameter. Repeated until no more such names are found.
+        """Walk the bytecode ``code`` and the functions defined in it, and collect the attributes read of ``names``, the
+        variables that hold the followed parameter. ``world`` has the globals, ``closure`` the captured variables.
         """
         known = frozenset((n, id(part)) for n, v in closure.items() if isinstance(v, _KnownValue) for part in v.parts)
         while (key := (code, frozenset(names), known)) not in self.seen:
@@ -186,7 +186,9 @@ class _CodeBodyWalk:
     line: int = 0
 
     def walk(self) -> None:
-        """Follow the instructions with a symbolic stack, and collect the attributes that are read of the parameter."""
+        """Follow the instructions of one code object with a symbolic stack, and collect the attributes that are read of
+        the followed parameter, such as ``saved`` of a gradient.
+        """
         arrivals: dict[int, _Stack] = {
             e.target: [_OTHER] * (e.depth + e.lasti + 1) for e in vars(dis.Bytecode(self.source))["exception_entries"]
         }
@@ -220,7 +222,9 @@ class _CodeBodyWalk:
     # --- the instructions ---------------------------------------------------------------------------------------------
 
     def step(self, ins: dis.Instruction, name: str, value: Any) -> None:
-        """Change the symbolic stack as one instruction does, and note what the instruction does to the parameter."""
+        """Change the symbolic stack as the instruction ``ins`` does, and record what it does to the followed parameter,
+        such as ``saved`` of a gradient.
+        """
         if name in _FAST:
             self.push(_PARAMETER if value in self.names else self.variables.get(value))
         elif name in _STORES:
@@ -263,8 +267,9 @@ class _CodeBodyWalk:
             self.other(ins, name, _TAKES.get(name))
 
     def other(self, ins: dis.Instruction, name: str, takes: int | None) -> None:
-        """Change the stack for an instruction that makes another value of its operands. The parameter may not be among
-        them, unless the instruction is harmless.
+        """Change the symbolic stack for an instruction that makes an untracked value of ``takes`` operands (None: as
+        many as possible). Raises UnknownReads if the followed parameter is among them, unless the instruction is
+        harmless.
         """
         effect = dis.stack_effect(ins.opcode, ins.arg if ins.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
         if takes is None:  # at least what it makes less; any other depth is possible
@@ -287,7 +292,7 @@ class _CodeBodyWalk:
         self.push(value if isinstance(value, _AnyOf) else _OTHER)
 
     def load_global(self, ins: dis.Instruction, name: str) -> None:
-        """Push a global or built-in name, with its value where it is known."""
+        """Push a global or built-in name on the symbolic stack, with its value if a scope has it, else unknown."""
         known = _OTHER
         for scope in (self.world, vars(builtins)):
             if name in scope:
@@ -298,7 +303,9 @@ class _CodeBodyWalk:
         self.push(known)
 
     def load_attribute(self, ins: dis.Instruction, name: str, attribute: str) -> None:
-        """Replace the object on the stack by its attribute. An attribute of the parameter is collected as read."""
+        """Replace the object on the symbolic stack by its attribute. An attribute of the followed parameter is
+        collected as read.
+        """
         owner = self.pop()
         known: _Value = _OTHER
         if owner is _PARAMETER:
@@ -312,8 +319,8 @@ class _CodeBodyWalk:
             self.push(_OTHER)
 
     def make_function(self, flags: int) -> None:
-        """Handle the creation of a function: its code stays on the stack, and the parameter may not be among its
-        defaults.
+        """Handle the creation of a function: its code stays on the symbolic stack. Raises UnknownReads if the followed
+        parameter is among its defaults.
         """
         code = self.pop()
         for _ in range(flags.bit_count() if "SET_FUNCTION_ATTRIBUTE" not in dis.opmap else 0):  # since Python 3.13
@@ -321,7 +328,9 @@ class _CodeBodyWalk:
         self.push(code)
 
     def call(self, count: int, *, by_name: bool) -> None:
-        """Handle a call, and follow the parameter into the called function if it is among the arguments."""
+        """Handle a call with ``count`` arguments, and continue the walk in the called function if the followed
+        parameter is among them.
+        """
         keywords, self.keywords = self.keywords, ()
         if by_name:
             given = self.pop()
@@ -341,8 +350,8 @@ class _CodeBodyWalk:
                 self.passed(called, i if i < plain else keywords[i - plain], args)
 
     def passed(self, called: _Value, position: int | str, args: list[_Value]) -> None:
-        """Follow the parameter into a call of ``called``, where it is the argument ``position``. Raises UnknownReads if
-        that code cannot be followed.
+        """Continue the walk in ``called``, which receives the followed parameter as the argument ``position`` of
+        ``args``. Raises UnknownReads if that code cannot be followed.
         """
         if isinstance(called, _InnerFunction):
             parameters = called.code.co_varnames[: called.code.co_argcount + called.code.co_kwonlyargcount]
@@ -380,12 +389,14 @@ class _CodeBodyWalk:
             self.variables[name] = value
 
     def keep_out(self, value: _Value, what: str) -> None:
-        """Raise UnknownReads, with the reason ``what``, if ``value`` is the parameter."""
+        """Raise UnknownReads, with the reason ``what``, if ``value`` is the parameter whose reads are collected."""
         if value is _PARAMETER:
             self.fail(what)
 
     def fail(self, what: str) -> None:
-        """Raise UnknownReads with the reason ``what``, and the current line if none is named yet."""
+        """Raise UnknownReads with the reason ``what``, to which the line of the current instruction is added unless
+        ``what`` names one.
+        """
         raise UnknownReads(f"{what} (line {self.line} of {self.source.co_qualname})" if "(line " not in what else what)
 
     def push(self, value: _Value) -> None:
@@ -398,7 +409,9 @@ class _CodeBodyWalk:
 
 
 def _merged_stack(first: _Stack, second: _Stack) -> _Stack:
-    """Return the stack where two ways of the code meet: what may be the parameter is taken for the parameter."""
+    """Return the symbolic stack where two paths of the code meet: an entry that may be the followed parameter on one of
+    them is taken for the parameter.
+    """
     pairs = zip(first, second, strict=False)  # of two depths, one way was never taken
     return [a if a is b or a == b else _PARAMETER if _PARAMETER in (a, b) else _OTHER for a, b in pairs]
 
@@ -423,8 +436,8 @@ def _plain_instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, str, 
 
 
 def _receiving_parameter(parameters: list[inspect.Parameter], position: int | str) -> str | None:
-    """Return the name of the parameter that receives the argument ``position`` (a number or a name), or None if
-    ``*args`` or ``**kwargs`` collects it.
+    """Return the name of the parameter that receives the argument ``position`` (a number or a name) of a call, or None
+    if ``*args`` or ``**kwargs`` collects it.
     """
     single = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(position, str):

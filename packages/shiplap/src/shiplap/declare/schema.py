@@ -45,8 +45,8 @@ _TYPES = {
 
 
 def overload_below_autograd(name: str, part: str = BELOW_AUTOGRAD) -> str:
-    """Return the torch name of the op's overload below autograd, or of another internal ``part``. ``name`` may itself
-    have an overload name.
+    """Return the torch name of the op's overload below autograd (the kernels without recording of gradients), or of
+    another internal ``part``. ``name`` may itself have an overload name.
     """
     return f"{name}_{part}" if "." in name else f"{name}.{part}"
 
@@ -72,9 +72,7 @@ def public_schema(spec: OpSpec, name: str = "") -> str:
 
 
 def gradient_schema(spec: OpSpec, name: str) -> str:
-    """Return the torch schema of the helper op that computes the gradients of one recorded call. It takes saved
-    arguments and results, the results' gradients, flags of need and shapes.
-    """
+    """Return the torch schema of the helper op ``name`` that computes the gradients of one recorded call."""
     optional = {True: "?", False: ""}
     args = [
         f"{_schema_type(a, 'Tensor')}{optional[a.optional or a.tensor is not None]} a{i}"
@@ -86,8 +84,8 @@ def gradient_schema(spec: OpSpec, name: str) -> str:
 
 
 def _alias_letters(spec: OpSpec, shared: Collection[str]) -> dict[str, str]:
-    """Return the alias annotation of each argument in ``shared``: ``a``, ``b!`` for one that is written to, ``c -> *``
-    for one of which a list of views is returned.
+    """Return, for the schema, the alias annotation of each argument that a result is or views (``shared``): ``a``,
+    ``b!`` for one that is written to, ``c -> *`` for one of which a list of views is returned.
     """
     lists = {r.alias for r in spec.returns if r.many}
     named = [a for a in spec.args if a.name in shared]

@@ -208,8 +208,8 @@ def read_arguments(name: str, fn: Callable[..., object]) -> tuple[Arg, ...]:
 
 
 def _length_preconditions(args: Iterable[Arg]) -> Iterable[str]:
-    """Return the preconditions, such as ``len(stride) == 2``, of list arguments of fixed length, since torch does not
-    check their length.
+    """Return the conditions, such as ``len(stride) == 2``, that every call has to meet because a list argument is
+    declared with a fixed length, which torch does not check.
     """
     return (f"len({a.name}) == {a.length}" for a in args if a.length and not (a.optional or a.many))
 

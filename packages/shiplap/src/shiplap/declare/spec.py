@@ -29,8 +29,8 @@ class Dim:
     of: str = field(default="", repr=False)
 
     def along(self, size: object) -> str:
-        """Return the name of the dim that has this ``size`` in a call. For a dim that broadcasts this is the common
-        one, unless the size is 1.
+        """Return the name of the size that this dim has in a call where it measures ``size``: for a dim ``#n``, which
+        broadcasts, the common name ``n`` unless the size is 1, else its own name.
         """
         return self.of if self.of and size != 1 else self.text
 
@@ -56,14 +56,16 @@ class TensorType:
 
     @cached_property
     def axes(self) -> list[tuple[int, Dim]]:
-        """All dims but the variadic one, each as ``(axis, dim)``. Axes behind the variadic dim are negative."""
+        """All dims but the variadic one (``*batch`` or ``...``, any number of dims), each as ``(axis, dim)``. Axes
+        behind the variadic dim are negative.
+        """
         count = len(self.dims)
         spread = next((i for i, d in enumerate(self.dims) if d.kind == "variadic"), count)
         return [(i if i < spread else i - count, d) for i, d in enumerate(self.dims) if i != spread]
 
     @property
     def variadic(self) -> bool:
-        """Whether one of the dims stands for any number of dims."""
+        """Whether one of the dims, such as ``*batch`` or ``...``, stands for any number of dims."""
         return any(d.kind == "variadic" for d in self.dims)
 
     def __str__(self) -> str:
@@ -135,18 +137,20 @@ class Arg:
 
     @property
     def has_default(self) -> bool:
-        """Whether a call may leave the argument out."""
+        """Whether the argument has a default, so that a call may leave it out."""
         return self.default is not ...
 
     @property
     def broadcasts(self) -> dict[str, str]:
-        """The dims of the argument that broadcast, each with the name of the size to which it broadcasts."""
+        """The dims of the argument annotated ``#n`` (1 or the common size ``n``), as a dict from the dim's own name
+        ``x_n`` to ``n``.
+        """
         return {d.text: d.of for d in self.tensor.dims if d.of} if self.tensor is not None else {}
 
     @property
     def form(self) -> str:
-        """The argument's contribution to the declaration's digest beyond its ``repr``: length, class and choices. Empty
-        for a plain argument.
+        """The text that the argument adds to the declaration's digest beyond its ``repr``: length, class and choices.
+        Empty for an argument without any of these.
         """
         named = f"/{self.cls.__module__}.{self.cls.__qualname__}" if self.cls is not None else ""
         chosen = f"/{self.choices}/{self.members.__qualname__ if self.members else ''}" if self.choices else ""
@@ -237,8 +241,8 @@ class OpSpec:
 
     @cached_property
     def dtype_classes(self) -> dict[str, TensorType]:
-        """The dtype classes (such as ``Float``) of the tensor arguments, each with a type that has it, in order. A
-        single fixed dtype is no class.
+        """The names of annotations that admit several dtypes (such as ``Float``) of the tensor arguments, each with the
+        type of one such argument, in order. A single fixed dtype is left out.
         """
         kinds = [a.tensor for a in self.tensors if a.tensor and not a.tensor.concrete]
         return {kind.dtype_class: kind for kind in kinds}
@@ -262,7 +266,9 @@ class OpSpec:
 
     @cached_property
     def broadcasts(self) -> dict[str, str]:
-        """For each broadcast dim ``#n`` of an argument ``x``, its own name ``x_n`` with the common size ``n``."""
+        """For each dim annotated ``#n`` (1 or the common size ``n``) of an argument ``x``, its own name ``x_n`` with
+        ``n``.
+        """
         return {own: of for a in self.args for own, of in a.broadcasts.items()}
 
     @cached_property
@@ -282,7 +288,9 @@ class OpSpec:
 
     @cached_property
     def made(self) -> tuple[Return, ...]:
-        """The declared results that are no arguments, for an op whose results only its reference determines."""
+        """The declared results that are new, not arguments or views of them, for an op with such results or one whose
+        results only its reference determines. Empty for other ops.
+        """
         return tuple(r for r in self.returns if not r.alias)
 
     @cached_property
@@ -305,8 +313,8 @@ class OpSpec:
         return next(a for a in self.args if a.name == name)
 
     def complete(self, args: Sequence[Value], named: Mapping[str, Value] | None = None) -> Args:
-        """Return all arguments of a call in declared order. Those beyond the positional ``args`` are taken from
-        ``named``, or are defaults.
+        """Return all arguments of a call in declared order: the positional ``args``, then those of ``named`` by name,
+        else the declared defaults.
 
         No required argument may be missing. Torch's dispatcher or the signature of the reference has checked that.
         """
@@ -326,7 +334,9 @@ class OpSpec:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the declaration, 16 hex digits, without the body of the reference."""
+        """The digest of the declaration (name, arguments, results and keywords), 16 hex digits, without the body of the
+        reference.
+        """
         # Fields with repr=False are added only where they are set. Otherwise each new field of the class would change
         # the digest of every op, and with it every stored choice and every compiled library.
         stated = f"/{self.tolerance}" if self.tolerance else ""

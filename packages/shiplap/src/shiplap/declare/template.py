@@ -92,15 +92,15 @@ class Template(HasCode):
         return code_digest(self)
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts that decide the template's code: the source with included files, the configs, and the
-        functions.
+        """Yield the parts that decide the code of the template, for digests: the source with included files, the
+        configs, and the functions.
         """
         yield repr((self.language, self.source, self.innermost, self.default)), None
         yield "configs", self.configs
         yield "functions", (self.grid, self.supports, self.split_k, self.fuses, self.function, self.tables)
 
     def candidates(self, env: Env) -> tuple[Values, ...]:
-        """Return the configs to consider for these sizes and scalars, as dicts, the default first."""
+        """Return the compile-time configs to consider for the sizes and scalars ``env``, the default first."""
         return tuple(self.configs(env)) if callable(self.configs) else self.configs
 
 
@@ -188,7 +188,7 @@ def _check_traced(spec: OpSpec, template: Template, function: Traced, where: str
 
 
 def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
-    """Raise SL114 if the op cannot have a template, or if Inductor cannot lower this template."""
+    """Raise SL114 if the op cannot have a template of an Inductor kernel, or if Inductor cannot lower this one."""
     # Inductor's templates store one output, whose size is known before the launch.
     if len(spec.outputs) != 1 or spec.dynamic or spec.mutated or any(a.many for a in spec.args):
         raise error(
@@ -221,7 +221,9 @@ def _check_template_fits(spec: OpSpec, template: Template, where: str) -> None:
 
 
 def _check_functions(template: Template, where: str) -> None:
-    """Raise SL114 where a keyword of the template is a text or a number in place of a function of sizes."""
+    """Raise SL114 where a keyword of the template that must be a function of sizes, such as ``grid=``, is a text or a
+    number.
+    """
     given: dict[str, tuple[object, str]] = {
         "grid=": (template.grid, "sizes, config, cdiv"),
         "supports=": (template.supports, "sizes, dtypes, config"),

@@ -21,7 +21,7 @@ Cast: TypeAlias = Callable[[str, Args], Args]  # of a device type and the argume
 
 def make_cast(spec: OpSpec) -> Cast:
     """Return ``cast(device_type, args)``, which implements the op's autocast rule: it converts the floating-point
-    arguments of each dtype class to one dtype.
+    arguments of each dtype class (the tensors whose annotations share a name such as ``Float``) to one dtype.
 
     ``widest`` the widest among them, ``autocast`` the context's dtype, ``float32`` as it says. Integer tensors and
     concrete dtypes are left alone; float64 is never narrowed, as in torch's own rules.
@@ -37,7 +37,10 @@ def make_cast(spec: OpSpec) -> Cast:
     parts = [(numbers, written.get(name, [])) for name, numbers in groups.items()]
 
     def target(device_type: str, values: list[Tensor]) -> torch.dtype:
-        """Return the dtype to which the floating-point tensors ``values`` of one dtype class are converted."""
+        """Return the dtype to which ``values``, the floating-point tensors of one dtype class, are converted: the
+        widest of theirs if the rule is ``widest`` or one is float64, else float32 or the autocast dtype of
+        ``device_type``.
+        """
         dtypes = {value.dtype for value in values}
         if spec.autocast == "widest" or torch.float64 in dtypes:
             return functools.reduce(torch.promote_types, dtypes)
@@ -87,7 +90,9 @@ def _cast_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def call_outside_region(call: Callable[..., Result], args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-    """Return ``call(*args, **kwargs)``, called outside of the autocast region, which an error of its dtypes names."""
+    """Return ``call(*args, **kwargs)``, called with autocast switched off. A dtype error of the call is raised again
+    with a text that names autocast as its cause.
+    """
     try:
         with dispatcher_calls.outside_autocast():
             return call(*args, **kwargs)

@@ -57,7 +57,9 @@ class BackwardContext(Protocol):
         """State that the forward has written to these arguments."""
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None:
-        """State that these results carry no gradient."""
+        """State that these results of the forward are not differentiable, so that autograd asks for no gradient of
+        them.
+        """
 
     shiplap_kept: _BackwardRecord
     shiplap_nest: ListLengths
@@ -80,7 +82,8 @@ _SetUp: TypeAlias = Callable[[BackwardContext, Args, Result], None]  # keeps wha
 
 def _make_backward(spec: OpSpec, backward: Backward, formula: Formula) -> tuple[_RunBackward, _SetUp]:
     """Return ``(run, set_up)`` for the ``autograd.Function`` of the op: ``set_up`` saves what the declared backward
-    reads, ``run`` calls that backward and checks its gradients.
+    reads, ``run`` calls that backward and checks its gradients. ``formula`` is the function whose derivative the
+    gradient is.
     """
     results = spec.results
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(results)}
@@ -147,7 +150,7 @@ class _UnpackedCall:
 
 def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Callable[..., Any]:
     """Return ``gradients(*values)``, the backward of a call that C++ has recorded. Its values are the op's arguments,
-    then results, their gradients, flags of need and shapes.
+    its results, their gradients, a flag for each tensor argument that needs a gradient, and the shapes of these.
     """
     run, _ = _make_backward(spec, backward, formula)
     places = {a.name: i for i, a in enumerate(spec.args)} | {name: -1 - i for i, name in enumerate(spec.results)}
@@ -155,7 +158,8 @@ def make_gradient_call(spec: OpSpec, backward: Backward, formula: Formula) -> Ca
 
     def gradients(*values: Any) -> Gradient | tuple[Gradient, ...]:
         """Return the gradients of the tensor arguments, computed by the declared backward: a tuple, or one gradient
-        alone. ``values`` are those of the op's gradient schema.
+        alone. ``values`` are the arguments, then lists of the results, their gradients, the flags of need and the
+        shapes.
         """
         args, (results, grads, needs, sizes) = values[: len(spec.args)], values[len(spec.args) :]
         flat, shapes, rest = list[Tensor](), dict[str, Shape](), iter(sizes)
@@ -197,8 +201,8 @@ def _no_gradient_error(spec: OpSpec, got: str) -> ShiplapError:
 def _make_recorders(
     spec: OpSpec, backward: Backward | None, formula: Formula, changes: Sequence[int]
 ) -> tuple[dispatcher_transforms.AutogradFunction, dispatcher_transforms.AutogradFunction]:
-    """Return the two autograd functions that record a call of the op: the ordinary one, and the one for calls inside of
-    a transform of torch.func.
+    """Return the two autograd functions that record a call of the op: one for calls outside of the transforms of
+    torch.func, one for calls inside. ``changes`` has the positions of the arguments that are written to.
 
     ``changes`` has the positions of the arguments that are written to. They are returned behind the outputs, and their
     gradient raises the error of a missing backward.
@@ -209,7 +213,8 @@ def _make_recorders(
 
     def forward(ctx: BackwardContext, how: _RecordedCall, *flat: Value) -> Result:
         """Call the op on the arguments ``flat``, whose lists were flattened, save what the backward reads, and return
-        its results, then the arguments that were written to.
+        its results, then the arguments that were written to. ``how`` has the function to call, its keywords and the
+        list lengths.
         """
         call, kwargs, nest, made = how
         ctx.shiplap_nest, args = nest, cast("Args", _nest_lists(flat, nest))
@@ -229,8 +234,8 @@ def _make_recorders(
         return *(output if isinstance(output, tuple) else (output,) if spec.outputs else ()), *written
 
     def gradients(ctx: BackwardContext, *grads: Tensor) -> tuple[Gradient, ...]:
-        """Return the gradients of the flattened arguments, preceded by None for ``how``. Autocast is left first, so
-        that gradients are the same inside of a region and after it.
+        """Return None for ``how``, the first argument of ``forward``, then the gradients of the flattened arguments.
+        Autocast is switched off first, so that gradients are the same inside of a region and after it.
         """
         if dispatcher_calls.any_autocast():
             return dispatcher_calls.call_outside_autocast(gradients, ctx, *grads)
@@ -255,7 +260,7 @@ def make_autograd(
     backward: Backward | None,
 ) -> tuple[RecordCall, dispatcher_transforms.AutogradFunction | None]:
     """Return ``(implementation, recorder)`` of the op under torch's Autograd dispatch key. ``recorder`` is a cheaper
-    one for plain positional calls, or None.
+    ``autograd.Function`` for calls with positional arguments only, or None if the op cannot have one.
 
     The implementation calls ``below``, the op below autograd, and records the call if a gradient is requested. The
     recorder takes plain calls of positional arguments, without further checks. ``overload`` is the op that outer
@@ -273,8 +278,8 @@ def make_autograd(
     numbers = number_check(spec)
 
     def at_this_level(keys: Keys | None) -> RecordCall:
-        """Return the function that calls the op below autograd at one level of torch.func, whose dispatch keys are
-        ``keys``. It takes all arguments by position.
+        """Return the function that calls the op below autograd (its kernels, without recording) at one level of nested
+        torch.func transforms, given by ``keys``, the dispatch keys left there. It takes all arguments by position.
         """
         call = dispatcher_transforms.below_autograd(overload, keys)
         return _call_by_keyword(spec, call) if keyed else call
@@ -321,8 +326,8 @@ def make_autograd(
 
 
 def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
-    """Return ``record`` as a function that first detaches the arguments without a gradient by declaration, or all
-    tensors if no result carries a gradient.
+    """Return a function that calls ``record``, which records a call for autograd, after detaching the arguments
+    declared to have no gradient, or all tensors if no result carries a gradient.
     """
     # Without a result that carries a gradient, autograd would keep the arguments for nothing.
     alone = {*spec.results} <= {*spec.detached} and not spec.mutated
@@ -330,8 +335,8 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
     places = [(i, a.name) for i, a in enumerate(spec.args) if a.name in cut]
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of ``record``, called with the chosen arguments detached, whether they are given by
-        position or by keyword.
+        """Return the result of ``record``, called with the arguments declared to have no gradient detached, whether
+        they are given by position or by keyword.
         """
         values = list(args)
         for i, name in places:
@@ -376,8 +381,8 @@ def detach_results(spec: OpSpec, result: Result) -> Result:
 
 
 def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListLengths]:
-    """Return the results with all lists flattened into one tuple, and for each result the length of its list, or None
-    if it is no list.
+    """Return the results of an op whose results only a run of the reference determines, all lists flattened into one
+    tuple, and for each result the length of its list, or None if it is no list.
     """
     values = (output,) if len(spec.made) == 1 else cast("tuple[Value, ...]", output)
     nest: ListLengths = [len(v) if isinstance(v, (list, tuple)) else None for v in values]
@@ -385,8 +390,8 @@ def _flatten_traced_results(spec: OpSpec, output: Result) -> tuple[Result, ListL
 
 
 def _nest_results(result: Result, made: Sequence[ListLengths]) -> Result:
-    """Return the flat results of a recorded call in their declared form, with lists again. ``made`` has the list
-    lengths at most once, and is empty if nothing was flattened.
+    """Return the flat results of a recorded call in their declared form, with lists again. ``made`` holds one entry,
+    the length of each result's list, or nothing if no result was flattened.
     """
     if not made:
         return result
@@ -421,8 +426,8 @@ def _dtype_carries_gradient(tensor: Tensor) -> bool:
 
 
 def _first_outputs(result: Result, count: int) -> Result:
-    """Return the first ``count`` results: None for 0, the result itself for 1, else a tuple. Behind them stand the
-    tensors that were written to.
+    """Return the first ``count`` results of a recorded call, without the written arguments that follow them: None for
+    0, the result itself for 1, else a tuple.
     """
     outs = result if isinstance(result, tuple) else (result,)
     return None if count == 0 else outs[0] if count == 1 else cast("Result", outs[:count])

@@ -28,7 +28,8 @@ def compile_recorder(
     spec: OpSpec, backward: Backward | None, formula: Formula
 ) -> dispatcher_transforms.AutogradFunction | None:
     """Return an ``autograd.Function`` with generated code whose ``apply(call, *args)`` records ``call(*args)`` for
-    autograd. None for an op that needs the general recorder.
+    autograd. None for an op that writes to arguments, takes lists or keyword-only arguments, or has no declared
+    gradient.
 
     ``args`` are positional; trailing ones that have a default may be left out.
     """
@@ -39,15 +40,18 @@ def compile_recorder(
         return None
 
     def refuse(result: Any, *shapes: Shape, **wanted: bool) -> None:
-        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` and ``wanted``
-        belong to the tensor arguments.
+        """Raise the catalogue error of a wrong ``result`` of the declared gradient function. ``shapes`` has the shape
+        of each tensor argument, ``wanted`` whether its gradient is needed, by name.
         """
         backward.check(spec, dict(zip([a.name for a in spec.tensors], shapes, strict=True)), result, wanted)
 
     second = SecondDerivative(spec, backward, formula)
 
     def followed(grads: tuple[Tensor, ...], saved: Any, needs: Any, *shapes: Shape) -> Gradients:
-        """Return the gradients of a call in a backward that autograd itself records, for a gradient of the gradient."""
+        """Return the gradients by argument in a backward that autograd itself records, for a gradient of the gradient.
+        ``saved`` and ``needs`` are the objects that the declared gradient receives, ``shapes`` those of the tensor
+        arguments.
+        """
         return second(grads, saved, needs, dict(zip([a.name for a in spec.tensors], shapes, strict=True)))
 
     names: dict[str, Any] = {
@@ -74,18 +78,20 @@ def compile_recorder(
 
 
 def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros, the gradient of a result that the loss does not read."""
+    """Return a new tensor of zeros, which stands for the gradient of a result that the loss does not depend on."""
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _expanded_zero(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return one zero expanded to ``shape`` without further memory, the gradient of a result that carries none."""
+    """Return one zero expanded to ``shape``, so that it takes no further memory. It stands for the gradient of a result
+    declared to carry none.
+    """
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def compile_native_record(spec: OpSpec, plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``plain``, a positional call that torch passes to the native recorder, with a check before it that refuses
-    numbers which carry a gradient.
+    """Return ``plain``, the function that records positional calls in C++, with a check before it: it refuses a scalar
+    argument given as a tensor that requires a gradient, since that gradient would be lost.
     """
     positional = [a for a in spec.args if not a.keyword_only]
     lines = _number_check_source(positional)
@@ -150,8 +156,8 @@ def _number_check_source(args: Sequence[Arg]) -> list[str]:
 
 
 def _backward_source(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the Python source lines of ``backward``: they call the declared gradient, check its result and order the
-    gradients by argument.
+    """Return the Python source lines of ``backward``: they call the declared gradient, check its result and put the
+    gradients in the order of the arguments.
 
     Autocast is off in them: a backward inside of a region gives the gradients that it gives after the region.
     """
@@ -213,8 +219,8 @@ def _gradient_op_call_source(spec: OpSpec, backward: Backward, number: int) -> l
 
 
 def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
-    """Return the Python source of the condition that all gradients have the shapes of their arguments and that every
-    needed one is there.
+    """Return the Python source of the condition that each gradient has the shape of its argument or is None, and that
+    ``result`` has an entry for each argument that needs one.
     """
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
@@ -238,8 +244,8 @@ def _gradient_refusal_source(backward: Backward, tensors: list[str], wanted: str
 
 
 def _saved_tensor_names(spec: OpSpec, backward: Backward) -> list[str]:
-    """Return the names of the arguments and results that are saved as tensors for the backward. Scalars are stored
-    apart, whether it reads them or not.
+    """Return the names of the arguments and results that are saved as tensors for the backward, those that the declared
+    gradient reads. Scalars are stored apart.
     """
     scalars = {a.name for a in spec.scalars}
     return [name for name in dict.fromkeys(backward.saves) if name not in scalars]

@@ -61,12 +61,9 @@ class UnchangedArguments:
         self._written = [i for i, a in enumerate(spec.args) if a.mutated]
 
     def during(self, args: Args, call: Callable[[], T], outs: Sequence[Value] = ()) -> T:
-        """Return the result of ``call()``, which writes to ``outs``. Raises SL316 if it has also written to an argument
-        that the declaration does not list in ``mutates=``.
-
-        Raise SL316 if it wrote to an argument that it must not change.
-
-        Views of one memory share one count: an argument beside something that is written to is not looked at.
+        """Return the result of ``call()``, which may write to ``outs`` and to the declared arguments. Raises SL316 if
+        it has also written to an argument that the declaration does not list in ``mutates=``. An argument that shares
+        memory with something written to is not compared.
         """
         if _writes_audited.get():
             return call()
@@ -95,8 +92,8 @@ class UnchangedArguments:
 
 
 def _versions(value: object, shared: Collection[int]) -> object:
-    """Return the write counts that torch keeps of the tensors in ``value``, in nested lists. 0 for a tensor whose
-    storage address is in ``shared``, None for other values.
+    """Return, in nested lists as in ``value``, the number of writes that torch has counted for each tensor. It is 0 for
+    a tensor whose storage address is in ``shared``, and None stands for other values.
     """
     if isinstance(value, (list, tuple)):
         return [_versions(v, shared) for v in value]

@@ -50,15 +50,15 @@ def add_trace_listener(listener: Callable[[], None]) -> None:
 
 
 def add_key_part(part: PartOfKey) -> None:
-    """Add the text ``part(op)`` to the cache key of each graph that calls ``op``. It states what else compiled code of
-    the op is specialised on.
+    """Add the text ``part(op)`` to the cache key of each graph that calls ``op``, so that compiled code is not reused
+    where that text differs.
     """
     _key_parts.append(part)
 
 
 def ensure_cache_keys() -> None:
-    """Install Shiplap's part of torch's compile cache keys, after calling the trace listeners and loading tuned
-    choices. Called at each trace, before a cache is read.
+    """Install the text by which Shiplap extends the keys of torch's compile caches, after calling the trace listeners
+    and loading tuned choices. Called at each trace, before a cache is read.
     """
     # Listeners come first: they may register lowerings, which the key has to cover.
     for listener in _trace_listeners:

@@ -44,8 +44,8 @@ class Executor(OpState):
     fast_execute: Callable[..., Result] | None = None  # a shorter way than `execute_anew`, see dispatch/fast_paths.py
 
     def execute(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call of the op below autograd, outside of autocast: the arguments are checked and
-        bound, and a kernel is picked and run. Torch calls this implementation.
+        """Return the result of a call of the op below autograd, with autocast switched off: the arguments are checked,
+        a kernel is picked and run. Torch calls this implementation.
 
         Autocast would convert the operands of the operators inside of kernels, of ops without a rule and of tensors on
         other devices than those of the arguments.
@@ -61,18 +61,16 @@ class Executor(OpState):
         return self.fast_execute(*args)
 
     def execute_anew(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call of the op, with the full checks and without the fast path that repeats calls seen
-        before.
+        """Return the result of a call of the op with all checks of its arguments and a new choice of kernel, without
+        the fast path that repeats calls seen before.
         """
         given = self.spec.complete(args, kwargs) if kwargs else args
         call = self.plan.quick(*given)
         return self.run_bound_call(call, self.pick_kernel(call))
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code of this op meant by ``cause``, whose Python class was lost in
-        C++. None for an exception that it did not raise.
-
-        None for an exception that the native code of this op did not raise.
+        """Return the catalogue error that native code of this op meant by ``cause``, an exception that lost its Python
+        class in C++. None for an exception that this code did not raise.
         """
         return self.entrance.refusal(cause) if self.entrance is not None else None
 
@@ -82,10 +80,8 @@ class Executor(OpState):
         raise error("SL317", where=self.spec.name, got=got, expected="a call that returns new tensors")
 
     def pick_kernel(self, call: Binding) -> Kernel | None:
-        """Return the kernel that runs a bound call: the tuned choice, else the first one that accepts the call. None if
-        the reference has to run, which is reported once.
-
-        The reason for None is reported once.
+        """Return the kernel that runs ``call``, a call with checked arguments: the tuned choice, else the first kernel
+        that accepts it. None if the reference has to run, which a notice reports once.
         """
         # The sizes of such results are read on the host, which a capture cannot record.
         if self.spec.dynamic:
@@ -106,8 +102,8 @@ class Executor(OpState):
         return None
 
     def run_bound_call(self, call: Binding, kernel: Kernel | None) -> Result:
-        """Run a bound call with ``kernel``, or with the reference if it is None, and return the checked result.
-        Autograd records the call if an argument requires a gradient.
+        """Run ``call``, whose arguments are checked, with ``kernel``, or with the reference if it is None, and return
+        the checked result. Autograd records the call if an argument requires a gradient.
         """
         if torch.is_grad_enabled():
             # Callers of `raw` need not check for gradients: such a call is recorded as if it came by `overload`.
@@ -136,8 +132,8 @@ class Executor(OpState):
         return self.run_reference(args)
 
     def serve_tangent(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of a call under forward-mode differentiation, computed by the reference, since no kernel
-        supports tangents.
+        """Return the result of a call under forward-mode differentiation, computed by the reference, the op's body in
+        PyTorch, since no kernel supports tangents.
         """
         call = self.plan.quick(*self.spec.complete(args, kwargs))
         self._report_reference_runs(str(call.device), "forward-mode AD is the reference's", key="tangent")
@@ -149,8 +145,8 @@ class Executor(OpState):
         return detach_results(self.spec, result)
 
     def _report_reference_runs(self, device: str, why: str, key: str) -> None:
-        """Issue a notice that the reference runs, once for each ``key`` of a device, or raise SL306 in strict mode.
-        ``why`` is the reason in words.
+        """Issue a notice that the reference runs in place of a kernel on ``device``, once for each ``key``, or raise
+        SL306 in strict mode. ``why`` is the reason in words.
         """
         name = self.spec.name
         if is_strict():

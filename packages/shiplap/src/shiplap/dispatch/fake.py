@@ -89,8 +89,6 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
 def _why_not_functionalizable(spec: OpSpec) -> str:
     """Return the reason why torch cannot functionalize the op, that is replace it in a graph by one that does not
     write. Empty if it can.
-
-    Empty if there is none.
     """
     if not spec.mutated or spec.view:
         return ""
@@ -102,7 +100,7 @@ def _why_not_functionalizable(spec: OpSpec) -> str:
 
 def _reference_on_fakes(op: OpState, args: Args) -> Returned:
     """Return the result of the reference on the fake arguments ``args`` of an op whose result sizes only the reference
-    determines.
+    determines. A float or bool that depends on data raises torch's exception for unknown sizes, with the text of SL133.
 
     For numbers that no graph carries, raise the exception at which a graph may break, with the text of SL133.
     """

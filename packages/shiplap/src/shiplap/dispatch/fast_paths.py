@@ -62,8 +62,8 @@ class CheckOutCall(Protocol):
 
 
 def make_fast_path(op: Executor) -> FastPath:
-    """Return the function that a plain call of ``op`` runs: a generated function for kernels in Python, else torch's
-    overload below autograd, called directly.
+    """Return the function that a call of ``op`` runs if no gradient and no torch mode is involved: a generated function
+    for kernels in Python, else torch's overload below autograd, called directly.
     """
     by_python = compile_fast_path(op) or (compile_fast_path(op, "cpu") if stays_in_python(op, "cpu") else None)
     plain = dispatcher_calls.builtin_of(op.below_autograd if op.can_skip_dispatcher else op.overload)
@@ -72,15 +72,15 @@ def make_fast_path(op: Executor) -> FastPath:
 
 
 def stays_in_python(op: Executor, device: str) -> bool:
-    """Whether ``op`` has no native binding, and one of its kernels on the device runs in Python and can
-    repeat calls.
+    """Whether ``op`` has no native (C++) binding, and one of its kernels on ``device`` stays in Python and can repeat a
+    call without checking its arguments again.
     """
     return op.native is None and any(k.stays_in_python and k.can_repeat for k in op.kernels.get(device, ()))
 
 
 def make_fast_execute(op: Executor) -> FastPath | None:
-    """Return a generated function that remembers prepared calls, for ``op.execute`` without gradients, or None where no
-    kernel on the CPU stays in Python.
+    """Return a generated function for ``op.execute`` without gradients, which stores how to repeat each kind of call
+    and repeats it. None where no kernel on the CPU stays in Python.
     """
     return compile_fast_path(op, "cpu", op.execute_anew) if stays_in_python(op, "cpu") else None
 
@@ -99,8 +99,8 @@ def has_simple_arguments(spec: OpSpec) -> bool:
 
 
 def _common_scope(ready: str) -> dict[str, Any]:
-    """Return the global names that the generated source of every fast path uses. ``ready`` is the key of its table of
-    remembered calls.
+    """Return the global names that the generated source of every fast path uses. ``ready`` names its table of stored
+    calls, in which the source looks up how to repeat one.
     """
     return {
         "untouched": dispatcher_calls.untouched,
@@ -115,8 +115,8 @@ def _common_scope(ready: str) -> dict[str, Any]:
 
 
 def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | None = None) -> FastPath | None:
-    """Return a generated function ``route(*args)``, which runs plain calls of ``op`` below autograd without torch's
-    dispatcher. None where every call needs the dispatcher.
+    """Return a generated function ``route(*args)``, which runs calls of ``op`` below autograd without torch's
+    dispatcher where all arguments are plain tensors and scalars. None where every call needs the dispatcher.
 
     ``otherwise`` runs the calls that the function does not support, for a caller that the dispatcher has called.
     """
@@ -134,8 +134,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
         return None  # calls come here under autocast, too
 
     def first(*args: Value) -> Binding:
-        """Return the bound first call on this path. The checks of arguments are compiled here, and serve all later
-        calls.
+        """Return the first call on this path with its arguments checked. The function that checks them is compiled here
+        and replaces this one in later calls.
         """
         scope["bind"] = op.plan.quick
         return op.plan.quick(*args)
@@ -154,7 +154,7 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
     """Return a generated function ``route(*args, *outs)`` for ``op.out``, which fills ``outs`` and returns True, or
-    changes nothing and returns False.
+    changes nothing and returns False. ``check`` checks the outputs of a first call.
 
     None where native code may run the out-variant, or where each call needs the dispatcher. ``dispatched`` says that
     the caller is called by the dispatcher.
@@ -176,14 +176,14 @@ def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool
 
 
 def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
-    """Return ``start(call, key)``, which runs a bound call and stores under ``key`` how to repeat it, if its kernel can
-    repeat calls.
+    """Return ``start(call, key)``, which runs a call with checked arguments and stores under ``key`` a function that
+    repeats it, if its kernel has one.
     """
     ready = tuned_choices.ready_calls(op.spec.name)
 
     def start(call: Binding, key: Hashable | None = None) -> Result:
-        """Run a bound call and return its result. Store a function that repeats it under ``key``, unless the call may
-        not be remembered.
+        """Run ``call``, whose arguments are checked, and return its result. Store a function that repeats it under
+        ``key``, unless the key is None or tuning still records or lacks the call.
         """
         kernel = op.pick_kernel(call)
         if kernel is None or key is None:
@@ -198,8 +198,8 @@ def _make_fast_path_start(op: Executor) -> Callable[..., Result]:
 
 
 def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Outputs, Hashable], bool]:
-    """Return ``start(args, outs, key)``, which runs an ``op.out`` and stores under ``key`` how to repeat it, if its
-    kernel can.
+    """Return ``start(args, outs, key)``, which runs an ``op.out`` and stores under ``key`` a function that repeats it,
+    if its kernel has one. ``check`` checks the outputs and picks the kernel.
     """
     ready: dict[Hashable, Any] = tuned_choices.ready_calls(f"{op.spec.name}, out")
 
@@ -226,14 +226,15 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
 
 
 def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> None:
-    """Store a prepared call under ``key``. The table is cleared first when it is full."""
+    """Store in ``ready`` under ``key`` how to repeat a call. The table is cleared first when it is full."""
     if len(ready) >= MOST_READY_CALLS:
         ready.clear()
     ready[key] = value
 
 
 def is_unlisted_call(op: Executor, call: Binding) -> bool:
-    """Whether a table of choices is in force which has no entry for the call.
+    """Whether tuned choices are looked up in this process and none is found for ``call``. Such a call is not stored for
+    repetition: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
 
     Such a call is not remembered: ``SHIPLAP_STRICT``, which may be set later, makes it an error.
     """
@@ -241,8 +242,8 @@ def is_unlisted_call(op: Executor, call: Binding) -> bool:
 
 
 def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[Supports, bool]]:
-    """Return the ``supports`` function of each kernel tried up to the picked one, with whether it returned True for
-    this call.
+    """Return the ``supports`` function (the author's condition for a kernel) of each kernel tried up to the picked one,
+    with whether it returned True for this call.
     """
     conditions = []
     for kernel in op.eager_kernels(picked.device):
@@ -254,8 +255,8 @@ def supports_answers(op: Executor, picked: Kernel, call: Binding) -> list[tuple[
 
 
 def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: FastPath) -> Rerun:
-    """Return ``rerun``, preceded by a check that the ``supports`` functions still return what ``asked`` holds. ``anew``
-    runs the call if not, as tensor values may matter.
+    """Return ``rerun``, which repeats a call, preceded by a check that the ``supports`` functions in ``asked`` still
+    return what is stored there. ``anew`` runs the call from the beginning if not, as they may read tensor values.
     """
 
     def checked(args: Args) -> Result:
@@ -274,8 +275,8 @@ def _recheck_supports(asked: list[tuple[Supports, bool]], rerun: Rerun, anew: Fa
 
 
 def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "not untouched()") -> list[str]:
-    """Return the Python source lines of ``route(*args)``, the fast path of a call. Calls for which the source condition
-    ``modes`` is true go to the dispatcher.
+    """Return the Python source lines of ``route(*args)``, the fast path of a call. Calls for which ``modes``, a
+    condition on torch's state, is true go to the dispatcher. ``remembers``: whether calls are stored and repeated.
     """
     variables = list(map(argument_variable, spec.args))
     positional = [a for a in spec.args if not a.keyword_only]
@@ -291,8 +292,8 @@ def fast_path_lines(spec: OpSpec, device: str, remembers: bool, modes: str = "no
 
 
 def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list[str]:
-    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. It also checks in each
-    call that no output overlaps another tensor.
+    """Return the Python source lines of ``route(*args, *outs)``, the fast path of ``op.out``. They also check in each
+    call that no output overlaps another tensor, and return False where one of the conditions ``modes`` holds.
     """
     outs = [Arg(o.name, o.tensor) for o in spec.outputs]
     tensors, inputs = [*spec.tensors, *outs], list(spec.tensors)
@@ -319,8 +320,8 @@ def out_fast_path_lines(spec: OpSpec, device: str, modes: Sequence[str]) -> list
 
 
 def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: Sequence[str], leave: str) -> list[str]:
-    """Return the Python source lines that execute the statement ``leave`` if an argument is not a plain value, or if
-    one of the source ``conditions`` holds.
+    """Return the Python source lines that execute the statement ``leave`` if a tensor is not plain, if a scalar has
+    another type than declared or exceeds 64 bits, or if one of the source ``conditions`` holds.
     """
     strange = [not_plain_tensor(a, device) for a in tensors]
     kinds = [type_test(a) for a in spec.scalars if a.scalar != "int"]
@@ -335,8 +336,8 @@ def _guard_lines(spec: OpSpec, tensors: Iterable[Arg], device: str, conditions: 
 
 
 def _key_lines(parts: Iterable[str], leave: str, before: Sequence[str] = ()) -> list[str]:
-    """Return the Python source lines that compute the key of a call from ``parts``, after the statements ``before``.
-    They execute ``leave`` if a tensor has no address.
+    """Return the Python source lines that assign the tuple of ``parts`` to ``key``, under which a call is stored, after
+    the statements ``before``. They execute ``leave`` if a tensor has no address or strides.
     """
     # A tensor without an address or strides raises, and the checks of the longer path name it.
     body = [*before, f"key = {tuple_source(parts)}"]

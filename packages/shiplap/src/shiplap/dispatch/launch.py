@@ -42,8 +42,8 @@ _poison_listeners: list[Callable[[int | None], None]] = []
 
 
 def add_poison_listener(listener: Callable[[int | None], None]) -> None:
-    """Call ``listener`` with the byte that fills workspaces (None: they stay uninitialised), now and whenever it
-    changes.
+    """Call ``listener`` with the byte that fills scratch memory during a test (None: it stays uninitialised), now and
+    whenever it changes. Native bindings that allocate workspaces themselves register one.
 
     Bindings that allocate workspaces themselves need it.
     """
@@ -52,7 +52,7 @@ def add_poison_listener(listener: Callable[[int | None], None]) -> None:
 
 
 def _notify_poison_listeners() -> None:
-    """Call all listeners with the byte that fills workspaces now."""
+    """Call all listeners with the byte that fills workspaces now, or None if they stay uninitialised."""
     for listener in _poison_listeners:
         listener(_workspace_fill.get())
 
@@ -72,8 +72,8 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Return scratch memory for a call, a uint8 tensor of the size of ``expr`` in bytes. PyTorch's allocator provides
-    it, so that a CUDA graph pool owns it.
+    """Return scratch memory for a call, a uint8 tensor of as many bytes as the expression ``expr`` gives for its sizes.
+    PyTorch's allocator provides it, so that a CUDA graph pool owns it.
     """
     return allocate_bytes(workspace_size(expr, call), call.device)
 
@@ -100,8 +100,8 @@ def workspace_size(expr: Expr | None, call: Binding) -> int:
 
 
 def _widest_itemsize(call: Binding) -> int:
-    """Return the bytes of an element of the widest dtype class of the call (its ``Float``, usually). Without classes
-    return that of its widest tensor, or 1.
+    """Return the bytes of an element of the widest dtype among the call's dtype classes (the named ones of annotations,
+    such as ``Float``). Without classes return that of its widest tensor, or 1.
     """
     return max(
         (d.itemsize for d in call.dtypes.values() or (t.dtype for t in tensors_in_arguments(call.args))), default=1

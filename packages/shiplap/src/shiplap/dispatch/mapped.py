@@ -15,8 +15,8 @@ from shiplap.torch_private.dispatcher_library import Overload
 
 
 def needs_vmap_rule(spec: OpSpec) -> bool:
-    """Whether ``torch.vmap`` needs a rule of ours for the op: torch's fallback supports neither lists, writes,
-    data-dependent sizes nor random numbers.
+    """Whether ``torch.vmap`` needs a rule of Shiplap for the op, since torch's own fallback supports neither lists,
+    writes, data-dependent sizes nor random numbers.
     """
     return spec.traced or spec.draws or bool(spec.mutated or spec.dynamic) or any(a.many for a in spec.args)
 
@@ -29,15 +29,17 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
     """
 
     def refuse_shared(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Raise SL138 if an argument that is written to is the same memory for all samples."""
+        """Raise SL138 if an argument that the op writes to is not batched under ``torch.vmap``, so that all samples
+        would write to the same memory.
+        """
         given = spec.complete(args, kwargs)
         for arg, value in zip(spec.args, given, strict=True):
             if arg.mutated and value is not None and not dispatcher_transforms.is_mapped(value):
                 raise _vmap_error(spec, f"{arg.name!r}, which all samples would write to")
 
     def run(sample: dispatcher_transforms.Sample, count: int) -> Any:
-        """Return the stacked results of the op for ``count`` samples. ``sample(index)`` returns the
-        arguments of one.
+        """Return the stacked results of the op for the ``count`` samples of a vmapped batch. ``sample(index)`` returns
+        the positional and keyword arguments of one.
         """
         if spec.dynamic:
             raise _vmap_error(spec, "results whose sizes depend on data")

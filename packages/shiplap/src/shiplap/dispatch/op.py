@@ -121,8 +121,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
     # --- calls (the module says how they go on) ----------------------------------------------------------------------
 
     def _call_dispatcher(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Result:
-        """Return the result of the op, called through torch's dispatcher, or directly through the autograd or autocast
-        step if the call needs only that one.
+        """Return the result of the op, called through torch's dispatcher, or directly where it would only reach the
+        function that records for autograd or the one that converts for autocast.
         """
         if self.plan.numbers is not None:
             self.plan.numbers(args, kwargs)
@@ -147,7 +147,7 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
 
     def _explain_failure(self, args: Sequence[Value], kwargs: Mapping[str, Value], cause: Exception) -> bool:
         """Raise the catalogue error that explains ``cause``, the exception of a failed call. Otherwise return whether a
-        failure hook asks for the call to be repeated.
+        failure hook, a function of another part of Shiplap that repairs its cause, asks for the call to be repeated.
         """
         if not isinstance(cause, ShiplapError) and (wrong := self.refusal(cause) or self.plan.misfit(args, kwargs)):
             raise (dispatcher_calls.any_autocast() and explain_autocast(args, kwargs, wrong)) or wrong from None
@@ -363,8 +363,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
             raise error("SL131", where=self.spec.name, got=got, expected="fresh results, or arguments written to")
 
     def _attach(self, kernel: Kernel) -> None:
-        """Add a kernel to the op. The native binding, the fast paths and the resolved choices made from its former
-        kernels are dropped or renewed.
+        """Add a kernel to the op. The native binding is removed, the fast paths are built anew, and the stored calls
+        and tuned choices derived from the former kernels are cleared.
         """
         self.drop_native()
         self.attach_kernel(kernel)
@@ -409,8 +409,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         compile_cache_key.add_op_to_key(self, self.operator_names)
 
     def _take_over(self, previous: Op) -> None:
-        """Take over the torch registration of ``previous``, an earlier declaration with the same schema. Objects that
-        hold it then call this op.
+        """Take over the torch registration of ``previous``, an earlier declaration with the same schema. Python objects
+        of earlier declarations then behave as this op.
         """
         self._registrations, self.variant, self.entrance = previous._registrations, previous.variant, previous.entrance
         self.can_skip_dispatcher, self._former = previous.can_skip_dispatcher, [*previous._former, previous]

@@ -77,8 +77,8 @@ class OutVariant:
         self.install_fast_paths()
 
     def install_fast_paths(self) -> None:
-        """Build the generated functions that run ``op.out`` without torch's dispatcher, or below it. None where Python
-        does not run the kernels.
+        """Build the generated functions that run ``op.out`` without torch's dispatcher, and those that the dispatcher
+        calls. An attribute is None where the kernels do not run in Python.
         """
         past = available("calls below autograd")
         self.fast_path = compile_out_fast_path(self.op, self._check_call, dispatched=False) if past else None
@@ -125,8 +125,8 @@ class OutVariant:
         return out
 
     def _run_fast_path(self, direct: OutFastPath | None, args: Args, out: Tensor | Sequence[Tensor]) -> bool:
-        """Run a call by the generated function ``direct`` and return True, or return False if there is none or it does
-        not support the call.
+        """Run a call of ``op.out`` by the generated function ``direct``, filling ``out``, and return True. Return False
+        if there is no such function or it does not support the call.
         """
         if direct is None or dispatcher_calls.any_autocast():
             return False

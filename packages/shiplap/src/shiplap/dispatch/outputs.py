@@ -81,8 +81,8 @@ def _is_same_argument(value: Value, argument: Value) -> bool:
 
 
 def all_results(spec: OpSpec, args: Args, made: Result) -> Result:
-    """Return all results in declared order, the arguments among them included. ``made`` has only the results that are
-    not arguments.
+    """Return all results in declared order, taking those that are arguments from ``args``. ``made`` has only the other
+    results, which the kernel returned.
     """
     rest = iter(result_values(cast("Returned", made), len(spec.made)) if spec.made else ())
     given = dict(zip((a.name for a in spec.args), args, strict=True))
@@ -149,8 +149,8 @@ def flatten_op_results(result: Returned) -> tuple[Tensor, ...]:
 
 
 def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict[str, EnvValue]) -> None:
-    """Raise SL301 unless the tensor has the declared dtype, rank and sizes. Dims that ``env`` lacks are bound there to
-    the tensor's sizes.
+    """Raise SL301 unless the tensor has the declared dtype, rank and sizes. ``env`` has the sizes known so far by dim
+    name, and gets those of dims that it lacks.
     """
     kind = declared.tensor
     assert kind is not None
@@ -166,8 +166,8 @@ def _check_result_tensor(where: str, declared: Return, tensor: Tensor, env: dict
 
 
 def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str, EnvValue]) -> None:
-    """Raise ``refused`` unless ``size`` equals the declared size of ``dim``. A dim name that ``env`` lacks is bound
-    there to ``size``.
+    """Raise ``refused`` unless ``size`` equals the declared size of ``dim``. ``env`` has the sizes known so far by dim
+    name, and gets ``size`` for a name that it lacks.
     """
     if dim.kind == "name":
         wanted: EnvValue = env.setdefault(dim.text, size)
@@ -186,8 +186,8 @@ def _check_result_size(refused: ShiplapError, dim: Dim, size: int, env: dict[str
 
 
 def _with_own_memory(value: Value, owned: list[Tensor]) -> Value:
-    """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares, and append the new
-    tensors to ``owned``.
+    """Return ``value`` with its tensors contiguous and in memory that no tensor of ``owned`` shares, copied where
+    necessary, and append these tensors to ``owned``.
     """
     if isinstance(value, (list, tuple)):
         return cast("Value", [_with_own_memory(v, owned) for v in value])
@@ -213,8 +213,8 @@ _output_plans: dict[str, OutputPlan] = {}  # by the digest of the declaration
 
 
 def empty_outputs(spec: OpSpec, call: Binding) -> Outputs:
-    """Return new uninitialised tensors for the outputs of a call, in declared order. ``call.env`` must have all their
-    sizes.
+    """Return new uninitialised tensors for the outputs of a call, in declared order. All sizes must be known: the op
+    has no data-dependent ones, or ``call.env``, the values of its dims by name, has them.
     """
     # Plans are cached by digest, as specs with equal digests allocate the same outputs.
     plan = _output_plans.get(spec.digest)
@@ -270,8 +270,8 @@ def with_own_memory(result: Any) -> Any:
 
 
 def _measure_dynamic_dims(spec: OpSpec, where: str, env: dict[str, EnvValue], kind: TensorType, value: Tensor) -> None:
-    """Bind in ``env`` the data-dependent sizes for which ``value`` is the first output, and raise SL302 if one exceeds
-    its bound.
+    """Add to ``env``, the sizes known by dim name, each data-dependent size that ``value`` is the first output to have,
+    and raise SL302 if one exceeds its bound.
     """
     if not spec.dynamic or value.dim() < len(kind.dims) - 1:
         return
@@ -321,8 +321,9 @@ class _ExpectedOutput:
 
 
 def can_refit_outputs(spec: OpSpec) -> bool:
-    """Whether the results of repeated equal calls can be checked against one stored description instead of the full
-    declaration.
+    """Whether the results of repeated calls with equal layouts can be compared with those of the first instead of the
+    full declaration. False for ops with floating-point arguments, since each call of these would have to be checked for
+    gradients.
 
     False for ops with floating-point arguments, since each call of these would have to be checked for gradients.
     """
@@ -335,8 +336,8 @@ def can_refit_outputs(spec: OpSpec) -> bool:
 
 
 def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
-    """Return ``fit(args, result)``, which returns the result of a repeated call after comparing it with the outputs
-    ``outs`` of the first ``call``.
+    """Return ``fit(args, result)``, which returns the result of a repeated call after comparing its dtypes, sizes and
+    device with the outputs ``outs`` of the first ``call``. It keeps no tensor.
 
     It keeps no tensor.
     """
@@ -352,8 +353,8 @@ def make_output_refit(spec: OpSpec, call: Binding, outs: Outputs) -> FitOutputs:
     alike, device = replace(call, args=()), call.device
 
     def fit(args: Args, result: Returned) -> Result:
-        """Return the result of a repeated call. If it is not as expected, it is checked against the declaration, and
-        copied or refused.
+        """Return the result of a repeated call. If it differs from the first one in form, it is checked against the
+        declaration, and copied to contiguous memory of its own or refused.
         """
         values = (result,) if isinstance(result, Tensor) else tuple(result or ())
         if outputs_as_expected(args, values, expected, device):

@@ -61,12 +61,14 @@ class PythonFunction(Implementation):
         yield "function", self.function
 
     def bind(self, spec: OpSpec, terms: KernelTerms) -> PythonKernel:
-        """Return the function as a kernel of the op with the terms under which it was attached."""
+        """Return the function as a kernel of the op. ``terms`` are the checked keywords of ``Op.kernel``, such as
+        workspace and dtypes.
+        """
         return (WritingPythonKernel if spec.mutated else PythonKernel)(spec, terms, gives_result(spec, self.function))
 
     def keywords(self, spec: OpSpec) -> frozenset[str] | None:
-        """Return the names of the function's parameters that only a config can fill, or None if it accepts any keyword
-        or does not fit the op.
+        """Return the names of the function's parameters that are no argument, output or workspace, so that only a
+        config (compile-time values) can fill them. None if it accepts any keyword or does not fit the op.
         """
         try:
             takes = read_parameters(self.function, partial(_parameter_error, spec, self.name))
@@ -144,7 +146,9 @@ class PythonKernel(Kernel):
         self.values = values
 
     def run_call(self, call: Binding) -> Outputs:
-        """Run the kernel on a bound call, with new outputs and workspace, and return its checked outputs."""
+        """Run the kernel on a call with checked arguments, with new outputs and workspace, and return its checked
+        outputs.
+        """
         given = allocate_workspace(self.workspace, call) if self.wants_workspace else None
         if not self.out_style:
             return check_outputs(self.spec, call, self._call(call.args, call.device, given, {}))
@@ -153,8 +157,8 @@ class PythonKernel(Kernel):
         return outs
 
     def run_into(self, call: Binding, outs: Sequence[Tensor], scratch: Tensor | None) -> None:
-        """Run the kernel on a bound call into ``outs``. The results of a function that returns them are copied into
-        ``outs``.
+        """Run the kernel on a call with checked arguments into ``outs``, with the workspace ``scratch``. The results of
+        a function that returns them are copied into ``outs``.
         """
         if scratch is None and self.wants_workspace:
             scratch = allocate_workspace(self.workspace, call)
@@ -166,8 +170,8 @@ class PythonKernel(Kernel):
             out.copy_(value)
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run the kernel on a bound call. Return its outputs and a function that repeats the call on other tensors of
-        the same layout, or None.
+        """Run the kernel on a call with checked arguments. Return its outputs and a function that repeats the call on
+        other tensors of the same layout, or None if each call has to be checked.
         """
         outs = self.run_call(call)
         # The number of threads may change between calls, and with it the size of the workspace.
@@ -179,8 +183,8 @@ class PythonKernel(Kernel):
         return outs, self._rerun_out_style(made, call, workspace_size(self.workspace, call))
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run the kernel on a bound call into ``outs``. Return a function that repeats this with other tensors of the
-        same layout, or None.
+        """Run the kernel on a call with checked arguments into ``outs``. Return a function that repeats this with other
+        tensors of the same layout, or None if each call has to be checked.
         """
         self.run_into(call, outs, None)
         # The number of threads may change between calls, and with it the size of the workspace.
@@ -198,14 +202,16 @@ class PythonKernel(Kernel):
         return refill
 
     def _rerun_functional(self, call: Binding, outs: Outputs) -> Rerun:
-        """Return a function that repeats ``call`` for a kernel that returns its outputs, which it compares with those
-        of ``call``.
+        """Return a function that repeats ``call`` for a kernel that returns its outputs. It compares dtypes and sizes
+        of the new outputs with those of the first ones, ``outs``.
         """
         fit, device, room = make_output_refit(self.spec, call, outs), call.device, workspace_size(self.workspace, call)
         known = self._arguments_fit_as_they_are(call)
 
         def rerun(args: Args) -> Result:
-            """Return the result of the kernel on ``args``, compared with the outputs of the first call."""
+            """Return the result of the kernel on ``args``, after comparing its form with that of the first call's
+            outputs.
+            """
             given = allocate_bytes(room, device) if self.wants_workspace else None
             return fit(args, self._call(args, device, given, {}, known))
 
@@ -360,8 +366,9 @@ def compile_launch(
     free: Collection[str],
     scope: dict[str, object],
 ) -> tuple[Launch, Launch]:
-    """Return two generated functions ``(pass_on, launch)`` of all arguments and of further keywords, which call the
-    kernel function.
+    """Return two generated functions ``(pass_on, launch)`` of ``(args, keywords)``, which call the kernel ``function``
+    with each argument at the parameter of its name. ``launch`` first tests that the tensors not named in ``free`` are
+    contiguous.
 
     Both call ``function`` with each argument at the parameter of its name. ``launch`` calls ``otherwise`` instead where
     an argument is strided, or while ``unchanged`` still checks calls. Both names are in ``scope``.

@@ -34,15 +34,15 @@ FUNCTIONALIZED = "We only support functionalizing operators"  # torch's words fo
 
 
 def core_overload_name(spec: OpSpec) -> str:
-    """Return the torch name that kernels implement: the op's own, or that of the helper op that only writes, for an op
-    that returns its arguments.
+    """Return the torch name of the overload that kernels implement: the op's own, or for an op that returns arguments
+    it writes to, that of a helper op that only writes.
     """
     return overload_below_autograd(spec.opname, WRITES) if spec.returned and not spec.view else spec.opname
 
 
 def kernel_overload_names(spec: OpSpec, guarded: bool) -> tuple[str, ...]:
-    """Return the torch names that kernels implement: that of :func:`core_overload_name`, and the name below autograd if
-    ``guarded``.
+    """Return the torch names that kernels implement: that of :func:`core_overload_name`, and if ``guarded`` (the op has
+    an autograd step) that of the overload below it.
     """
     core = core_overload_name(spec)
     return (core, overload_below_autograd(spec.opname)) if guarded else (core,)
@@ -102,8 +102,8 @@ class RegisteredOp(Executor):
         self._install_autograd()
 
     def install_fast_path(self) -> None:
-        """Install the shortest functions for a plain call, a recorded call and ``op.out``, from the kernels and
-        bindings that are attached now.
+        """Install the shortest functions for a call without gradients, for one that autograd records and for
+        ``op.out``, from the kernels and bindings that are attached now.
         """
         composed = bool(self.spec.returned) or self.spec.view
         if not available("calls below autograd"):
@@ -119,8 +119,8 @@ class RegisteredOp(Executor):
             self.variant.install_fast_paths()
 
     def _check_of_plain_calls(self) -> Check | None:
-        """Return the check that refuses scalar arguments given as tensors with a gradient, if plain calls need it, else
-        None. Plain calls of other ops look for gradients in all arguments anyway.
+        """Return the check that refuses scalar arguments given as tensors with a gradient, if calls without tensors
+        that require one need it, else None.
         """
         listed = any(str(a.scalar).startswith("list[") for a in self.spec.scalars)
         return self.plan.numbers if listed or not self.can_skip_dispatcher else None
@@ -138,14 +138,14 @@ class RegisteredOp(Executor):
             self._record_plain_call = recorder.apply if recorder is not None and self.can_skip_dispatcher else None
 
     def call_recorded(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the recorder that is installed now. Torch has this method registered for autograd, while
-        the recorder changes when a gradient is declared.
+        """Return the result of the function that records calls for autograd now. Torch has this method registered in
+        its place, since the function changes when a gradient is declared.
         """
         return self.record_call(*args, **kwargs)
 
     def call_below_autograd(self, *args: Value, **kwargs: Value) -> Result:
-        """Return the result of the op below autograd. Autocast stays in force, so that an op without an autocast rule
-        still runs under it.
+        """Return the result of the op's kernels, without recording for autograd. Autocast stays in force, so that an op
+        without an autocast rule still runs under it.
         """
         if self.can_skip_dispatcher and not kwargs and not dispatcher_calls.any_autocast():
             return self.call_kernel(*args)
@@ -242,8 +242,8 @@ class RegisteredOp(Executor):
         return self.refusal(cause) or self.plan.misfit(args, kwargs)
 
     def _define_composed(self, there: Registrations) -> None:
-        """Define an overload that is implemented by calls of other ops, which torch sees in its place when
-        it traces.
+        """Define the public overload of an op that returns arguments or views. It is implemented by calls of other ops,
+        which torch sees in its place when it traces.
         """
         name = self.spec.opname
         there.define(public_schema(self.spec, name), dispatcher_tags(self.spec))

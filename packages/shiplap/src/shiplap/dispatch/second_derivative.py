@@ -89,8 +89,8 @@ class SecondDerivative:
         return self._refusing(result, live if linked else [], tensors, level, gap)
 
     def _linked(self, saved: Any, needs: Any) -> bool:
-        """Whether for each needed gradient autograd knows a saved tensor to which an error can be attached: a result,
-        or the argument itself.
+        """Whether an error can be attached to the path from the gradients to the arguments: a saved result requires a
+        gradient, or every argument whose gradient is needed was saved.
         """
         if any(t.requires_grad for n in self.spec.results for t in _tensors_in_nested(vars(saved).get(n))):
             return True
@@ -101,14 +101,17 @@ class SecondDerivative:
     def _refusing(
         self, result: Gradients, live: list[Tensor], tensors: list[Tensor], level: int, gap: str
     ) -> Gradients:
-        """Return the gradients ``result`` as tensors whose own derivatives raise SL313 with the reason ``gap``.
-        ``live`` are the tensors that autograd tracks and to which the error is attached.
+        """Return the gradients ``result`` as tensors whose own derivatives raise SL313. ``gap`` is the reason: an
+        operation that autograd did not record. ``live`` are the tensors that autograd tracks and to which the error is
+        attached.
 
         Raise SL313 at once where no tensor can carry it.
         """
 
         def refuse() -> ShiplapError:
-            """Return SL313 with the gap in the recorded operations."""
+            """Return the error SL313 with the reason ``gap``, the operation of the backward that autograd did not
+            record.
+            """
             return error(
                 "SL313",
                 where=f"{self.spec.name}, its backward",
@@ -132,8 +135,8 @@ class SecondDerivative:
         rest = dict(zip(map(id, given), made, strict=True))
 
         def replaced(value: Gradient) -> Gradient:
-            """Return the gradient, or the list of them, with each tensor replaced by the one that refuses
-            derivatives.
+            """Return a gradient, or a list of them, with each tensor replaced by its counterpart whose derivative
+            raises SL313.
             """
             if isinstance(value, Tensor):
                 return rest.get(id(value), value)
@@ -153,8 +156,8 @@ class SecondDerivative:
         ]
 
     def _by_formula(self, args: list[Value], grads: Sequence[Any], needs: Any) -> Gradients | None:
-        """Return the gradients by argument, computed from the formula such that autograd records them. None where no
-        result depends on an argument.
+        """Return the gradients by argument, computed from the formula (the function whose derivative the op's gradient
+        is), so that autograd records them. None where no result depends on an argument.
         """
         wanted = {a.name for a in self.spec.tensors if vars(needs)[a.name]}
         given = {a.name: v for a, v in zip(self.spec.args, args, strict=True) if a.name in wanted}
@@ -162,8 +165,8 @@ class SecondDerivative:
         pulled = [g for g in _tensors_in_nested(list(grads)) if _is_floating_point_tensor(g)]
 
         def results(*tensors: Tensor) -> tuple[Tensor, ...]:
-            """Return the floating-point results of the formula, with ``tensors`` in place of the tensors of the
-            arguments that need a gradient.
+            """Return the floating-point results of the formula, the op's differentiable function, with ``tensors`` in
+            place of the tensors of the arguments that need a gradient.
             """
             rest = iter(tensors)
             own = {name: _replace_floating(value, rest) for name, value in given.items()}
@@ -183,8 +186,9 @@ class SecondDerivative:
     # --- which results are constants by nature ------------------------------------------------------------------------
 
     def _varying_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results without a gradient that still depend smoothly on an argument, unlike the mask of
-        a dropout.
+        """Return the names of results declared without a gradient that still depend smoothly on an argument, unlike the
+        mask of a dropout. The formula, the op's differentiable function, is run on fake tensors to find them, once for
+        each set of present arguments.
 
         The formula is run on fakes, once for each set of arguments that are there. All, where that fails.
         """
@@ -197,8 +201,8 @@ class SecondDerivative:
         return self._varying[key]
 
     def _watched_results(self, shapes: Mapping[str, Shape], saved: Any) -> frozenset[str]:
-        """Return the names of results declared without a gradient that, on a run of the formula with fake tensors,
-        depend on arguments that require one.
+        """Return the names of results declared without a gradient that depend on an argument, found in a run of the
+        formula, the op's differentiable function, on fake tensors that require gradients.
         """
         scalars = vars(saved)
         with torch_private.fake_mode(symbolic=False), torch.enable_grad():
@@ -333,8 +337,8 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
         return id(tensor) in self._lost or bool(self._exported)
 
     def gap(self, result: Mapping[str, Gradient], needs: Any, live: Sequence[Tensor]) -> str:
-        """Return the reason why a derivative of a needed gradient in ``result`` would be wrong, or an empty text.
-        ``live`` are the tensors that autograd tracks.
+        """Return the reason why the derivative of a gradient in ``result`` that ``needs`` marks would be wrong, such as
+        an operation that was not recorded. Empty if none is. ``live`` are the tensors that autograd tracks.
         """
         known = {id(t) for t in live}
         for name, value in result.items():
@@ -354,8 +358,6 @@ class AutogradGapTracker(torch.overrides.TorchFunctionMode):
 def _autograd_gap(name: str, out: Tensor) -> str:
     """Return the reason why autograd cannot differentiate ``out``, the result of the torch function ``name``, or an
     empty text if it can.
-
-    Empty where it does.
     """
     if not is_tracked(out):
         return f"{name}(), whose result autograd does not follow"

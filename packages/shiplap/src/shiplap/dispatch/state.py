@@ -118,8 +118,8 @@ class OpState(HasCode):
         self.shardings = (*(self.shardings or ()), *rules)
 
     def bind(self, args: Sequence[Value]) -> Binding:
-        """Return the checked call of ``args``, real tensors or fakes in declared order: the arguments with the values
-        of all dims. Trailing defaults may be left out.
+        """Return the arguments ``args``, real tensors or fakes in declared order, as a checked call, which also has the
+        value of each dim. Trailing defaults may be left out.
 
         Raises:
             ArgumentError: SL201 to SL210, where the arguments do not fit the declaration.
@@ -127,12 +127,14 @@ class OpState(HasCode):
         return self.plan.bind(args)
 
     def run_reference(self, args: Args) -> Returned:
-        """Return the unchecked result of the reference on all arguments in declared order, run outside of autocast."""
+        """Return the unchecked result of the reference, the op's body in PyTorch, on all arguments in declared order,
+        with autocast switched off.
+        """
         return self._run_function(self.reference, args)
 
     def run_surrogate(self, args: Args) -> Returned:
-        """Return the result of the function whose derivative is the gradient of the op, on all arguments, outside of
-        autocast.
+        """Return the result of the function whose derivative is the gradient of the op (a declared surrogate, else the
+        reference), on all arguments, with autocast switched off.
         """
         return self._run_function(self.surrogate, args)
 

@@ -66,8 +66,8 @@ class SourceParts:
 
 
 def take_over(op: Op, parts: SourceParts) -> Adoption:
-    """Bind the kernels and the gradient of an existing implementation, ``parts``, to ``op``. Return which parts were
-    taken and which were left.
+    """Bind the kernels and the gradient of an existing implementation, described by ``parts``, to ``op``. Return, in
+    words, which parts were taken and which were left.
     """
     spec = op.spec
     taken = [f"kernel on {', '.join(parts.devices)}"] if parts.devices else []
@@ -149,8 +149,8 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         raise _unfit_source_error(spec, got, f"writes to {', '.join(spec.mutated) or 'no argument'}", fix)
 
     def call(*args: Any) -> Any:
-        """Return the result of the registered op for the declared arguments ``args``, each passed under the name that
-        its schema has for it.
+        """Return the result of the op registered in torch for the declared arguments ``args``, each passed under the
+        name that its schema has for it.
         """
         values = dict(zip(own, args, strict=True))
         return overload(**{name: values[mine] for name, mine in places.items()})
@@ -181,10 +181,14 @@ def _unfit_source_error(spec: OpSpec, got: str, expected: str, fix: str = "") ->
 
 
 def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel function that takes the arguments by name and passes them by position to ``call``, the source."""
+    """Return a kernel function that takes the arguments by name and passes them in declared order to ``call``, the
+    existing implementation that the new op takes over.
+    """
 
     def kernel(**values: Any) -> Any:
-        """Run the source without recording gradients, and return its result, a tuple for several outputs."""
+        """Run the existing implementation without recording gradients, and return its result, a tuple for several
+        outputs.
+        """
         # The op's own gradient is recorded above the kernel, not the operations of the source.
         with torch.no_grad():
             result = call(*[values[a.name] for a in spec.args])
@@ -194,12 +198,14 @@ def _kernel_by_name(spec: OpSpec, call: Callable[..., Any]) -> Callable[..., Any
 
 
 def _source_gradient(spec: OpSpec, call: Callable[..., Any]) -> GradientFn:
-    """Return a gradient function for the new op, which runs the source again under autograd and differentiates it."""
+    """Return a gradient function for the new op, which runs ``call``, the existing implementation, again under autograd
+    and differentiates it.
+    """
     tensors = {a.name for a in spec.tensors}
 
     def gradients(grad: Any, saved: Any, needs: Any) -> Mapping[str, Any]:
-        """Return the gradient of each needed argument by name, from a new run of the source under autograd. Raises
-        SL304 inside a transform of torch.func.
+        """Return the gradient of each needed argument by name, from a new run of the existing implementation under
+        autograd. Raises SL304 inside a transform of torch.func.
         """
         if is_transform_active():  # its tensors cannot be made leaves
             got, fix = "a gradient by torch.func, of a source that autograd differentiates", "declare @op.backward"
@@ -246,8 +252,8 @@ def _requires_gradient(value: Any) -> bool:
 
 
 def _in_form_of(value: Any, found: Any) -> Any:
-    """Return the next gradients of ``found`` in the form of ``value``: one, or a list. None where the value requires no
-    gradient.
+    """Return the next gradients of the iterator ``found`` in the form of ``value``: a list for a list, else one. None
+    for a value that requires no gradient.
     """
     if isinstance(value, (list, tuple)):
         return [_in_form_of(v, found) for v in value]

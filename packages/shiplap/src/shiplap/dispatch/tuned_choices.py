@@ -42,7 +42,9 @@ class ChoiceEntry:
 
     @property
     def call(self) -> tuple[str, str, Key, tuple[tuple[str, str], ...]]:
-        """The calls to which the entry applies: op, digest of the op's code, key of sizes and dtypes, and place."""
+        """The calls to which the entry applies, as a key: op, digest of the op's code, rounded sizes and dtypes, and
+        the code around the call in a compiled graph on which the choice depends.
+        """
         return self.op, self.source, self.key, self.place
 
 
@@ -63,8 +65,8 @@ class UnprovenChoice(MissingChoice):
         self.known: dict[Key, Kernel | MissingChoice] = {}
 
     def variant_for_call(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the entry's config if the config is declared for the sizes of ``call``, else
-        MISSING_CHOICE. Results are remembered by sizes.
+        """Return the kernel with the config of this entry if that config is declared for the sizes of ``call``, else
+        the constant MISSING_CHOICE. Results are stored by sizes.
         """
         # Lists cannot be keys of a dict.
         sizes = tuple([tuple(v) if isinstance(v, list) else v for v in call.env.values()])
@@ -76,8 +78,8 @@ class UnprovenChoice(MissingChoice):
         return answer
 
     def _prove(self, op: OpState, call: Binding) -> Kernel | MissingChoice:
-        """Return the kernel with the entry's config if it is declared for the sizes of ``call``. Otherwise issue a
-        notice and return MISSING_CHOICE.
+        """Return the kernel with the config of this entry if that config is declared for the sizes of ``call``.
+        Otherwise issue a notice and return the constant MISSING_CHOICE.
         """
         space = self.kernel.space
         listed = space.configs(call.env) if space is not None else ()
@@ -159,8 +161,8 @@ def ensure_choices_loaded() -> None:
 
 
 def refresh_active() -> None:
-    """Recompute ``active``, the switch that makes calls look up choices, after entries, observer or frozen table have
-    changed.
+    """Recompute the flag ``active``, which makes calls look up tuned choices: there are entries, a frozen table, an
+    observer that records calls, or files still to read.
     """
     global active
     active = bool(_entries or frozen or observer is not None or not (_looked and _asked))
@@ -188,8 +190,8 @@ def install_choice_entries(entries: list[ChoiceEntry], file: str | None = None, 
 
 
 def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
-    """Return the usable tuned choices for ``op``, by device type followed by the key of a call. The value None stands
-    for the reference.
+    """Return the tuned choices for ``op`` that fit its present kernels, by device type followed by the key of a call.
+    The value None stands for the reference.
 
     The value is a :class:`MissingChoice` for an entry whose config only Python can check.
     """
@@ -200,7 +202,9 @@ def resolved_choices(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def forget_derived_choices() -> None:
-    """Clear the resolved choices, the remembered calls and the prepared launches, after choices or ops have changed."""
+    """Clear what was derived from tuned choices: the entries resolved to kernels, the looked-up calls and the stored
+    functions that repeat calls. Called after choices or ops have changed.
+    """
     _resolved.clear()
     _memo.clear()
     for calls in _ready.values():
@@ -303,8 +307,8 @@ def _resolve_entries(op: OpState) -> dict[Key, Kernel | MissingChoice | None]:
 
 
 def _with_entry_config(kernel: Kernel, entry: ChoiceEntry) -> Kernel | UnprovenChoice | None:
-    """Return the kernel with the entry's config, or an :class:`UnprovenChoice` if only the sizes of a call decide
-    whether it is declared. None if it is not.
+    """Return ``kernel`` with the compile-time values of the entry. An :class:`UnprovenChoice` if only the sizes of a
+    call decide whether the kernel declares these values, None if it does not.
     """
     space, checks = kernel.space, _checks.get((kernel.device, kernel.name))
     if space is None:

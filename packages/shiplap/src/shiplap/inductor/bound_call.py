@@ -51,8 +51,8 @@ class LoweredCall:
         self.memo.clear()
 
     def scratch(self, name: str, make: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Return the tensor kept under ``name``, made by ``make(*args)`` at the first request. All candidates of this
-        call use it in turn.
+        """Return the tensor that this call keeps under ``name``, made by ``make(*args)`` at the first request. The
+        candidates for this call, that is its possible kernels, are run one after another in these shared buffers.
         """
         if name not in self._scratch:
             self._scratch[name] = make(*args)
@@ -84,19 +84,19 @@ class LoweredCall:
         return self.op.identity
 
     def reference(self, *tensors: Any) -> Any:
-        """Return the result of the op's reference on ``tensors``, which replace the tensor arguments that are present,
-        with all other arguments as in this call.
+        """Return the result of the op's reference, its implementation in plain PyTorch, for this call with ``tensors``
+        in place of the tensor arguments that are not None. All other arguments are those of the call.
         """
         return self.op.run_reference(self._all_arguments(tensors))
 
     def function_of_tensors(self, function: Traced) -> Callable[..., Any]:
-        """Return a function of the tensor arguments that are present, in schema order. It calls ``function``, which
-        takes all arguments of the op, with the others as in this call.
+        """Return a function that takes only the tensor arguments that are not None, in schema order, and calls
+        ``function`` with all arguments of the op: these tensors, and for the rest the values of this call.
         """
 
         def run(*tensors: Any) -> Any:
-            """Return the result of the wrapped function of all op arguments, with ``tensors`` as the tensor arguments
-            that are present and the other arguments as in this call.
+            """Return the result of the function given to ``function_of_tensors``, called with all arguments of the op:
+            ``tensors`` for the tensor arguments that are not None, and for the rest the values of this call.
             """
             positional, named = self.op.spec.split(self._all_arguments(tensors))
             return function(*positional, **named)
@@ -126,14 +126,14 @@ class LoweredCall:
 
     @cached_property
     def hints(self) -> dict[str, Any]:
-        """The dims and scalars of the call by name, as in ``env``, with each symbol replaced by its value in the call
-        that is being compiled.
+        """The dims and scalars of the call by name, as numbers: a symbolic size has the value with which the graph is
+        being compiled.
         """
         return self.numbers({})
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
-        of the call.
+        """Return the dims and scalars of the call by name as numbers. A size symbol in ``sizes`` gets its value from
+        there, any other symbol the value with which the graph is being compiled.
         """
         return {k: _as_hints(v, sizes) for k, v in self.env.items()}
 
@@ -143,8 +143,8 @@ class LoweredCall:
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        """Return the shape of the output as numbers. Symbols have the values in ``sizes``, and other symbols those of
-        the call.
+        """Return the shape of the output as numbers. A size symbol in ``sizes`` gets its value from there, any other
+        symbol the value with which the graph is being compiled.
         """
         return tuple(evaluate_size(s, sizes) for s in self.output.shape)
 
@@ -155,16 +155,18 @@ class LoweredCall:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The compile-time constants of this call for a template, by name: ``HAS_BIAS``, ``STRIDE_0``, each scalar in
-        capitals. Symbolic sizes among them become fixed in the graph.
+        """The compile-time constants that the kernel template gets for this call, by name: ``HAS_BIAS`` for an optional
+        argument ``bias``, ``STRIDE_0`` for an item of a list, each scalar in capitals. A symbolic size among them is
+        fixed to its current value by a guard of the graph.
         """
         return template_constants(
             self.op.spec, self.values, lambda v: inductor_lowering.static_size(v) if isinstance(v, torch.SymInt) else v
         )
 
     def facts(self, buffers: Mapping[str, Any]) -> dict[str, int]:
-        """Return constants for a template about the memory of this call: ``K_ALIGN``, a power of two that always
-        divides the size ``k``, and ``A_INNER``, the axis of ``a`` with stride 1, or -1.
+        """Return constants for a kernel template about the memory of this call: ``K_ALIGN``, a power of two that always
+        divides the size ``k``, and ``A_INNER``, the axis along which the tensor ``a`` has stride 1, or -1. ``buffers``
+        holds the input buffers by name.
         """
         alignments = {
             f"{k.upper()}_ALIGN": inductor_lowering.known_alignment(v) for k, v in self.env.items() if is_size(v)
@@ -174,8 +176,9 @@ class LoweredCall:
         }
 
     def buffers(self, template: Template) -> dict[str, Any]:
-        """Return the input buffers by name, in schema order and then the template's tables. Each buffer has the
-        innermost dim that the template requires, by a copy if need be.
+        """Return Inductor's input buffers for ``template`` by name: the tensor arguments in schema order, then the
+        template's tables (tensors computed from sizes at compile time). A tensor is copied where the dim that the
+        template requires to be adjacent in memory is not.
         """
         wanted, layouts = dict(template.innermost), {}
         for arg, node in zip(self.op.spec.args, self.args, strict=True):
@@ -198,12 +201,14 @@ class LoweredCall:
 
     @property
     def recipe(self) -> SampleRecipe:
-        """The recipe of a sample with the sizes, scalars, dtypes, layouts and absent arguments of this call."""
+        """The recipe of a test input like this call: its sizes, scalars, dtypes, memory layouts and absent arguments,
+        from which tensors with random values can be made.
+        """
         return self.recipe_at({})
 
     def recipe_at(self, at: Sizes) -> SampleRecipe:
-        """Return the recipe of a sample like this call, where symbols have the values in ``at``, and other symbols
-        those of the call.
+        """Return the recipe of a test input like this call, but with the size symbols in ``at`` set to their values
+        there. Other symbols have the values with which the graph is being compiled.
         """
         spec, hints = self.op.spec, self.numbers(at)
         dims = free_dims(spec)

@@ -52,8 +52,8 @@ def install_lowerings() -> None:
 
 
 def say_opaque(op: Op) -> None:
-    """Issue a notice, once, that the templates of ops are not used, since no run has verified them on this version of
-    torch.
+    """Issue a notice, once, that compiled code calls ops with kernel templates, such as ``op``, as opaque functions,
+    since no test run has verified templates on this version of torch.
     """
     notice(
         "templates are opaque",
@@ -63,7 +63,9 @@ def say_opaque(op: Op) -> None:
 
 
 def _lower_below(op: Op) -> None:
-    """Let Inductor's code call the overload of ``op`` below autograd in place of the outer one."""
+    """Make code that Inductor generates call the inner overload of ``op``, registered below autograd, in place of the
+    outer one: compiled code records no gradient there.
+    """
     from shiplap.torch_private import inductor_lowering
 
     inductor_lowering.call_below(op.overload, op.below_autograd)
@@ -88,7 +90,9 @@ def _make_kernel_visible(op: Op) -> None:
 
 
 def _register_lowering(op: Op) -> None:
-    """Register :func:`lower_op` as Inductor's lowering of both overloads of ``op``, which has templates."""
+    """Register :func:`lower_op` as Inductor's lowering of ``op``, which has kernel templates, for both of its
+    overloads: the outer one and the one below autograd.
+    """
     from shiplap.inductor.lower import lower_op
     from shiplap.torch_private import dynamo, inductor_lowering
 

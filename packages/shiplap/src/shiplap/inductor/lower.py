@@ -39,8 +39,8 @@ UNTUNED_REFERENCE = f"{REFERENCE}({UNTUNED})"
 
 
 def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the Inductor node for one call of ``op``: the kernel of the chosen template candidate, or the fallback,
-    which is the op's own kernel or its reference.
+    """Return the Inductor IR node for one call of ``op``: the kernel of the chosen template, with which Inductor can
+    fuse neighbours, or the fallback, that is a call of the op's own kernel or its reference traced into the graph.
     """
     with LoweredCall.bind(op, args, kwargs) as call:
         wanted = forced_candidate(op.spec.name)  # a trial of a candidate that has been proven
@@ -63,8 +63,8 @@ def lower_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _guarded_by_range(call: LoweredCall, choice: FusionChoice) -> FusionChoice:
-    """Return ``choice`` after guarding the graph against sizes for which the template is not proven, or the fallback
-    where no guard can do that.
+    """Return ``choice`` after adding guards to the graph, so that it is not run at sizes for which the template was not
+    proven correct. Return the choice of the fallback where such a guard cannot be set.
     """
     if choice.chosen in (REFERENCE, UNTUNED_REFERENCE) or call.sizes.limit_graph():
         return choice
@@ -80,8 +80,9 @@ def _unproven_sizes(call: LoweredCall, why: str, verdicts: list[CandidateVerdict
 
 
 def _choose_candidate(call: LoweredCall) -> FusionChoice:
-    """Return the choice for a call: the stored or installed one, else a measured one if the user requested tuning, else
-    the first candidate that is proven, else the fallback.
+    """Return which candidate is used for a call: the one stored by an earlier tuning or given by an installed table,
+    else the fastest measured now if the user requested tuning, else the first that agrees with the reference, else the
+    fallback.
     """
     # The tuner compiles only to get here, and takes the result from its request.
     if answer_tuning_request(call):
@@ -140,8 +141,8 @@ def _likely_candidate(call: LoweredCall) -> TemplateCandidate | None:
 
 
 def _default_candidates(valid: list[TemplateCandidate], first: str) -> list[TemplateCandidate]:
-    """Return the candidates that may be used without a measurement: those of default templates, and the one labelled
-    ``first``, which leads the list.
+    """Return the candidates that may be used without a measurement: those of templates that their author marked as
+    default, and the one labelled ``first``, which leads the list.
     """
     taken = [c for c in valid if c.template.default or c.label == first]
     return sorted(taken, key=lambda c: c.label != first) if any(c.label == first for c in taken) else taken
@@ -191,8 +192,9 @@ def _by_default(
 def _first_proven(
     call: LoweredCall, valid: list[TemplateCandidate], verdicts: list[CandidateVerdict], reason: str
 ) -> FusionChoice:
-    """Return the choice of the first candidate in ``valid`` that is proven, else of the reference. Each verdict is
-    appended to ``verdicts``.
+    """Return the choice of the first candidate in ``valid`` whose results agree with the reference on test inputs, else
+    of the reference. The verdict on each tried candidate is appended to ``verdicts``, and ``reason`` is recorded in the
+    choice.
     """
     for candidate in valid:
         verdicts.append(prove_template(candidate))

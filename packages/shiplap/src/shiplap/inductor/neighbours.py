@@ -55,7 +55,9 @@ class FusibleSurroundings:
 
     @cached_property
     def _inputs(self) -> tuple[fx.Node, ...]:
-        """The graph nodes outside that the call and its surroundings read, in order of their first use."""
+        """The graph nodes outside of this group (the call and the operations around it) whose results the group reads,
+        in order of their first use.
+        """
         inside = {self.node, *self.nodes}
         read = [i for n in (self.node, *self.nodes) for i in n.all_input_nodes if i not in inside]
         return tuple(dict.fromkeys(read))

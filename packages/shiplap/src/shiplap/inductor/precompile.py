@@ -32,8 +32,9 @@ _graphs: weakref.WeakKeyDictionary[Any, CompileProgress] = weakref.WeakKeyDictio
 
 
 def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress:
-    """Return the progress of the graph that contains ``call``. At the first call of a graph, also send the kernels that
-    ``likely`` names for its calls to Inductor's worker processes.
+    """Return the progress counter of the graph that contains ``call``. At the first call of a graph, also start
+    compiling in worker processes: ``likely`` returns, for each of the graph's calls, the candidate that will probably
+    be used.
     """
     graph = inductor_templates.current_graph()
     progress = _graphs.get(graph)
@@ -48,8 +49,8 @@ def precompile_later_calls(call: LoweredCall, likely: Likely) -> CompileProgress
 
 
 def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
-    """Return the calls of ops with templates behind ``call`` in the graph, as pairs (op, FX node), in the order in
-    which they are lowered.
+    """Return the later calls, in the same graph as ``call``, of ops that have kernel templates for its device, as pairs
+    (op, FX node) in the order in which they are lowered.
     """
     ops: dict[Any, Op] = {
         overload: op
@@ -62,8 +63,8 @@ def _later_calls(call: LoweredCall) -> list[tuple[Op, torch.fx.Node]]:
 
 
 def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set[Any]) -> None:
-    """Start to compile the kernel that ``likely`` returns for the call ``node``, unless one of an equal call, listed in
-    ``kinds``, was started. Errors are logged only.
+    """Start to compile the candidate that ``likely`` returns for the call ``node`` of ``op``. Do nothing where
+    ``kinds``, the descriptions of the calls handled so far, contains an equal one. Errors are logged only.
     """
     values = {n.name: n.meta.get("val") for n in node.all_input_nodes}
     rest = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, torch.fx.Node)]
@@ -83,8 +84,8 @@ def _start_likely_kernel(op: Op, node: torch.fx.Node, likely: Likely, kinds: set
 
 
 def _start_compiler(candidate: TemplateCandidate | None) -> None:
-    """Compile the kernel of ``candidate`` in another process, unless its verdict is known. Do nothing for None and for
-    templates with tables or copied inputs.
+    """Start compiling the kernel of ``candidate`` in another process, unless its verdict is known already. Do nothing
+    for None, nor for a template that reads tables or copied inputs.
     """
     if candidate is None or candidate.template.tables or candidate.template.innermost:
         return  # tables and copies would stay in the graph

@@ -62,8 +62,8 @@ class CompileProgress:
 
 
 def start_progress(total: int, graph: Any) -> CompileProgress:
-    """Return a counter of the ``total`` calls of ``graph`` that get kernels. Its status line ends with the last call,
-    or when the graph is freed.
+    """Return a progress counter for the ``total`` calls of ``graph`` that are lowered to kernels. Its status line on
+    the terminal ends with the last call, or when the graph is freed.
     """
     progress = CompileProgress(total)
     # Lowering may fail before the last call, and a status line would stay on the terminal.

@@ -41,8 +41,8 @@ def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
 
 
 def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
-    """Return the verdict on a candidate: ``ok`` if its outputs agree with the reference on all samples, else ``wrong``,
-    ``broken`` or ``refused`` with the reason.
+    """Return the verdict on a candidate kernel: ``ok`` if its outputs agree with the op's reference on test inputs
+    drawn with ``seeds``, else ``wrong``, ``broken`` (an error) or ``refused`` (not testable), with the reason.
 
     The inputs are not degenerate, and the outputs are poisoned before. The samples have the sizes of the call, sizes
     over the range that the graph serves, and again the sizes of the call after other sizes. An equal candidate for an
@@ -73,7 +73,9 @@ def known_verdict(candidate: TemplateCandidate) -> CandidateVerdict | None:
 
 
 def remember_verdict(candidate: TemplateCandidate, verdict: CandidateVerdict) -> None:
-    """Keep the verdict of a proof under the key of the candidate: in this process, and if it is ``ok`` also on disk."""
+    """Keep the verdict of a proof, that is of a comparison with the reference, for all equal candidates of equal calls:
+    in this process, and if it is ``ok`` also on disk.
+    """
     key = _proof_key(candidate)
     if key is None:
         return
@@ -108,8 +110,8 @@ def _proof_key(candidate: TemplateCandidate) -> Key | None:
 
 
 def _run_proof(candidate: TemplateCandidate, seeds: tuple[int, ...]) -> CandidateVerdict:
-    """Return the verdict on a candidate after running it on every drawn sample and comparing it with the reference. It
-    ends at the first failure.
+    """Return the verdict on a candidate after running it on drawn test inputs and comparing its outputs with the
+    reference, until the first failure. ``seeds`` draw the inputs of the call's own sizes.
     """
     call = candidate.call
     # Random integers would be invalid indices, and a wrong verdict would follow.
@@ -177,8 +179,9 @@ class _Cases:
         yield draw_sample(call, self.seeds[0]), {}
 
     def _at_values(self, values: str) -> Iterator[SampleCase]:
-        """Yield small samples of the call whose values lie around the constants in the code, at most eight, so that
-        each constant occurs at every place.
+        """Yield at most eight small samples of the call whose values lie around constants in the kernel's source, where
+        it may branch. ``values`` names that kind of values in a sample's recipe. Several samples let each constant
+        occur at every place.
         """
         recipe = self.call.recipe.but(values=values)
         count, seed = 1, self.seeds[-1]

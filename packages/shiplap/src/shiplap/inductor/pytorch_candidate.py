@@ -60,8 +60,8 @@ class TracedCandidate(TemplateCandidate):
     _alone: StandaloneFunction | None = field(default=None, repr=False)
 
     def render(self) -> StandaloneFunction:
-        """Return the template's function compiled by itself, once. Raises the errors of its operations for arguments
-        like those of the call.
+        """Return the template's function, which is written in PyTorch operations, compiled by Inductor as a graph of
+        its own. It is compiled at the first request. Errors of its operations are raised.
         """
         if self._alone is None:
             self._alone = StandaloneFunction.compile_for_call(self.call, self._function)
@@ -69,14 +69,16 @@ class TracedCandidate(TemplateCandidate):
 
     @property
     def _function(self) -> Callable[..., Any]:
-        """The template's function as a function of the tensors of the call that are present."""
+        """The PyTorch function that is the template, as a function of only those tensor arguments that are not None in
+        this call.
+        """
         assert self.template.function is not None
         return self.call.function_of_tensors(self.template.function)
 
     @property
     def digest(self) -> str:
-        """The digest of the function, of the version of PyTorch, and of the sizes and strides that the function
-        reads.
+        """The digest of what the results depend on: the template's PyTorch function, the version of PyTorch, and the
+        sizes and strides of the call's tensors.
         """
         memory = [(list(v.shape), list(v.stride())) for v in self.call.tensors.values()]
         text = f"{self.template.identity}|{memory}|{torch.version.git_version}"
@@ -95,8 +97,8 @@ class TracedCandidate(TemplateCandidate):
         return self.render().bind_copies(args)
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function that runs the template's operations eagerly on ``args``, of any sizes. At other sizes of
-        one graph the operations are the same.
+        """Return a function that runs the template's PyTorch operations eagerly on ``args``. ``sizes``, the values of
+        the size symbols for ``args``, is not read, since the same operations serve all sizes of a graph.
         """
         assert self.template.function is not None
         # Eagerly, since compiling for each size of a proof would take too long.
@@ -117,8 +119,8 @@ class TracedCandidate(TemplateCandidate):
 
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the usable candidates of the op's templates for a call, and a dict from the label of each other candidate
-    to the reason against it. Both are computed once for a call.
+    """Return the candidates (a template with one of its configs) that can serve a call, and a dict from the label of
+    each other one to the reason against it. Both are kept with the call, so each candidate is rendered once.
 
     A candidate that has been rendered for the call is not rendered again.
     """

@@ -90,8 +90,8 @@ class FallbackCandidate(Candidate):
     _alone: StandaloneFunction | None = None
 
     def render(self) -> None:
-        """Compile the reference for this call, once, while its graph is lowered. Do nothing for an op with a kernel of
-        its own.
+        """Compile the op's reference as a graph of its own for this call, at the first request and while the
+        surrounding graph is lowered. Do nothing for an op with a kernel of its own.
         """
         if self._alone is None and not self.call.op.native_kernels(self.call.device.type):
             self._alone = StandaloneFunction.compile_for_call(self.call, self.call.reference)
@@ -120,8 +120,8 @@ class CandidateSelection:
 
     @staticmethod
     def of(call: LoweredCall) -> CandidateSelection:
-        """Return the selection for a call: its neighbours in the graph, sample inputs, and the keys under which its
-        choice is stored, with neighbours and alone.
+        """Return what is needed to choose a candidate for a call: the operations around it in the graph, sample inputs,
+        and two keys of the store of choices, one that includes these operations and one without them.
         """
         around = FusibleSurroundings.around_call(call)
         drawn = draw_inputs(call.op, call.recipe, str(call.device))
@@ -133,8 +133,8 @@ class CandidateSelection:
 
 
 def choice_for_selection(selection: CandidateSelection, key: Key | None = None) -> Choice | None:
-    """Return the stored or installed choice for ``key``, by default that of the selected call with its neighbours, or
-    None. A frozen table is the only source if there is one.
+    """Return the candidate chosen earlier for ``key`` (stored by a tuning, or from an installed table), or None. The
+    default key is that of the call with its neighbours. While choices are frozen, only the frozen table is read.
     """
     op, key = selection.call.op, key or selection.key
     drawn = selection.inputs
@@ -145,7 +145,8 @@ def choice_for_selection(selection: CandidateSelection, key: Key | None = None) 
 
 def preferred_candidate(selection: CandidateSelection, names: Sequence[str]) -> str:
     """Return the label of the candidate to try first where nothing was measured with these neighbours, or an empty
-    text: the choice for the call alone, else the one for eager calls if it is in ``names``.
+    text: the one chosen for the call without neighbours, else the one for eager calls if it is among ``names``, the
+    labels that are possible here.
     """
     alone = choice_for_selection(selection, selection.alone)
     if alone is not None:
@@ -172,8 +173,8 @@ def measure_candidates(
     report: Report | None = None,
     within: WorkerProcess | None = None,
 ) -> tuple[Choice, list[CandidateVerdict]]:
-    """Verify and time the fallback and ``candidates``, store the choice of the fastest, and return the choice with a
-    verdict per candidate.
+    """Verify and time the fallback and ``candidates``, store the choice of the fastest if ``options.keep`` is set, and
+    return the choice with a verdict per candidate.
 
     A tuning passes ``options`` and ``report``, and its worker process as ``within``. Without a worker the candidates
     run in this process. A compilation that measures for itself passes none of the three.
@@ -198,7 +199,8 @@ def measure_candidates(
 def _list_verdicts(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, raced: Mapping[int, Timing]
 ) -> list[CandidateVerdict]:
-    """Return the verdicts of the measured candidates: first the timed ones, the fastest alone first, and then the
+    """Return a verdict per measured candidate of ``listed``: first the timed ones in the order of ``ranking``, fastest
+    alone first, with the time in ``raced`` (by index, measured with the neighbouring operations) as detail, then the
     dropped ones with the reason.
     """
     around = selection.surroundings.text
@@ -245,8 +247,9 @@ def _make_bench(task: SelectionTask, call: LoweredCall, isolation: WorkerProcess
 def _choose_finalist(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, here: bool
 ) -> tuple[Choice, dict[int, Timing]]:
-    """Return the choice, and the times by index of the candidates that were compiled and raced with their surroundings.
-    ``here`` says that the ranking was verified in this process.
+    """Return the choice among the candidates ``listed``, and the times, by index, of those that were compiled and timed
+    together with the operations around the call. ``here`` says that ``ranking`` was verified in this process and not in
+    a worker.
     """
     order, alone, tried = ranking.order, ranking.timings, len(listed) - ranking.unseen
     # A compilation with the surroundings takes seconds for each finalist, so only the best few are tried.
@@ -282,8 +285,8 @@ def _choose_finalist(
 
 
 def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
-    """Whether a candidate is proven at all sizes of its graph. If it is not, append a finding with the reason to the
-    ranking.
+    """Whether a candidate agrees with the reference at all tested sizes that its graph may get. If it does not, append
+    a finding with the reason to ``ranking``.
     """
     verdict = prove_template(candidate)
     if verdict.status != "ok":
@@ -294,8 +297,8 @@ def _proven_in_process(ranking: Ranking, candidate: TemplateCandidate) -> bool:
 
 
 def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> dict[int, Timing]:
-    """Return the times by index without that of the untuned fallback, unless it is clearly faster than the tuned
-    one.
+    """Return ``around``, times by index in ``listed``, without that of the fallback compiled without Inductor's tuning,
+    unless it is clearly faster than the tuned fallback, which has index 0.
     """
     untuned = next((i for i in around if listed[i].config == UNTUNED and listed[i].kernel == REFERENCE), None)
     if untuned is None or 0 not in around or around[untuned].median < SURE * around[0].median:
@@ -304,15 +307,15 @@ def _without_equal_fallback(listed: list[Any], around: Mapping[int, Timing]) -> 
 
 
 def _ranking_cost(candidate: Candidate, timing: Timing) -> float:
-    """Return the seconds by which candidates are ranked: the median, reduced by the resolution of the clock for the
-    fallback, since an equally fast template is no gain.
+    """Return the seconds by which a candidate is ranked: its median time. That of the fallback is reduced by a small
+    fixed share, so that a template which is not measurably faster does not win.
     """
     return timing.median * (TIE if candidate.kernel == REFERENCE else 1.0)
 
 
 def _tuned_in_final_graph(call: LoweredCall, listed: list[Any], alone: Mapping[int, Timing]) -> set[int]:
-    """Return the indices of the candidates that Inductor will tune in the final graph, and that may therefore become
-    faster than the times ``alone`` show.
+    """Return the indices in ``listed`` of the candidates that Inductor's own tuning may make faster in the final graph
+    than ``alone``, their times in isolation, shows. It is empty where Inductor does not tune.
 
     These are templates that are PyTorch code, and the fallback. A fallback that is an own kernel is called unchanged. A
     library's call is always in the result, because Inductor's tuning begins with it.
@@ -338,8 +341,9 @@ def _inductor_tunes(candidate: Candidate) -> bool:
 def _selection_choice(
     selection: CandidateSelection, listed: list[Any], ranking: Ranking, times: dict[int, float], how: str, tried: int
 ) -> Choice:
-    """Return the record of the choice of the first candidate in ``times``, which hold the seconds by index, the best
-    one first. ``how`` says in which surroundings they were measured.
+    """Return the choice record of the first candidate in ``times``, seconds by index in ``listed``, the best one first.
+    ``how`` says, for the reason, in which surroundings these were measured, and ``tried`` is the number of candidates
+    tried.
     """
     ranked = list(times) or [0]
     best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
@@ -389,8 +393,8 @@ def _name_fallback(candidate: Candidate) -> str:
 def _race_with_surroundings(
     selection: CandidateSelection, listed: list[Any], finalists: Sequence[int], ambient: Collection[int]
 ) -> dict[int, Timing]:
-    """Return the times by index of the finalists, each compiled with the operations around the call and run in turns. A
-    candidate that cannot be compiled is left out.
+    """Return the times, by index in ``listed``, of the candidates ``finalists``, each compiled together with the
+    operations around the call and run in alternation. A candidate that cannot be compiled is left out.
 
     All are compiled in the mode of this compilation, so that kernels beside a template are those of the final graph,
     and are not tuned again for it. PyTorch code that is not in ``ambient`` is compiled without tuning, which would be

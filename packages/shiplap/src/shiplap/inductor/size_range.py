@@ -64,8 +64,8 @@ class SizedCall(Protocol):
         """The device of the tensors of the call."""
 
     def numbers(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the dims and scalars by name as numbers. Symbols have the values in ``sizes``, and other symbols those
-        of the call.
+        """Return the dims and scalars of the call by name as numbers. A size symbol in ``sizes`` gets its value from
+        there, any other symbol the value with which the graph is being compiled.
         """
 
 
@@ -97,8 +97,8 @@ class SizeRange:
     memory: tuple[tuple[tuple[Any, Any], ...], ...] = field(default=(), repr=False)
 
     def limit_graph(self) -> bool:
-        """Guard the graph that is being lowered against sizes beyond the range. Return whether all guards could be
-        set.
+        """Add guards to the graph that is being lowered, so that it is not run at sizes beyond this range. Return
+        whether all guards could be set.
         """
         return all(inductor_lowering.limit_size(s.symbol, s.upper or 0) for s in self.guarded)
 
@@ -122,8 +122,9 @@ class SizeRange:
         return laid is not None and inductor_lowering.conditions_admit(self.conditions, laid)
 
     def _with_strides(self, sizes: Sizes) -> Sizes | None:
-        """Return ``sizes`` with values for the symbols of strides: those of the call, or larger ones where elements
-        would share memory. None if elements share memory all the same, or a tensor spans more than a sample may.
+        """Return ``sizes`` completed with values for symbols that occur only in strides: the current ones, or larger
+        where elements of a tensor would share memory. Return None if they share it all the same, or if a tensor spans
+        more memory than a test input may.
         """
         whole, free = {**sizes, **{s.symbol: s.hint for s in self.others}}, {s.symbol for s in self.others}
         for dims in self.memory:
@@ -183,8 +184,9 @@ class SizeRange:
             yield sizes
 
     def _edge_values(self, s: SizeSymbol, mined: CodeConstants, tiles: Sequence[int], limit: int) -> list[int]:
-        """Return values of one size symbol at which a proof is worth while and takes no longer than ``limit``, the ones
-        most likely to reveal an error first. They lie around tiles, constants and guards.
+        """Return values of one size symbol at which a kernel is worth testing, those most likely to reveal an error
+        first: around tile sizes, constants ``mined`` from its code, and bounds of guards. Values whose sample takes
+        more than ``limit`` operations are left out.
         """
         upper = s.upper if s.upper is not None else s.hint
         compared, divisors = inductor_lowering.edges_of(self.conditions, s.symbol)
@@ -209,7 +211,9 @@ class SizeRange:
         return [v for v in fitting if self.work(self._fill_others({s.symbol: v}, 0)) <= limit]
 
     def _fill_others(self, sizes: Sizes, turn: int) -> Sizes:
-        """Return ``sizes`` completed with small sizes for the other symbols, which differ from turn to turn."""
+        """Return ``sizes`` completed with small values for the size symbols that it lacks. ``turn`` is a counter by
+        which these values vary, and each symbol gets another one.
+        """
         small = [5, 17, 3, 33, 2, 9]
         whole = dict(sizes)
         for place, s in enumerate(self.symbols):
@@ -272,8 +276,9 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
     """
 
     def work(sizes: Sizes) -> int:
-        """Return the approximate number of operations of a sample at ``sizes``: the op's own, or those for drawing and
-        comparing its elements. It is beyond every limit for too large tensors.
+        """Return the approximate number of operations that a test of the call takes at ``sizes``: those of the op, or
+        those for drawing and comparing its elements if more. Return a number above every limit where a tensor would be
+        too large.
         """
         env = call.numbers(sizes)
         outputs = int(sum(prod(declared_output_shape(out, env)) for out in call.op.spec.outputs))
@@ -287,8 +292,8 @@ def _work_of(call: SizedCall, element: int = ELEMENT) -> Callable[[Sizes], int]:
 
 
 def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
-    """Return the range ``free`` with an upper end for each symbol: its own if a proof can cover it, else one that a
-    guard of the graph sets. ``problem`` says where neither works.
+    """Return ``free``, a range whose size symbols may have no upper end, with an upper end for each: its own if a proof
+    can cover it, else a lower one that a guard of the graph sets. Where neither works, its ``problem`` says why.
     """
     faster, far = (1, FAR) if call.device.type == "cpu" else (FASTER, FAR_ON_DEVICE)
     drawn = free.work if far == FAR else _work_of(call, DRAWN)
@@ -321,8 +326,8 @@ def _with_ends(call: SizedCall, free: SizeRange) -> SizeRange:
 
 
 def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: int) -> int:
-    """Return an upper end for a size: at least twice the size of the call, and up to ``far`` if ``cost`` of a proof
-    there stays below ``limit``.
+    """Return the upper end up to which a size is tested: at least twice the size of the call, and up to ``far`` while
+    ``cost``, the operations of a test at a size, stays below ``limit``.
     """
     # Else the graph would be compiled again for a call that is a little larger.
     least = 1 << (2 * s.hint - 1).bit_length() if s.hint > 0 else 1
@@ -333,8 +338,8 @@ def _affordable_end(s: SizeSymbol, cost: Callable[[int], int], limit: int, far: 
 
 
 def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list[SizeSymbol]]:
-    """Return the upper end of a size that no guard can check, or None, and the symbols, with ends to guard, from which
-    it follows.
+    """Return the upper end of a size symbol that a guard cannot limit directly, or None, with the other symbols whose
+    guarded ends imply it.
     """
     if s.upper is not None or dynamo.is_packaging():
         return s.upper, []
@@ -353,7 +358,9 @@ def _end_by_conditions(free: SizeRange, s: SizeSymbol) -> tuple[int | None, list
 
 
 def _describe_unlimited(call: SizedCall, s: SizeSymbol, upper: int | None) -> str:
-    """Return the reason, for people, why a size with the end ``upper`` cannot be proven over its range."""
+    """Return the reason, as text for users, why a template cannot be tested at all sizes that symbol ``s`` may have.
+    ``upper`` is its upper end, or None if it has none.
+    """
     name = _name_symbol(call, s)
     if dynamo.is_packaging():
         return f"{name} may be {'any size' if upper is None else f'up to {upper}'} in this package, too many to prove"

@@ -74,7 +74,9 @@ class TemplateCandidate(Candidate):
 
     @property
     def digest(self) -> str:
-        """The digest of the kernel's text as it is rendered for this call, and of the memory that it reads."""
+        """The digest of the kernel's text as it is rendered for this call, and of the memory layout of the buffers that
+        it reads.
+        """
         text = inductor_templates.kernel_source(self.render())
         memory = [(name, _memory_of_slot(expressions, {})) for name, expressions in self._slots]
         return hashlib.sha256(f"{text}|{self._slots}|{memory}|{self.split_k}".encode()).hexdigest()[:32]
@@ -119,13 +121,14 @@ class TemplateCandidate(Candidate):
         return self._make_launcher(inductor_templates.run_function(self._choice, inputs, out, sizes), inputs, out)
 
     def _make_launcher(self, run: Any, inputs: list[Tensor], out: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Return a function without arguments that launches the compiled kernel and returns its output ``out``, with
-        split-K the sum of the partial outputs. It keeps ``inputs`` alive.
+        """Return a function without arguments that launches the compiled kernel ``run`` and returns its output ``out``,
+        or with split-K the sum of the partial outputs. The function keeps ``inputs`` alive, since ``run`` holds only
+        their addresses.
         """
 
         def call(_alive: list[Tensor] = inputs) -> tuple[Tensor, ...]:  # a C++ kernel was given their addresses only
-            """Launch the compiled kernel and return its output, or with split-K the sum of its partial outputs, as a
-            tuple of one tensor.
+            """Launch the compiled kernel and return its output as a tuple of one tensor: with split-K, the sum of its
+            partial outputs. ``_alive`` is not read: as a default value it keeps the input tensors alive.
             """
             inductor_lowering.launch_run(run)
             return (_sum_partials(self.call, out) if self.split_k > 1 else out,)
@@ -144,8 +147,9 @@ class TemplateCandidate(Candidate):
         return ", ".join(str(symbol) for symbol in read_library_state(library).symbols if _is_named(symbol.name, words))
 
     def _inputs(self, args: tuple[Any, ...], sizes: Sizes, room: Callable[..., Tensor]) -> list[Tensor]:
-        """Return tensors filled with ``args`` and the template's tables, in memory with the strides and offsets for
-        which the kernel was rendered. ``room`` allocates each under a name.
+        """Return input tensors for the kernel: copies of ``args`` and the template's tables, with the strides and
+        offsets for which the kernel was rendered. ``room(name, make, *args)`` returns the memory for each, new or
+        shared.
         """
         given = {a.name: v for a, v in zip(self.call.op.spec.args, args, strict=True) if isinstance(v, Tensor)}
         tables = dict(self.template.tables)
@@ -161,7 +165,9 @@ class TemplateCandidate(Candidate):
         return tensors
 
     def _output(self, sizes: Sizes = MappingProxyType({})) -> Tensor:
-        """Return memory for the output at ``sizes``, or with split-K for its partial sums in float32."""
+        """Return uninitialised memory for the output, where the size symbols have the values in ``sizes`` or else those
+        of the call. With split-K it is for the float32 partial sums, whose first dim counts them.
+        """
         shape = self.call.shape(sizes)
         if self.split_k > 1:
             return torch.empty((self.split_k, *shape), dtype=torch.float32, device=self.call.device)
@@ -299,8 +305,8 @@ def _poison_output(out: Tensor) -> None:
 
 
 def _memory_of_slot(expressions: tuple[Any, ...], sizes: Sizes) -> Memory:
-    """Return the sizes, strides and offset of a buffer as numbers. Symbols have the values in ``sizes``, and others
-    those of the call.
+    """Return the sizes, strides and offset of a buffer as numbers, from ``expressions`` of size symbols. A symbol in
+    ``sizes`` gets its value from there, any other one the value with which the graph is being compiled.
     """
     shape, strides, offset = expressions
     return (

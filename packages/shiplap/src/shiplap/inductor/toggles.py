@@ -33,8 +33,9 @@ def switches_of(op: Op) -> TemplateSwitches:
 def switches(
     op: Op, *, templates: bool | None = None, fusion: bool | None = None, only: str | None = None
 ) -> Iterator[None]:
-    """Within this context, compile calls of ``op`` with its templates off, without fusion, or with the candidate whose
-    label contains ``only``.
+    """Within this context, compile calls of ``op`` with changed settings: ``templates=False`` uses no template,
+    ``fusion=False`` lets Inductor fuse nothing into one, and ``only`` uses the candidate whose label contains that
+    text.
 
     The switches are part of every compile cache key. A comparison therefore never gets the code that it is compared
     with from the cache.

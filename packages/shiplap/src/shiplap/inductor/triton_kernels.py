@@ -18,8 +18,8 @@ from shiplap.torch_private import inductor_lowering
 
 
 def is_single_launch(op: Op) -> bool:
-    """Whether ``op`` has, on some device, one Triton kernel of a single launch as its only kernel, whatever a choice
-    table contains.
+    """Whether the only kernel of ``op`` on some device is a single launch of a Triton kernel, so that Inductor can be
+    given that launch. Tables of tuned choices are not considered.
     """
     return any(len(kernels) == 1 and isinstance(kernels[0], LaunchedKernel) for kernels in op.kernels.values())
 
@@ -36,7 +36,9 @@ def lower_triton_op(op: Op, overload: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _launch_node(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the node of a plain Triton launch in place of the op, or None where the call has to go through the op."""
+    """Return the Inductor node that launches the op's Triton kernel directly, or None where the call needs what the op
+    does around the launch.
+    """
     fx = inductor_lowering.current_node()
     fakes: Any = torch.fx.map_arg((fx.args, fx.kwargs), lambda n: n.meta["val"])
     values, output = op.spec.complete(*fakes), fx.meta["val"]

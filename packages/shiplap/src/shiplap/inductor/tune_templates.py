@@ -56,8 +56,8 @@ def is_tuning_templates() -> bool:
 
 
 def answer_tuning_request(call: LoweredCall) -> bool:
-    """Find the choice for ``call`` and put it into the request, if :func:`tune_templates` compiles this call for the
-    first time. Return whether it did. The call then uses the fallback.
+    """If :func:`tune_templates` is compiling ``call`` and has no answer yet, find the best candidate for it and store
+    that in the request of :func:`tune_templates`. Return whether this was done. The call then uses the fallback.
     """
     request = _request.get()
     # The reference of the op may call other ops with templates.
@@ -121,8 +121,8 @@ def tune_templates(
 
 
 def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
-    """Compile the op alone, which fills in the request ``asked``. Return the reason if that fails, else an empty
-    text.
+    """Compile a call of the op alone on ``drawn``. Its lowering stores the choice in ``asked``, the request that
+    :func:`tune_templates` made. Return the reason if that fails, else an empty text.
     """
     token = _request.set(asked)
     try:
@@ -138,8 +138,8 @@ def _compile_for_request(asked: TemplateTuningRequest, drawn: Inputs) -> str:
 
 
 def _frozen_default(selection: CandidateSelection, valid: list[TemplateCandidate]) -> Choice:
-    """Return the choice of the first default template for a call without an entry in the frozen table, or of the
-    reference.
+    """Return the choice for a call that a frozen table of choices does not list: the first template marked as default
+    among ``valid``, or the reference.
     """
     blank = _reference_choice(selection.call.op, selection.inputs, selection.key, "")
     taken = next((c for c in valid if c.template.default), None)

@@ -21,8 +21,8 @@ _collected: ContextVar[list[Any] | None] = ContextVar("shiplap_collected_candida
 
 
 def collect_candidates(call: LoweredCall, candidates: Sequence[TemplateCandidate]) -> bool:
-    """Append the fallback and ``candidates``, rendered, to the list of :func:`provide`, if that function compiles.
-    Return whether it does.
+    """If :func:`provide` is compiling, append the fallback and ``candidates``, rendered, to the list that it returns,
+    and return True: the call then uses the fallback. Return False otherwise.
 
     The call then uses the fallback.
     """

@@ -78,14 +78,14 @@ class JudgeSession:
 
     @property
     def problem(self) -> JudgeProblem:
-        """The problem of the subject: the object that draws inputs and computes the results that are expected of a
-        candidate.
+        """The problem that candidate and reference have to solve: the object that draws the arguments of calls and
+        computes the results that are expected of the candidate.
         """
         return self.subject.problem
 
     def wait_for_others(self, prisoner: SandboxedProcess, *paces: StepDeadline) -> None:
-        """Call ``compiled_first``, if given, and move the deadlines of the judgement, of ``prisoner`` and of ``paces``
-        by the time that it took.
+        """Call ``compiled_first``, if the caller gave it, which waits until other judgements are done. Then move the
+        deadlines of this judgement, of the candidate's process ``prisoner`` and of ``paces`` by the time that it took.
         """
         if self.compiled_first is None:
             return
@@ -99,8 +99,9 @@ class JudgeSession:
             pace.last += waited
 
     def note_always_alike(self, name: str, why: str) -> None:
-        """Record, with the reason ``why``, that the input ``name`` is the same in each draw: as a gap of the verdict,
-        or as unchecked where the caller asks for these inputs alone.
+        """Record under ``name``, with the reason ``why``, that an argument is the same in every draw: among the missing
+        checks, which make the verdict incomplete, or as merely unchecked where the caller has switched off other
+        shapes.
         """
         if self.options.vary_shapes:
             self.missing[name] = why
@@ -109,8 +110,8 @@ class JudgeSession:
 
     @contextmanager
     def record_faults(self, label: str) -> Iterator[None]:
-        """Turn a CandidateError raised inside the ``with`` into a reason against the candidate, with ``label`` as the
-        input that shows it. A lack of the machine is raised on.
+        """Turn a CandidateError raised inside the ``with`` into a recorded reason against the candidate, with ``label``
+        as the input that shows it. A subclass that says that the machine lacks something is raised on.
         """
         try:
             yield
@@ -139,8 +140,9 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate on new values of ``form``, 100 times and on a CPU then in batches, and compare all
-        results. Raise CandidateError for a fault, work after the call, or a leak.
+        """Call the candidate on new values of ``form`` (shapes and kind of values), 100 times and on a CPU then in
+        batches, and compare all results. Raise CandidateError for a wrong result, for work that goes on after the call,
+        or for a leak. No call begins after ``ends``.
 
         ``seconds`` is the time of the whole judgement, of which further calls take a share.
         """
@@ -184,8 +186,8 @@ class Endurance:
         self.witness.forget_results()
 
     def _held_resources(self) -> ProcessResources:
-        """Return the files, threads and memory that the candidate's process holds now, without the arguments and
-        results that it keeps on request.
+        """Return the files, threads and memory that the candidate's process holds now, less the memory of the arguments
+        and results that the judge itself lets it keep.
         """
         now, (files, size) = read_process_resources(self.witness.prisoner.pid), self.witness.kept
         return ProcessResources(now.files - files, now.threads, now.memory - size)
@@ -221,8 +223,8 @@ def change_parameters(
 
 
 def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
-    """Return random values of the shape and the signs of a parameter, and of about its sizes. With ``zeros``, a
-    parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
+    """Return a parameter of the shape, signs and approximate sizes of ``value``, each number multiplied by a random
+    factor. With ``zeros``, a parameter of numbers near zero gets positive numbers of 0.1 to 0.5.
     """
     if not value.is_floating_point():
         return value.clone()
@@ -235,8 +237,9 @@ def _scaled_parameter(value: Tensor, *, zeros: bool) -> Tensor:
 
 
 def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: InputForm) -> None:
-    """Load other parameters into reference and candidate, then compare a call on ``form`` and the state of the module
-    after it. Faults and gaps are recorded in ``case``.
+    """Load other parameters into reference and candidate, then compare a call on inputs of ``form`` and the module's
+    state after it. A candidate that has computed something from the first parameters gives wrong results then. Wrong
+    results and missing checks are recorded in ``case``.
 
     A candidate that computed something from the first values of its parameters has wrong results now.
     """
@@ -264,8 +267,9 @@ def check_new_parameters(case: JudgeSession, witness: TargetProcess, form: Input
 
 
 def compare_gradients(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Compare the gradients of candidate and reference: on the first form twice, on timed forms, and on a secret choice
-    of others. Faults and gaps are recorded in ``case``.
+    """Compare the gradients of the candidate, in the process ``witness``, with those of the reference: on the first of
+    ``forms`` twice, on timed ones, and on a secret choice of others. Wrong results and missing checks are recorded in
+    ``case``.
 
     No further form is begun after ``ends``.
     """
@@ -318,8 +322,9 @@ class _NoGradient(Exception):
 def _compare_form_gradients(
     case: JudgeSession, witness: TargetProcess, form: InputForm, way: str, *, required: bool
 ) -> bool:
-    """Compare the gradients on one form, with the gradients of results laid out as ``way`` says. Return False if the
-    reference has none there.
+    """Compare the gradients on inputs of one form, where the gradient of each result has the memory layout ``way``, as
+    of ``_draw_output_gradient``. Return False if the reference has no gradient there. Raise CandidateError for wrong
+    ones, and _NoGradient for a candidate without any, unless they are ``required``.
 
     Raises CandidateError, or _NoGradient for a candidate without any, unless they are ``required``.
     """
@@ -348,7 +353,9 @@ def _compare_form_gradients(
     sums = Reduction(max(1, max((o.numel() for o in own), default=1)))
 
     def recompute() -> list[Tensor]:
-        """Compute the reference's gradients in float64 once more, and return those that the candidate gives as well."""
+        """Compute the reference's gradients in float64 once more, and return those among them that the candidate gives
+        as well.
+        """
         again = case.problem.gradients(args, seeds, wide=True)
         return [again[i] for i in kept]
 

@@ -67,8 +67,8 @@ class ImplausibleTiming(CandidateError):
 
     @property
     def proven(self) -> bool:
-        """Whether the timed processes waited so little for a processor that load on the machine cannot explain the
-        times.
+        """Whether the timed processes hardly waited for a processor, so that the implausible times cannot come from
+        load on the machine.
         """
         return self.busy < BUSY_SHARE
 
@@ -110,8 +110,9 @@ def measure_form(
     ends: float,
     pace: StepDeadline,
 ) -> Timed:
-    """Return the times of one call for this form, after timing each of the processes ``judged`` in turn on new values
-    and comparing all results of the candidate.
+    """Return the times of one call for inputs of this form. Each process in ``judged`` (the candidate, the reference,
+    perhaps the compiled reference, and ``"nothing"``, an idle one) is timed in turn on new values, and all results of
+    the candidate are compared.
 
     The keys are ``"candidate"``, ``"reference"``, ``"nothing"`` and perhaps ``"compiled"``. The least time of each
     process counts, since load on the machine can only add to a time. No further allowance is made for load, because a
@@ -150,8 +151,8 @@ class _BatchPlan:
     apart: bool = False
 
     def easier(self) -> _BatchPlan:
-        """Return an easier plan after a batch could not be queued: one of half as many calls or, if there are few, of
-        calls that are not queued.
+        """Return an easier plan after a batch of calls could not be queued on the GPU ahead of its clock: one of half
+        as many calls or, if there are few, of calls that are not queued.
         """
         # Fewer calls than this are not worth a queue.
         few = self.count <= LEAST_QUEUED
@@ -167,8 +168,9 @@ def _measure_planned(
     pace: StepDeadline,
     plan: _BatchPlan,
 ) -> Timed:
-    """Return the times of up to ``rounds`` batches of ``plan.count`` calls for each process, in secret order. Raises
-    CallsNotQueued, beside the errors of ``measure_form``.
+    """Return the times of one call, from up to ``rounds`` batches of ``plan.count`` calls for each process of
+    ``judged``, in secret order. Raise CallsNotQueued where a GPU's calls could not all be queued before the clock
+    started, and the errors of ``measure_form``.
     """
     order, count = list(judged), plan.count
     calls: dict[str, list[CallOutcome]] = {name: [] for name in order}
@@ -209,8 +211,9 @@ def _run_turn(
     *,
     queued: bool = False,
 ) -> tuple[CallOutcome, list[CallOutcome]]:
-    """Return the outcome of one batch of calls on ``sets``, and, with ``expected``, a list with that of the same values
-    again. A candidate that stores results is faster the second time.
+    """Return the outcome (times) of one batch of calls on ``sets``, and, if results are ``expected``, a list with the
+    outcome of a second batch on the same values, which is faster where a candidate stores results. ``name`` is that of
+    the process ``witness``.
     """
     # Caches are emptied before each call, since this process has just written the arguments.
     flush = None if any(map(lies_on_device, tensors_among(sets[0]))) else _flush_room()
@@ -293,8 +296,8 @@ def _plan_batches(
 
 
 def _run_unqueued(judged: Mapping[str, TargetProcess], args: Args, pace: StepDeadline, plan: _BatchPlan) -> _BatchPlan:
-    """Return ``plan`` unchanged, after one unqueued call of each process if calls are to be queued. Memory is allocated
-    and kernels are loaded then, which would block a queue.
+    """Make one call in each process of ``judged`` if ``plan`` queues calls, and return ``plan`` unchanged. The first
+    call allocates memory and loads kernels, which would block a queue.
     """
     for name, process in judged.items() if plan.queued else ():
         with pace.step(process.prisoner):
@@ -310,8 +313,9 @@ def remeasure_without_candidate(
     pace: StepDeadline,
     ends: float = math.inf,
 ) -> Timed:
-    """Return ``timed`` with the times of the reference, plain and compiled, replaced by lower ones where they are
-    measured again now, after the candidate has ended.
+    """Return ``timed`` with the reference's times measured again after the candidate's process has ended, where they
+    are lower now: work that the candidate left to a device or the system may have slowed the reference. After ``ends``,
+    only the least number of rounds is run.
 
     After ``ends``, the least number of rounds is enough.
 
@@ -339,8 +343,8 @@ def remeasure_without_candidate(
 
 
 def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
-    """Return the least net seconds of a batch for each process except ``"nothing"``: the wall time without that of the
-    exchange of messages.
+    """Return the least seconds of a batch for each process except the idle one, ``"nothing"``: the wall time less that
+    of exchanging messages with the process, but at least the time by the process's own clock, if it reports one.
 
     It is at least the time by the clock of the process, which states none for a GPU.
     """
@@ -351,8 +355,8 @@ def _net_times(calls: Mapping[str, Sequence[CallOutcome]]) -> dict[str, float]:
 
 
 def _check_memoization(calls: Mapping[str, list[CallOutcome]], repeated: list[CallOutcome]) -> None:
-    """Raise ImplausibleTiming where the candidate's second batch on the same values takes less than half as long as any
-    on new values, since it then remembers results.
+    """Raise ImplausibleTiming where ``repeated``, the candidate's second batches on the same values, take less than
+    half as long as any on new values in ``calls``: it remembers results.
     """
     empty = median([c.quiet for c in calls["nothing"]])
     least = min(c.quiet for c in calls["candidate"]) - empty  # load on the machine delays single calls only

@@ -137,8 +137,9 @@ def judge(
 
 
 def _cells_of(case: JudgeSession) -> tuple[Cell, ...]:
-    """Return the cells of the judgement's ledger: for each axis of the inputs and each duty, how many samples were
-    compared. Axes that the reference refuses or the caller leaves out do not apply, with the reason.
+    """Return the rows of the report that say for each pair of an axis of the inputs (such as size or layout) and a duty
+    (such as the gradient) how many samples were compared. Pairs that the reference refuses or the caller leaves out
+    carry the reason.
     """
     refused, options = "the reference accepts no other than its own", case.options
     case.ledger.absent = {axis: refused for axis in LOOKED_BY if case.tried and axis not in case.tried}
@@ -205,8 +206,8 @@ def _run_checks(case: JudgeSession, launcher: SandboxLauncher, stack: ExitStack)
 
 
 def _reference_is_comparable(case: JudgeSession, forms: Sequence[InputForm]) -> bool:
-    """Whether candidates can be compared with this reference at all. Record in ``case`` the arguments that never vary
-    and other gaps that inputs and results show.
+    """Whether candidates can be compared with this reference at all on the inputs ``forms``: it is not random, for
+    example. Record in ``case`` the arguments that never vary and other checks that cannot be made.
     """
     if case.problem.constant:
         case.unchecked.append("times on the inputs that come with the reference: some are always the same")
@@ -303,8 +304,9 @@ def _start_target_process(
 
 
 def _check_inputs(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm]) -> None:
-    """Compare the candidate with the reference on every form, timed ones first and once more at the end. Faults, gaps
-    and looked-at cells are recorded in ``case``.
+    """Compare the candidate, in the process ``witness``, with the reference on inputs of every form, timed ones first
+    and once more at the end. Wrong results, missing checks and the compared axes of the inputs are recorded in
+    ``case``.
     """
     ranked = sorted(forms, key=lambda f: not f.timed)
     ranked += [f for f in forms if f.timed] if not any(f.reduced for f in forms) else []
@@ -355,8 +357,8 @@ def _decline_form(case: JudgeSession, form: InputForm) -> Iterator[None]:
 
 
 def _axes(first: InputForm, form: InputForm) -> list[str]:
-    """Return the axes of the ledger (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which
-    a form differs from the first one.
+    """Return the properties (``size``, ``value``, ``scalar``, ``layout``, ``alignment``, ``absence``) in which the
+    inputs of ``form`` differ from those of the form ``first``.
     """
     recipe, usual = form.recipe or SampleRecipe(), first.recipe or SampleRecipe()
     layouts = {form.layout, *dict(recipe.layouts).values()} - {""}
@@ -374,8 +376,9 @@ def _axes(first: InputForm, form: InputForm) -> list[str]:
 def _check_one_form(
     case: JudgeSession, witness: TargetProcess, form: InputForm, pace: StepDeadline, *, brief: bool = False
 ) -> None:
-    """Compare the candidate's results with the reference's on one form, and where the form will be timed also on nearby
-    values and on new values in the tensors of the last call. Raise CandidateError if they differ.
+    """Compare the candidate's results with the reference's on inputs of one form, and where the form will be timed also
+    on nearby values and on new values in the same tensors. Raise CandidateError if they differ. ``brief`` says that
+    large shapes get few calls, since smaller ones stand for them.
 
     If the shapes are large and the reference is slow (``brief``), smaller ones get most of these calls.
     """
@@ -412,8 +415,8 @@ def _check_one_form(
 
 
 def _check_many_calls(case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], ends: float) -> None:
-    """Call the candidate many times on the smallest form and record faults. Record a gap if the candidate is too slow
-    for all calls before ``ends``.
+    """Call the candidate many times on the smallest form, compare the results, and record faults and leaks. Record a
+    missing check if the candidate is too slow for all calls before ``ends``.
     """
     usual = [f for f in forms if f.usual] or list(forms)
     form = min(usual, key=case.problem.count_elements)
@@ -442,8 +445,8 @@ def _in_any_order(operators: list[OperatorUse] | str) -> list[str] | str:
 def _measure_all_forms(
     case: JudgeSession, witness: TargetProcess, forms: Sequence[InputForm], launcher: SandboxLauncher, stack: ExitStack
 ) -> None:
-    """Record a fault if the candidate runs the reference's own operators again. Otherwise time candidate and reference
-    on all timed forms, and add the times to ``case``.
+    """Record a reason against the candidate if it runs the reference's own operators again. Otherwise time candidate
+    and reference on every form of inputs that is to be timed, and add the times to ``case``.
     """
     # The reference runs in a process like the candidate's, so that both have the same conditions.
     twin = _start_target_process(case, launcher, stack, case.reference, case.subject.kind)
@@ -498,9 +501,9 @@ def _measure_all_forms(
 
 
 def _measure_one_form(case: JudgeSession, form: InputForm, judged: Mapping[str, TargetProcess], seconds: float) -> None:
-    """Time one form within ``seconds`` and add the times to ``case``, with up to three attempts where they are
-    implausible. If they stay so, raise ImplausibleTiming where only the candidate can be the reason, else record a gap,
-    since load on the machine may be it.
+    """Time calls on inputs of one form within ``seconds`` and add the times to ``case``, with up to three attempts
+    where they are implausible. If they stay so, raise ImplausibleTiming, or record a missing check where load on the
+    machine may be the cause.
     """
     for attempt in range(TIMING_ATTEMPTS):
         try:

@@ -65,8 +65,9 @@ class StepDeadline:
 
     @contextmanager
     def step(self, asked: SandboxedProcess | None = None) -> Iterator[None]:
-        """Measure one step inside the ``with``, without the time in which the process ``asked`` replies. Raise Timeout
-        at its start if a step as long as the longest one so far would end too late.
+        """Run one step of a judgement inside the ``with`` and note how long this process took, without the time in
+        which the sandboxed process ``asked`` works. Raise Timeout at once if a step as long as the longest so far would
+        end after the deadline.
         """
         began, before = time.monotonic(), asked.answering if asked else 0.0
         if began + self.longest > self.last:
@@ -95,7 +96,7 @@ class JudgeBudget:
 
     @property
     def one_call(self) -> float:
-        """The seconds that one call of the candidate may take."""
+        """The seconds after which one call of the candidate counts as hanging and is stopped."""
         return ONE_CALL_SHARE * self.seconds
 
     def time_of_share(self, share: float) -> float:

@@ -107,14 +107,14 @@ class JudgeProblem:
         return sum(map(math.prod, shapes))
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the number of terms that are summed for one element of the results, which scales the tolerance for
-        rounding.
+        """Return how many terms are summed for one element of the results on ``args``. The tolerance for rounding
+        errors grows with that number.
         """
         raise NotImplementedError
 
     def expect_effects(self, form: InputForm, args: Args) -> ExpectedEffects:
         """Return the effects that a right candidate has on ``args``: the reference's results, the arguments that it
-        changes, and a function that compares others with them.
+        changes, and a function that returns how a candidate's effects differ from these beyond rounding.
         """
         with torch.no_grad():
             # The candidate gets the arguments themselves, which must be unchanged.
@@ -130,15 +130,15 @@ class JudgeProblem:
         sums = self.sums(form, args)
 
         def recompute() -> list[Tensor]:
-            """Run the reference in float64 on the same arguments once more, and return its results and changed
-            arguments.
+            """Run the reference in float64 on the arguments of this call once more, and return its results, then the
+            arguments that it changed.
             """
             with torch.no_grad():
                 return self._run(self.wide, tree_map(widen_tensor, args), changed)
 
         def against(got: Sequence[Tensor]) -> Difference:
-            """Return the difference between ``got``, the effects of a candidate, and those of the reference beyond
-            rounding.
+            """Return the difference, beyond rounding errors, between ``got``, a candidate's results and changed
+            arguments, and those of the reference.
             """
             if agrees_without_float64(got, own, sums, wide_sums=True, near="none"):
                 return Difference()
@@ -150,8 +150,8 @@ class JudgeProblem:
         return ExpectedEffects(own, against, changed, aliased, lies, loose)
 
     def _wide_results(self, precise: Args, changed: tuple[int, ...], own: list[Tensor]) -> list[Tensor]:
-        """Return the effects of the reference on ``precise``, arguments in float64, or ``own`` if it refuses float64 or
-        returns other shapes.
+        """Return the reference's results, then its arguments at the positions ``changed``, for ``precise``, arguments
+        in float64. Return ``own``, those in the usual precision, if it refuses float64 or returns other shapes.
         """
         try:
             wide = self._run(self.wide, precise, changed)
@@ -161,8 +161,8 @@ class JudgeProblem:
         return wide if fits else own
 
     def _run(self, call: Callable[..., Any], args: Args, changed: tuple[int, ...]) -> list[Tensor]:
-        """Return the effects of ``call`` on copies of ``args``: its results as tensors, then the arguments at the
-        places ``changed``.
+        """Return the results of ``call`` on copies of ``args`` as tensors, then those of the copied arguments, by
+        position, that ``changed`` lists.
         """
         given = tree_map(lambda t: t.detach().clone(), args)
         outs = _result_tensors(call(*given))
@@ -170,8 +170,8 @@ class JudgeProblem:
         return [o.detach().clone() for o in (*outs, *(after[i] for i in changed))]
 
     def renew(self, state: Mapping[str, Tensor]) -> bool:
-        """Load ``state`` into the parameters of the reference. Return False here, since a problem without a module has
-        none.
+        """Load the parameters ``state``, by name, into the reference. Return False here, since this kind of problem has
+        no module that could have parameters.
         """
         return False
 
@@ -213,8 +213,8 @@ class JudgeProblem:
         self.runs_products = not called.names or any(part in name for name in called.names for part in parts)
 
     def _own_results(self, args: Args, like: ExpectedEffects) -> list[Tensor]:
-        """Return the effects of the reference on ``args`` in its own precision, where ``like`` says which arguments it
-        changes.
+        """Return the reference's results and changed arguments for ``args`` in its own precision. ``like``, the effects
+        of an equal call, says which arguments it changes.
         """
         with torch.no_grad():
             return self._run(self.call, args, like.changed)
@@ -274,7 +274,9 @@ class JudgeProblem:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of the parameters of the reference that require a gradient, empty for a function."""
+        """The names of the reference's parameters that require a gradient, empty where the reference is a function and
+        no module.
+        """
         module = self.call if isinstance(self.call, torch.nn.Module) else None
         return [name for name, p in module.named_parameters() if p.requires_grad] if module is not None else []
 
@@ -343,8 +345,9 @@ class OpProblem(JudgeProblem):
         self.op, self.asked, self.device = op, sizes, device
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return forms of samples of the audit of all kinds, samples of secret sizes, and those, marked as timed, of
-        the sizes at which the op is timed.
+        """Return the forms of inputs for an op: samples of every kind that the audit of ops draws, samples of secret
+        sizes, and those, marked as timed, of the sizes at which the op is timed. ``numbers`` are constants in the
+        candidate's code, and ``most`` limits the samples with such sizes.
         """
         samples = Samples(self.op, secrets.randbits(40), self.device)
         grown = list(samples.wide()) or list(samples.grown(2))
@@ -359,8 +362,8 @@ class OpProblem(JudgeProblem):
         return [InputForm(label, timed=label in marked, recipe=recipe) for label, recipe in unique.items()]
 
     def _secret_recipes(self, samples: Samples, numbers: Sequence[float], most: int) -> list[SampleRecipe]:
-        """Return recipes of samples with one random size each, and with sizes taken from ``numbers``, constants of the
-        candidate, at most ``most`` of those.
+        """Return recipes, from which ``samples`` draws arguments, with one random size each, and at most ``most`` with
+        sizes taken from ``numbers``, constants in the candidate's code.
         """
         names = [
             n for n, kind in free_dims(self.op.spec).items() if kind != "variadic" and n in dict(samples.base.sizes)
@@ -374,13 +377,13 @@ class OpProblem(JudgeProblem):
         return [r for r in recipes if samples.make(r) is not None]
 
     def draw(self, form: InputForm) -> Args:
-        """Return the arguments of a sample of the form's recipe, with values from a secret seed."""
+        """Return the arguments of one call, drawn from the recipe of ``form`` with a secret seed."""
         assert isinstance(form.recipe, SampleRecipe)
         return Samples(self.op, secrets.randbits(40), self.device).build(form.recipe).args
 
     def sums(self, form: InputForm, args: Args) -> Reduction:
-        """Return the number of terms that are summed for one element of the results, as the dims of the declaration
-        show.
+        """Return how many terms are summed for one element of the results, derived from the declared dims of the op's
+        arguments and results.
         """
         return derive_reduction(self.op.spec, self.op.bind(args).env)
 
@@ -460,8 +463,9 @@ class FunctionProblem(JudgeProblem):
         return made
 
     def _look_for_constants(self, first: list[Tensor], second: list[Tensor]) -> None:
-        """Set ``constant``, ``always`` and ``flags``: which tensors have the same values in two draws of the inputs,
-        ``first`` and ``second``.
+        """Set ``constant``, ``always`` and ``flags`` from two draws of the inputs, ``first`` and ``second``: the
+        positions of tensors that have the same values in both. A candidate can compute with these in advance, so times
+        on them are not valid.
 
         A candidate can compute with such an input in advance, so times on it are not valid.
         """
@@ -475,13 +479,14 @@ class FunctionProblem(JudgeProblem):
         self.flags = [i for i in self.always if first[i].dtype == torch.bool]
 
     def forms(self, numbers: Sequence[float] = (), most: int = 14) -> list[InputForm]:
-        """Return forms of varied shapes, values and layouts on which the reference runs, the form of its own inputs
-        first.
+        """Return forms of inputs on which the reference runs: its own inputs first, then other shapes, kinds of values
+        and memory layouts. ``numbers`` are constants in the candidate's code, which are tried as sizes and values, and
+        ``most`` limits the other shapes.
         """
 
         def runs(form: InputForm) -> bool:
-            """Whether the reference accepts the form and returns enough finite numbers. False, with ``hurried`` set,
-            once the time for the search is over.
+            """Whether the reference accepts inputs of ``form`` and returns enough finite numbers. Return False, and set
+            ``hurried``, once the time for this search is over.
             """
             if time.monotonic() > self.until:
                 self.hurried = True

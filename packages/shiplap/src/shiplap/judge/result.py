@@ -60,8 +60,8 @@ class Timed:
 
     @property
     def min_speedup(self) -> float:
-        """The speedup if the candidate hid as much of its time as the clock's resolution allows. Use this figure for
-        rewards.
+        """The speedup, computed as if the candidate had taken longer by the resolution of the clock, so that a
+        candidate gains nothing from errors of measurement. Use this figure for rewards.
         """
         return self.reference / max(self.candidate + self.resolution, 1e-9)
 
@@ -112,8 +112,8 @@ class JudgeResult(ResultWithVerdict):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of the printed report: reasons, missing checks, times, cells that do not apply, the number of
-        compared calls, and unchecked properties.
+        """The rows of the printed report: reasons against the candidate, missing checks, times, the axes of inputs that
+        do not apply, the number of compared calls, and unchecked properties.
         """
         rows = [Row(r.check, "fail", r.evidence, (f"on {r.input}",) if r.input else ()) for r in self.reasons]
         rows += [Row(name, "incomplete", why) for name, why in self.missing]

@@ -71,8 +71,9 @@ class TimingTurns:
 
     @contextmanager
     def judgement(self) -> Iterator[Callable[[], None]]:
-        """Hold a place for one judgement inside the ``with``. The value is a function to call when its candidate has
-        compiled, which waits until no other judgement compiles or runs.
+        """Hold one of the places for judgements inside the ``with``. The value is a function for the judgement to call
+        when its candidate has compiled: it waits until no other judgement compiles or runs, so that times are not
+        disturbed.
         """
         with self._state:
             self._state.wait_for(lambda: not self._busy)
@@ -126,7 +127,9 @@ def run_suite(
     free = list(launchers)
 
     def work(problem: SuiteProblem, digest: str) -> SuiteVerdict:
-        """Return the verdict on one problem, judged with a launcher that no other judgement uses meanwhile."""
+        """Return the verdict on one problem, judged with a launcher of sandboxed processes that no other judgement uses
+        meanwhile. ``digest`` identifies the problem's sources and options in the verdict.
+        """
         launcher = free.pop()
         try:
             with turns.judgement() as take_turn:
@@ -169,7 +172,9 @@ def _judge_problem(
     launcher: SandboxLauncher,
     take_turn: Callable[[], None],
 ) -> SuiteVerdict:
-    """Return the verdict on one problem of a suite. A problem whose reference raises an error is unusable."""
+    """Return the verdict on one problem of a suite, marked with ``digest``. ``take_turn`` is called when its candidate
+    has compiled, and waits for other judgements. A problem whose reference raises an error gets the verdict unusable.
+    """
     named = problem.name, problem.format, digest
     if problem.unusable:
         return SuiteVerdict(*named, UNUSABLE, reason=problem.unusable)

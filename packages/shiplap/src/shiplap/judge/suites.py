@@ -80,8 +80,8 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems of a suite in the order of their names, each once. The formats may be mixed. A problem that
-    cannot be read is unusable.
+    """Return the problems that the folders of a suite contain, sorted by name, each once. The folders may mix all
+    formats that this module reads. A problem that cannot be read is returned as unusable, with the reason.
     """
     found: dict[str, SuiteProblem] = {}
     for path in sorted(folders.problems.rglob("*"), key=_natural_order):

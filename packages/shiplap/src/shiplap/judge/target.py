@@ -36,8 +36,9 @@ class JudgeTarget:
 
     @classmethod
     def of(cls, value: Any, usual: Sequence[str]) -> JudgeTarget:
-        """Return the target of a text ``file.py:name`` or ``module:name``, or of an object. ``usual`` are the names to
-        look up where the text has none. Raises SL501 if there is none.
+        """Return where to find an object for a judgement: from a text ``file.py:name`` or ``module:name``, or from the
+        object itself. ``usual`` lists the names that are looked up where the text has none. Raise SL501 if there is
+        none.
         """
         if not isinstance(value, (str, os.PathLike)):
             return cls._of_object(value)

@@ -60,8 +60,8 @@ class InputForm:
 
     @property
     def usual(self) -> bool:
-        """Whether the values of this form are those of ``get_inputs`` or normally distributed ones, in contiguous
-        memory.
+        """Whether the inputs of this form are contiguous tensors with values of an ordinary kind: those that
+        ``get_inputs`` returns, or normally distributed ones.
         """
         varied = self.signed or self.layout or self.plain >= 0 or self.alike >= 0
         return self.kind in ("drawn", "normal") and not varied and self.mark is None and self.given is None
@@ -148,8 +148,9 @@ def _with_large_forms(
     facts: InputFacts,
     runs: Callable[[InputForm], bool],
 ) -> list[InputForm]:
-    """Return all forms for large inputs: some of the large shapes, of which most are timed, then ``forms`` of the
-    reduced shapes, then other shapes near the reduced ones.
+    """Return all forms for a reference with large inputs. ``plain`` is the form of its own inputs and ``small`` one of
+    reduced shapes: first come some forms of the large shapes, most of them timed, then ``forms``, of the reduced
+    shapes, then at most ``most`` others near these.
     """
     first = plain if not facts.constant else replace(plain, kind=wanted[0], label=_form_label(plain.shapes, wanted[0]))
     kinds = sorted({f.kind for f in forms if f.kind in VALUE_KINDS and not (f.layout or f.whole)} - {first.kind})
@@ -184,16 +185,17 @@ def _reduce_form(plain: InputForm, runs: Callable[[InputForm], bool]) -> InputFo
 def _unusual_value_forms(
     first: tuple[Any, ...], plain: InputForm, varied: bool, facts: InputFacts
 ) -> Iterator[InputForm]:
-    """Yield forms like ``plain`` with values that the inputs of the reference never have, such as rows of zeros,
-    negative numbers, other scalars or a tensor in place of None.
+    """Yield forms like ``plain`` with values that the reference's own inputs, ``first``, never have: rows of zeros,
+    negative numbers, other scalars, a tensor in place of None. ``varied`` allows changing arguments that are the same
+    in every draw.
 
     With ``varied``, scalars, integers that are always alike and arguments that are always None may have others too.
     """
     all_of = tensors_among(first)
 
     def form(kind: str, what: str, **changes: Any) -> InputForm:
-        """Return a copy of the usual form with the kind of values ``kind``, described as ``what`` in its label, and
-        other ``changes`` of its fields.
+        """Return a copy of the form of ordinary values with the kind of values ``kind``, described as ``what`` in its
+        label, and with its fields changed as ``changes`` says.
         """
         return replace(plain, kind=kind, label=_form_label(plain.shapes, what), **changes)
 
@@ -243,8 +245,9 @@ def _is_integer_data(t: Tensor) -> bool:
 
 
 def _threshold_scales(numbers: Sequence[float], most: int) -> Iterator[float]:
-    """Yield scales of values below and above some of ``numbers``, constants of the candidate, at most ``most`` of each
-    kind in secret choice. Numbers that are not whole come first.
+    """Yield two factors for each of at most ``most`` of ``numbers``, constants in the candidate's code at which it may
+    branch: with the first one the values of inputs lie below the constant, with the second above. The choice is secret,
+    fractions first.
     """
     sizes = {abs(v) for v in numbers if v and abs(v) < LARGEST_THRESHOLD}
     for whole in (False, True):
@@ -264,8 +267,9 @@ def _other_shape_forms(
     *,
     reduced: bool = False,
 ) -> list[InputForm]:
-    """Return forms of other shapes that the reference accepts (``runs``): at most ``most`` random ones, and as many
-    with sizes that are constants of the candidate.
+    """Return forms of other shapes than ``own`` that the reference accepts, as ``runs`` finds out: at most ``most``
+    random ones, and as many with sizes from ``constants`` of the candidate's code. Shapes of more than ``limit``
+    elements are left out.
 
     Shapes of more than ``limit`` elements would take too long in the reference.
     """
@@ -379,8 +383,8 @@ def _other_scalar(value: bool | int | float) -> bool | int | float:
 
 
 def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return ``t``, the tensor argument with this number, in another shape, with the kind of values of ``form``, and in
-    its layout.
+    """Return a tensor like the argument ``t`` in the shape ``shape``, with values of the kind that ``form`` names and
+    in its memory layout. ``number`` is the position of ``t`` among the tensor arguments.
     """
     if tuple(t.shape) != shape:
         t = _resample_values(t, shape, rng)
@@ -397,8 +401,8 @@ def _vary_tensor(t: Tensor, shape: tuple[int, ...], form: InputForm, rng: torch.
 
 
 def _vary_values(t: Tensor, form: InputForm, rng: torch.Generator, number: int) -> Tensor:
-    """Return ``t``, the tensor argument with this number, with the kind of values of ``form`` where the kind concerns
-    its dtype, else as it is.
+    """Return ``t`` with values of the kind that ``form`` names, drawn with ``rng``, or unchanged where that kind does
+    not concern its dtype. ``number`` is the position of ``t`` among the tensor arguments.
     """
     kind, signed = form.kind, number in form.signed
     if number == form.alike:
@@ -459,8 +463,8 @@ def _large_integers(t: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _noise_of_kind(t: Tensor, form: InputForm, noise: Tensor, rng: torch.Generator) -> Tensor:
-    """Return ``noise``, normally distributed numbers, transformed into the kind of values of ``form``, on the device of
-    ``t``.
+    """Return ``noise``, normally distributed numbers, transformed into the kind of values that ``form`` names, such as
+    rows of zeros, on the device of ``t``, the argument that they replace.
     """
     kind, noise = form.kind, noise.to(t.device)
 

@@ -154,8 +154,8 @@ def _top_package(op: Op) -> str:
 
 
 def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtras) -> PackageContents:
-    """Write bindings, libraries, tuned choices and cubins of ``ops`` into the package's folder below ``within``, and
-    return its contents.
+    """Write into the package's folder below ``within`` what the ops declared in it need: native bindings (generated
+    C++), kernel libraries, tuned choices and GPU kernels (cubins). Return the contents.
     """
     # A namespace package may have several roots, of which one is inside the unpacked wheel.
     root = next(r for p in sys.modules[package].__path__ if (r := Path(p).resolve()).is_relative_to(within.resolve()))
@@ -194,8 +194,8 @@ def _fill_one(package: str, ops: Sequence[Op], within: Path, extras: PackageExtr
 
 
 def _compile_cubins(folder: Path, ops: Sequence[Op], extras: PackageExtras) -> list[tuple[str, int]]:
-    """Compile the forms of the ops' ``sl.triton`` kernels that the recorded calls need, write them to ``folder``, and
-    return pairs (kernel, architecture).
+    """Compile the ops' Triton kernels for the arguments of the calls in ``extras`` and its GPU architectures, write
+    them to ``folder``, and return pairs (kernel, architecture).
     """
     named = {op.spec.name: op for op in ops}
     calls = read_calls(extras.calls) if extras.calls is not None and extras.cubins else []
@@ -221,8 +221,8 @@ def _native_forms(op: Op) -> list[NativeForm]:
 
 
 def _path_in_package(op: Op, form: NativeForm, root: Path) -> str:
-    """Return the path of a kernel's library relative to the package folder ``root``. Raise SL308 if it lies outside,
-    SL401 to SL403 if it does not fit the declaration.
+    """Return the path of the library of ``form``, a compiled kernel of ``op``, relative to the package folder ``root``.
+    Raise SL308 if it lies outside, SL401 to SL403 if it does not fit the declaration.
     """
     path = form.library.resolve()
     if not path.is_relative_to(root):

@@ -162,8 +162,9 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
 
 
 def _refuse_broken(package: Path, target: Path) -> None:
-    """Raise SL408 if torch's package contains a second C++ runtime, which some compilers link into every library, and
-    ends a process that loads it. Such a package is loaded in a child process to find out.
+    """Raise SL408 if ``package``, a compiled model, ends the process that loads it, since a compiler has linked a
+    second C++ runtime into its library. Such a package is loaded in a child process to find out. ``target`` is named in
+    the error.
     """
     with zipfile.ZipFile(package) as archive:
         if all(_shares_the_runtime(archive.read(name)) for name in _model_names(archive)):
@@ -224,8 +225,8 @@ def _current_architecture() -> tuple[int, ...]:
 
 
 def _compile_forms(program: torch.export.ExportedProgram, architectures: tuple[int, ...]) -> None:
-    """Compile the ``sl.triton`` kernels for the calls of the program on these architectures, with concrete sizes in
-    place of symbols.
+    """Compile the ops' Triton kernels for the calls in ``program`` on the GPU architectures, with concrete sizes in
+    place of symbolic ones.
     """
     for op, node in _op_calls(program) if architectures else ():
         if not launched_kernels(op):
@@ -248,8 +249,8 @@ def _op_calls(program: torch.export.ExportedProgram) -> Iterator[tuple[Op, Any]]
 
 
 def _bind_node(op: Op, node: Any) -> Any:
-    """Return the bound call of a node with the program's own fake tensors, or None if they do not fit the
-    declaration.
+    """Return the op's call at the graph node ``node`` with its arguments, fake tensors, checked against the
+    declaration, or None if they do not fit it.
     """
     try:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), node_value)
@@ -259,7 +260,9 @@ def _bind_node(op: Op, node: Any) -> Any:
 
 
 def _cannot_bind(op: Op) -> bool:
-    """Whether generated C++ cannot bind the op. Its template is then packaged alone, inside the model."""
+    """Whether generated C++ cannot call the op's kernels. The kernel that Inductor makes from its template is then
+    packaged inside the model.
+    """
     try:
         make_plan(op)
     except ShiplapError:
@@ -271,8 +274,9 @@ def _cannot_bind(op: Op) -> bool:
 
 
 def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Path, checks: Mapping[str, Any]) -> Path:
-    """Return a copy of ``package`` in the folder ``scratch`` with a front library in place of each model, the models
-    under other names, and the library of ``ops`` beside them.
+    """Return a copy of ``package`` in the folder ``scratch``. In place of each model it has a front library, which
+    loads the ops and checks inputs before it calls the model, and it has the models under other names and the library
+    of ``ops``.
     """
     made = scratch / f"carrying-{package.name}"
     beside = {} if ops is None else {ops.name: ops.library, **ops.kernels}

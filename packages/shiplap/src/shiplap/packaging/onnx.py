@@ -45,7 +45,7 @@ from shiplap.packaging.onnx_reference import (
     Path as ReferencePath,
 )
 from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
-from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, number_of_tensor
+from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, forgotten_sizes, number_of_tensor
 
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
@@ -85,8 +85,8 @@ class FunctionForm:
 
     @property
     def name(self) -> str:
-        """The name of the ONNX function for this form: the op's, with a digest of all values, dtypes and sizes that the
-        body fixes.
+        """The name of the ONNX function for calls of this form (an op with certain scalars, dtypes and sizes): the op's
+        name with a digest of all that the function's body fixes.
         """
         sizes = [
             (str(t.dtype), [s if i not in dims else "varies" for i, s in enumerate(t.shape)]) for t, dims in self.inputs
@@ -97,15 +97,19 @@ class FunctionForm:
 
     @property
     def any_size(self) -> FunctionForm:
-        """The form for tensors of these ranks and dtypes with any sizes, with the same values otherwise."""
+        """A copy of this form of calls in which every size of a tensor may vary, while ranks, dtypes and other values
+        stay.
+        """
         return replace(self, inputs=tuple([(tensor, tuple(range(tensor.dim()))) for tensor, _ in self.inputs]))
 
     def call_reference(self, *tensors: Tensor) -> Any:
-        """Return the result of the op's reference with this form's values and with ``tensors`` at their positions."""
+        """Return the result of the op's reference for ``tensors`` as the tensor inputs, and this form's fixed values as
+        the other arguments.
+        """
 
         def filled(value: Any) -> Any:
-            """Return ``value``, an argument of the form, with the given tensors, or the numbers in them, in place of
-            each ``InputNumber``.
+            """Return ``value``, an argument of the form, or a list of such, in which the tensor, or the number in it,
+            that ``call_reference`` got for a position replaces each ``InputNumber``, which holds that position.
             """
             if isinstance(value, tuple):
                 return [filled(v) for v in value]
@@ -143,7 +147,7 @@ def export_onnx(
     if missing:
         raise error("SL322", where=str(path), got=f"no package {missing[0]}", expected=", ".join(PACKAGES))
     converter = _Converter(opset, checks)
-    with _converting, shared_onnx_registry():
+    with _converting, shared_onnx_registry(), forgotten_sizes(program):
         model = converter.convert(program, str(path))
     model.model.functions.update(converter.functions)
     model.model.opset_imports.update(converter.imports | model.model.opset_imports)
@@ -205,7 +209,9 @@ class _Converter:
         return model
 
     def _add_forms(self, forms: Iterable[FunctionForm]) -> None:
-        """Make the ONNX functions of the forms that have none. SL321 names all ops for which none can be made."""
+        """Make an ONNX function for each of the forms (ops called with certain scalars, dtypes and sizes) that has none
+        yet. SL321 names all ops for which none can be made.
+        """
         alike: dict[str, list[FunctionForm]] = {}
         for form in forms:
             if form.name not in self.names:
@@ -229,7 +235,9 @@ class _Converter:
             raise failure
 
     def _make_general(self, forms: Sequence[FunctionForm]) -> bool:
-        """Make one function for all of ``forms``, which differ in sizes alone. Return whether that worked."""
+        """Make one ONNX function for all of ``forms``, calls of one op that differ in sizes alone, in which sizes vary.
+        Return whether the op's reference could be traced for that.
+        """
         like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
         if like is None:
             return False
@@ -246,8 +254,8 @@ class _Converter:
         return True
 
     def _make_functions(self, form: FunctionForm) -> None:
-        """Make the ONNX function of ``form``, and those that its body calls. SL321 if the reference cannot be
-        traced.
+        """Make the ONNX function for calls of ``form``, an op with certain scalars, dtypes and sizes, and those
+        functions that its body calls. SL321 if the op's reference cannot be traced.
         """
         # Zeros are valid numbers for any dtype; the values are not part of the trace.
         examples = tuple([torch.zeros(t.shape, dtype=t.dtype) for t, _ in form.inputs])
@@ -265,8 +273,8 @@ class _Converter:
         self.ops.add(form.op.spec.name)
 
     def _add_path(self, form: FunctionForm, name: str, finder: PathFinder, path: ReferencePath) -> None:
-        """Add the function ``name`` for one path of a reference: a single body, or, for a condition on data, a
-        condition, two branches and a choice between them.
+        """Add the ONNX function ``name`` for ``path``, one way through the branches of the traced reference: a single
+        body, or, where data decides a branch, functions for the condition and for both ways, and one that chooses.
         """
         if isinstance(path, Returned):
             self._add_function(form, name, finder.program(path.answers, with_checks(path)))
@@ -285,7 +293,7 @@ class _Converter:
         self.functions[function.identifier()] = function
 
     def _add_function(self, form: FunctionForm, name: str, body: torch.export.ExportedProgram) -> None:
-        """Add the ONNX function ``name`` with the traced program ``body`` as its body."""
+        """Add the ONNX function ``name``, whose body is the traced program ``body``, for calls of ``form``."""
         # Optimization is the runtime's task, which inlines the function first.
         inner = self.convert(body, form.op.spec.name, optimize=False).model
         function = function_of_graph(form.op.spec.namespace, name, inner.graph)
@@ -302,8 +310,8 @@ def _first_reason(e: BaseException) -> str:
 
 
 def _form_of_call(op: Op, node: Node) -> FunctionForm:
-    """Return the form of a call in an exported graph: values and example tensors. Raise SL321 where no form can express
-    the call.
+    """Return the form of an op's call at an exported graph's node, that is its scalars and an example of each tensor
+    with the dims that vary. Raise SL321 where no ONNX function can express the call.
     """
     spec = op.spec
     # ONNX functions have no writes.
@@ -314,8 +322,8 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
     fakes: list[Any] = []
 
     def numbered(value: Any) -> Any:
-        """Return ``value``, an argument of the call, with ``InputNumber`` in place of tensors and computed numbers,
-        whose fakes are collected in order.
+        """Return ``value``, an argument of the call, with an ``InputNumber`` (its position among the inputs) in place
+        of each tensor or computed number. Their fake values are collected in order.
         """
         if isinstance(value, (list, tuple)):
             return tuple([numbered(v) for v in value])
@@ -336,7 +344,9 @@ def _form_of_call(op: Op, node: Node) -> FunctionForm:
 
 
 def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
-    """Yield those of ``values``, also in lists, at whose places ``form`` has a tensor, in order."""
+    """Yield, in order and also from lists, those of ``values``, the arguments of a call, at whose places ``form``, the
+    pattern of such arguments, has a tensor or computed number (``InputNumber``).
+    """
     for value, place in zip(values, form, strict=True):
         if isinstance(place, InputNumber):
             yield value
@@ -345,8 +355,8 @@ def _flat_inputs(values: Sequence[Any], form: Sequence[Any]) -> Iterator[Any]:
 
 
 def _translation(queue: deque[FunctionForm], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return the function that torch's exporter calls for each call of one op, in the order of the graph, in which
-    ``queue`` has their forms.
+    """Return the function that torch's exporter calls at each call of one op. ``queue`` holds the forms of these calls
+    in the order of the graph, and ``names`` the ONNX function of each form by its name.
     """
 
     def translate(*args: Any, **kwargs: Any) -> Any:

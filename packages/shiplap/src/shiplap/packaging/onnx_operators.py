@@ -90,11 +90,15 @@ class OperatorTable:
             aten.any.default: _any,
             aten.any.dim: _any,
             aten.any.dims: _any,
+            **dict.fromkeys((aten.__lshift__.Tensor, aten.__lshift__.Scalar), _shift_left),
+            **dict.fromkeys((aten.__rshift__.Tensor, aten.__rshift__.Scalar), _shift_right),
             torch.ops.shiplap_onnx.checked.default: _check(self.functions),
         }
 
     def add_functions(self, model: Any) -> None:
-        """Add to a model of ``onnx_ir`` the helper functions that translated calls need."""
+        """Add to a model of ``onnx_ir`` those helper functions, such as a binary search, that the translations of
+        torch's operators have used.
+        """
         import onnx.parser
         import onnx_ir
 
@@ -106,8 +110,8 @@ class OperatorTable:
 
 
 def _search(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the translation of searchsorted to a helper function that bisects in a loop. The helper is added to
-    ``functions`` when it is used.
+    """Return the function by which torch's exporter translates searchsorted: to a call of an ONNX helper function that
+    bisects in a loop. The helper is added to ``functions`` when it is used.
     """
 
     def search(
@@ -213,9 +217,31 @@ def _any(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
     return op.Greater(op.ReduceSum(counted, *axes, keepdims=int(keepdim)), op.Constant(value_int=0))
 
 
+def _shift_left(self: Any, other: Any) -> Any:
+    """Translate a shift of integers to a product, since ONNX shifts unsigned integers alone."""
+    return _operators().Mul(*_with_power(self, other))
+
+
+def _shift_right(self: Any, other: Any) -> Any:
+    """Translate a shift of integers, which keeps the sign, to a quotient that is rounded down."""
+    op, (value, power) = _operators(), _with_power(self, other)
+    return op.Div(op.Sub(value, op.Mod(value, power)), power)  # ONNX rounds a quotient towards 0
+
+
+def _with_power(self: Any, other: Any) -> tuple[Any, Any]:
+    """Return the ONNX values of ``self`` in the dtype of the result, and of two to the power of ``other``."""
+    op = _operators()
+
+    if isinstance(other, int):
+        return self, op.CastLike(op.Constant(value_int=1 << other), self)
+    power = op.Pow(op.Constant(value_int=2), op.Cast(other, to=7))
+    wide = op.CastLike(self, other) if other.shape and other.dtype.itemsize > self.dtype.itemsize else self
+    return wide, op.CastLike(power, wide)
+
+
 def _check(functions: dict[str, str]) -> Callable[..., Any]:
-    """Return the translation of ``checked`` to a helper function that fails with its message when the model runs. The
-    helper is added to ``functions`` when it is used.
+    """Return the function by which torch's exporter translates the operator ``checked``: to a call of an ONNX helper
+    function that fails with the message when the model runs. The helper is added to ``functions`` when it is used.
     """
 
     def check(value: Any, holds: Any, message: str) -> Any:
@@ -234,6 +260,12 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
     """Return an ``onnx_ir`` function ``domain::name`` with ``graph`` as its body. Its initializers become constants."""
     import onnx_ir
 
+    for i, value in enumerate(graph.outputs):
+        if any(value is given for given in graph.inputs):  # a function does not return an input as it is
+            same = onnx_ir.Node("", "Identity", [value])
+            graph.append(same)
+            same.outputs[0].name = f"same_{i}"
+            graph.outputs[i] = same.outputs[0]
     first = next(iter(graph), None)
     for value in [graph.initializers.pop(name) for name in list(graph.initializers)]:
         constant = onnx_ir.Node("", "Constant", [], [onnx_ir.AttrTensor("value", value.const_value)])
@@ -247,8 +279,8 @@ def function_of_graph(domain: str, name: str, graph: Any) -> Any:
 
 
 def branch_function(domain: str, name: str, inputs: int, outputs: int, opset: int) -> Any:
-    """Return an ``onnx_ir`` function ``name``, which calls ``name_1`` where ``name_if`` returns true and otherwise
-    ``name_0``.
+    """Return an ``onnx_ir`` function ``name`` that calls the function ``<name>_if`` on its inputs, then ``<name>_1`` if
+    that returned true and otherwise ``<name>_0``. ``opset`` is the version of ONNX's operators.
     """
     import onnx.parser
     import onnx_ir

@@ -69,7 +69,7 @@ class _Module(torch.nn.Module):
         self.call = call
 
     def forward(self, *tensors: Tensor) -> Any:
-        """Return the function's result for ``tensors``."""
+        """Return the result for ``tensors`` of the function that this module wraps."""
         return self.call(*tensors)
 
 
@@ -89,8 +89,8 @@ class _Trace:
         self.raised: Exception | None = None
 
     def run(self, *tensors: Tensor) -> Any:
-        """Return ``finish`` of the reference's results, computed with the answers of this trace, and record how many
-        conditions it asks and the error that it raises.
+        """Run the reference on ``tensors`` in a trace, where this object's ``answers`` decide the conditions on data.
+        Return ``finish(results, conditions)``, and record how many conditions were asked and the error that was raised.
         """
         with DecideConditions(self.answers, MAX_CONDITIONS, UNKNOWN) as conditions:
             try:
@@ -126,8 +126,8 @@ class PathFinder:
         self.call, self.examples, self.shapes, self.paths = call, examples, shapes, 0
 
     def find(self, answers: tuple[bool, ...] = ()) -> Path:
-        """Return the tree of all paths of the reference that begin with ``answers`` to its conditions. Raise
-        UntraceableReference if there are more than 32.
+        """Return all paths (ways through the branches that data decides) of the reference as a tree, from those that
+        begin with ``answers`` to its conditions on. Raise UntraceableReference if there are more than 32.
         """
         self.paths += 1
         if self.paths > MAX_PATHS:
@@ -140,18 +140,20 @@ class PathFinder:
         return end
 
     def program(self, answers: tuple[bool, ...], finish: Finish) -> Any:
-        """Return the exported program of the path with these answers. ``finish`` makes its results from those of the
-        reference and its conditions.
+        """Return the exported program of one path, that is the reference with ``answers`` to its conditions on data.
+        ``finish`` computes the program's results from those of the reference and the conditions.
         """
         return self._export(_Trace(self.call, answers, finish))
 
     def _run(self, answers: tuple[bool, ...]) -> tuple[Path, int]:
-        """Return the end of the path that begins with ``answers`` and goes on with False, and the number of conditions
-        on it.
+        """Trace the path that answers the reference's conditions on data with ``answers`` and then with False. Return
+        how it ends (``Returned`` or ``Raised``) and how many conditions it has.
         """
 
         def stop(results: Any, asked: list[Any]) -> Any:
-            """Raise ``_Finished``, which ends the trace of a path whose program is not wanted."""
+            """Raise ``_Finished`` as soon as the reference has returned, which ends a trace that is run only to count
+            the conditions.
+            """
             raise _Finished
 
         trace = _Trace(self.call, answers, stop)
@@ -169,13 +171,15 @@ class PathFinder:
         return Returned(answers + (False,) * (trace.asked - len(answers))), trace.asked
 
     def _export(self, trace: _Trace) -> Any:
-        """Return the exported program of one trace, for sizes from 0 on."""
+        """Return the exported program of the run of the reference that ``trace`` describes, valid for varying sizes
+        from 0 on.
+        """
         with sizes_from_zero():
             return torch.export.export(_Module(trace.run), self.examples, dynamic_shapes=(self.shapes,), strict=False)
 
 
 def _is_finished(e: BaseException | None) -> bool:
-    """Whether an error was caused, directly or not, by the wanted end of a trace."""
+    """Whether ``e``, or an error that caused it, is the ``_Finished`` by which a trace is ended on purpose."""
     while e is not None:
         if isinstance(e, _Finished):
             return True
@@ -192,7 +196,9 @@ def _text_of(e: Exception) -> str:
 
 
 def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path) -> Path:
-    """Return the path from condition ``number`` on: a check where one answer raises, a branch where both return."""
+    """Return the tree of paths from condition ``number`` on, given what follows if it is false or true: a check where
+    one side only raises, else a branch. ``answers`` are those to the conditions before.
+    """
     if isinstance(if_true, Raised):
         return if_false if isinstance(if_false, Raised) else _add_check(if_false, (number, False, if_true.message))
     if isinstance(if_false, Raised):
@@ -201,7 +207,9 @@ def _join(number: int, answers: tuple[bool, ...], if_false: Path, if_true: Path)
 
 
 def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
-    """Return a path with ``check`` added in front on each way that returns."""
+    """Return a copy of ``path``, a tree of ways through the reference, in which each way that returns begins with
+    ``check``: the number of a condition, the answer that it must have, and the message if not.
+    """
     if isinstance(path, Branch):
         return Branch(path.number, path.answers, _add_check(path.if_false, check), _add_check(path.if_true, check))
     assert isinstance(path, Returned)
@@ -209,10 +217,14 @@ def _add_check(path: Path, check: tuple[int, bool, str]) -> Path:
 
 
 def with_checks(path: Returned) -> Finish:
-    """Return a function that ends the trace of a path: it adds an assertion for each check and returns the results."""
+    """Return the function that finishes the trace of ``path``, a way through the reference: it adds an assertion to the
+    graph for each of the path's checks, and returns the reference's results.
+    """
 
     def finish(results: Any, asked: list[Any]) -> Any:
-        """Add an assertion for each check of the path to the graph, and return ``results``."""
+        """Add to the traced graph an assertion for each check of the path given to ``with_checks``, on its condition in
+        ``asked``, and return ``results`` unchanged.
+        """
         for number, answer, message in path.checks:
             condition = condition_tensor(asked[number])
             assert_in_graph(condition if answer else ~condition, message)

@@ -51,8 +51,8 @@ def fill_apart(modules: Sequence[str], unpacked: Path, extras: PackageExtras = N
 
 
 def read_answer(path: Path, modules: Sequence[str], how: str) -> list[PackageContents]:
-    """Return the result that the worker wrote to ``path``, or raise the error that it wrote. SL308, with the text
-    ``how`` it ended, if there is no valid result.
+    """Return the result that the worker process wrote to ``path``, or raise the error that it wrote. Raise SL308 if
+    there is no valid result. ``how`` describes, for the error, how the worker ended.
     """
     try:
         content = safe_io.parse_json(safe_io.read_file(path, safe_io.ParseLimits().size, safe_io.NAMED))
@@ -73,8 +73,8 @@ def _worker_error(content: dict[str, Any]) -> ShiplapError:
 
 
 def _fill_by_order(order: str) -> None:
-    """Fill the packages as the JSON file ``order`` says, and write their contents, or the error as plain data, to the
-    answer file. This is the worker's main function.
+    """Fill packages with native code as ``order``, the path of a JSON file with the arguments, says. Write their
+    contents, or the error as plain data, to the answer file named there. This is the worker's main function.
     """
     unpacked, answer, tuned, cubins, calls, *modules = json.loads(Path(order).read_text())
     # In front, so that the package of the wheel hides an installed one.

@@ -75,8 +75,8 @@ def sharing_steps(spec: OpSpec) -> tuple[Step, ...]:
 
 
 def steps_around(arg: Arg, at: TensorPlace, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return ``steps`` wrapped so that they run only where the argument is not None, and once for each element where
-    the argument is a list of tensors.
+    """Return ``steps``, which check the tensor at ``at``, wrapped so that they run only where the argument ``arg`` is
+    not None, and once for each element where it is a list of tensors.
     """
     if not arg.many:
         return (PresentStep(at, steps),) if arg.optional else steps
@@ -93,8 +93,9 @@ def dtype_step(at: TensorPlace) -> LetStep:
 def try_expression(
     spec: OpSpec, names: VariableNames, variable: str, type: VariableType, expr: Expr
 ) -> tuple[tuple[Step, ...], Expression]:
-    """Return the steps that evaluate the declared expression ``expr``, and the term, in Python and C++, that later
-    steps use for its value.
+    """Return the steps that evaluate the declared expression ``expr``, and the expression, in Python and C++, by which
+    later steps read its value. ``variable`` and ``type`` are those of the variable that holds the value where
+    evaluation can fail.
 
     An expression that can fail, such as a division, is evaluated into ``variable`` by a step of its own.
     """
@@ -127,7 +128,9 @@ class _PlanBuilder:
         self.sure = True  # whether every call takes the steps that are written now
 
     def check(self, rule: ArgumentRule) -> None:
-        """Append a step that raises the error of ``rule`` for a call that breaks it."""
+        """Append a step that raises the error of ``rule``, a condition with error texts, in a call for which the
+        condition is false.
+        """
         self.steps.append(CheckStep(rule))
 
     @contextmanager
@@ -145,8 +148,9 @@ class _PlanBuilder:
         self.bound, self.sure = bound, True
 
     def meet(self, variable: str, type: VariableType, term: Expression, origin: Text, *checked: ArgumentRule) -> None:
-        """Append a step that sets ``variable`` to ``term`` where no earlier argument has set it. Otherwise append the
-        rules ``checked``, which compare the two. A variable that only some calls have set decides at run time.
+        """Append a step that sets ``variable`` to ``term`` if no earlier argument has set it, else steps that check
+        ``checked``, rules that compare the two. Where only some calls have set it, the generated code decides.
+        ``origin`` names the argument in errors.
         """
         if variable in self.bound:
             for rule in checked:
@@ -160,8 +164,8 @@ class _PlanBuilder:
         self.bound.add(variable)
 
     def origin(self, variable: str) -> Text:
-        """Return the text that names the argument which gave ``variable`` its value, for errors: fixed, or the run-time
-        variable ``from_<variable>``.
+        """Return the text by which errors name the argument that gave ``variable`` its value. Where calls differ in
+        that, the text reads the generated variable ``from_<variable>``.
         """
         return self.origins.get(variable, (shared_variable(f"from_{variable}"),))
 
@@ -183,15 +187,15 @@ class _PlanBuilder:
                 self.check(rule)
 
     def dtype(self, at: TensorPlace, kind: TensorType) -> None:
-        """Append the steps that bind the dtype of a tensor, check it against the declared dtypes, and compare it with
-        the other tensors of its dtype class.
+        """Append the steps that set the dtype variable of the tensor at ``at``, check it against the declared dtypes of
+        ``kind``, and compare it with the other tensors that are declared to have the same dtype.
         """
         self.steps.append(dtype_step(at))
         if kind.dtypes:
             self.check(rules.dtype_is_among(at, kind.dtype_class, kind.dtypes))
         if not kind.concrete:
             variable = f"dtype_{kind.dtype_class}"
-            same = rules.same_dtype(at, kind.dtype_class, self.origin(variable))
+            same = rules.same_dtype(at, kind, self.origin(variable))
             self.meet(variable, VariableType.DTYPE, at.dtype, quoted_text(at.label), same)
 
     def shape(self, arg: Arg, at: TensorPlace, kind: TensorType) -> None:
@@ -207,8 +211,8 @@ class _PlanBuilder:
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
     def look(self, at: TensorPlace) -> None:
-        """Append the steps that set ``shape_<argument>`` and ``rank_<argument>`` from a tensor. In C++ the shape is a
-        pointer and the rank a number of its own.
+        """Append the steps that set the generated variables ``shape_<argument>`` and ``rank_<argument>`` from the
+        tensor at ``at``. In C++ the shape is a pointer and the rank a number of its own.
         """
         shape = Expression(f"{at.tensor.python}.shape", f"{at.tensor.cpp}.sizes()")
         self.steps.append(LetStep(f"shape_{at.arg}", VariableType.SHAPE, shape))
@@ -235,13 +239,13 @@ class _PlanBuilder:
                 self.late.append((arg, at, lambda: self.computed(at, axis, expr)))
 
     def repeated(self, arg: Arg, at: TensorPlace, of: str, axis: int) -> None:
-        """Append the check that the size along ``axis`` is 1 or the size of the dim ``of``. The check is put off to
-        ``relations`` while ``of`` is not yet set.
+        """Append the check that the tensor's size along ``axis`` is 1 or the size of the dim ``of``, to which it
+        broadcasts. While ``of`` is not yet set, the check is put off until all arguments are read.
         """
 
         def write() -> None:
-            """Append the check that the size of the tensor along the axis is 1 or the size of the dim to which it
-            broadcasts.
+            """Append the check that the size of the tensor along the axis given to ``repeated`` is 1 or the size of the
+            dim to which it broadcasts.
             """
             variable = self.names(of)
             self.check(
@@ -254,8 +258,8 @@ class _PlanBuilder:
             self.late.append((arg, at, write))
 
     def origin_of_size(self, variable: str) -> Text:
-        """Return the words of errors for the argument that gave a size its value: ``in 'x'`` for a tensor, ``argument
-        'k'`` for a scalar.
+        """Return the words by which errors name the argument that gave the size ``variable`` its value: ``in 'x'`` for
+        a tensor, ``argument 'k'`` for a scalar.
         """
         origin = self.origin(variable)
         source = origin[0] if origin else ""
@@ -267,16 +271,17 @@ class _PlanBuilder:
         self.check(rules.computed_size(at, axis, expr.source, wanted))
 
     def value(self, variable: str, type: VariableType, expr: Expr) -> Expression:
-        """Append the steps that evaluate the declared expression ``expr``, and return the term for its value.
-        ``variable`` holds the value where evaluation can fail.
+        """Append the steps that evaluate the declared expression ``expr``, and return the expression by which later
+        steps read its value. ``variable`` is set to it, by a step of its own, where evaluation can fail.
         """
         steps, term = try_expression(self.spec, self.names, variable, type, expr)
         self.steps += steps
         return term
 
     def spread(self, at: TensorPlace, dim: Dim, before: int, behind: int) -> None:
-        """Append the steps of the variadic dim of a tensor: its sizes, without the ``before`` first and ``behind`` last
-        axes, become the dim's value or are compared with it. An ``...`` needs none.
+        """Append the steps of the variadic dim of a tensor, a dim that stands for any number of axes: its sizes,
+        without the ``before`` first and ``behind`` last axes, set the dim's variable or are compared with it. An
+        ``...`` needs none.
         """
         if dim.text == "...":
             return
@@ -335,7 +340,9 @@ class _PlanBuilder:
         self.bound.add("device")
 
     def has(self, variable: str) -> bool:
-        """Whether ``variable`` is among those that only some calls have set by now."""
+        """Whether the generated variable ``variable`` may be unset when the current step runs, since only some calls
+        set it.
+        """
         return variable in self.loose
 
     def needed(self) -> list[str]:

@@ -43,12 +43,16 @@ class CallPlan:
 
     @cached_property
     def arguments(self) -> Block:
-        """The steps that check the arguments of any call, also of fake tensors, and set its variables."""
+        """The steps that check the arguments of any call against the declaration, also fake tensors, and set the
+        variables of the generated code such as sizes.
+        """
         return argument_steps(self.spec)
 
     @cached_property
     def sharing(self) -> Block:
-        """The steps that check that tensors which are written to share no memory. They need real tensors."""
+        """The steps that check that tensors which the op writes to share no memory with other arguments. They need real
+        tensors.
+        """
         return sharing_steps(self.spec)
 
     @cached_property
@@ -133,8 +137,9 @@ class CallPlan:
         return "\n".join([head, *writer.lines, *body])
 
     def _written(self, careful: bool) -> tuple[str, list[str], PythonWriter]:
-        """Return the parts of the generated Python function: its ``def`` line, the lines that build the ``Binding``,
-        and the writer with the lines of the checks.
+        """Return the parts of the generated function that binds a call: its ``def`` line, the lines that build the
+        ``Binding`` (the call's arguments, sizes, dtypes and device), and the writer with the lines of the checks.
+        ``careful`` accepts symbolic sizes.
         """
         writer = PythonWriter(careful=careful)
         writer.write(self.arguments)
@@ -156,8 +161,8 @@ class CallPlan:
         return f"def bind({parameter_list(spec.args)}):", body, writer
 
     def _compiled(self, *, careful: bool) -> Bind:
-        """Return the generated Python function that binds a call, for real tensors or, ``careful``, for symbolic sizes
-        too.
+        """Return the compiled generated function that checks a call and returns its ``Binding`` (arguments, sizes,
+        dtypes, device): for real tensors, or with ``careful`` for symbolic sizes too.
         """
         head, body, writer = self._written(careful)
         # By index: a default may be any object, which source text could not state.
@@ -175,5 +180,7 @@ class CallPlan:
         return [n for n in dict.fromkeys([*named, *(name for name, _ in self.spec.dims)]) if n not in scalars]
 
     def _classes(self) -> set[str]:
-        """Return the names of the dtype classes of the declaration."""
+        """Return the names of the dtype classes of the declaration, that is of the groups of tensors that have one
+        dtype in a call.
+        """
         return set(self.spec.dtype_classes)

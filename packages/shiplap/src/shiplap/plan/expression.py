@@ -28,8 +28,8 @@ class Expression:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The expressions, Python and C++, that an error prints for this value: the ``_text`` forms where there are
-        some.
+        """The expressions, in Python and in C++, that print this value in an error: the special forms for texts where
+        there are some, else those that compute it.
         """
         return self.python_text or self.python, self.cpp_text or self.cpp
 
@@ -38,12 +38,14 @@ Text = tuple[str | Expression, ...]
 
 
 def equal_expression(a: Expression, b: Expression) -> Expression:
-    """Return the expression ``a == b``, with its form in Python and its form in C++."""
+    """Return the expression ``a == b`` for generated code, with its source in Python and its source in C++."""
     return Expression(f"{a.python} == {b.python}", f"{a.cpp} == {b.cpp}")
 
 
 def shared_variable(variable: str) -> Expression:
-    """Return the expression that reads ``variable``, which has the same name in Python and in C++."""
+    """Return the expression that reads the variable ``variable`` of generated code, which has the same name in Python
+    and in C++.
+    """
     return Expression(variable, variable)
 
 
@@ -88,12 +90,16 @@ class TensorPlace:
 
     @property
     def where(self) -> Text:
-        """The head of errors about the tensor: ``<op>, <role> '<name>'``."""
+        """The beginning of errors about the tensor: ``<op>, <role> '<name>'``, where the role is a word such as
+        ``argument`` or ``output``.
+        """
         return (f"{self.op}, {self.role} ", *quoted_text(self.label))
 
     @property
     def tensor(self) -> Expression:
-        """The expression that reads the tensor: ``t_<argument>``, unless ``variable`` names another variable."""
+        """The expression that reads this tensor in generated code: the variable ``t_<argument>``, unless another name
+        was given as ``variable``.
+        """
         return shared_variable(self.variable or f"t_{self.arg}")
 
     @property
@@ -125,8 +131,8 @@ class TensorPlace:
         return Expression(f"{self.tensor.python}.device", f"device_of({self.tensor.cpp})")
 
     def size(self, axis: int) -> Expression:
-        """Return the expression for the size along ``axis``, which is negative, counted from the end, behind a variadic
-        dim.
+        """Return the expression for the tensor's size along ``axis``. The axis is negative, that is counted from the
+        end, behind a variadic dim, which stands for any number of axes.
         """
         at = f"shape_{self.arg}[{axis}]"
         # C++ has no negative indices.
@@ -160,8 +166,8 @@ class VariableNames:
         return prefix + name
 
     def term(self, name: str) -> Expression:
-        """Return the expression that reads a dim or a scalar argument, with a form for errors that prints lists and
-        variadic dims.
+        """Return the expression that reads the dim or scalar argument ``name`` in generated code, with a special form
+        for error texts where it is a list of sizes.
         """
         variable = self(name)
         # Tuples of sizes print as shapes in errors, lists as lists.
@@ -171,8 +177,8 @@ class VariableNames:
 
 
 def declared_value(expr: Expr, names: VariableNames) -> Expression:
-    """Return a declared expression in Python and C++, with the variables of generated code for its names. The C++ form
-    is empty where C++ cannot express it.
+    """Return ``expr``, an expression of the declaration, as source in Python and C++ over the variables that ``names``
+    gives to its names. The C++ source is empty where C++ cannot express it.
     """
     # Parsed anew, since the visitor changes the tree in place.
     tree = _RenamedVariables(names).visit(ast.parse(expr.source, mode="eval"))
@@ -191,18 +197,20 @@ class _RenamedVariables(ast.NodeTransformer):
         self.names = names
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with its arguments renamed and the function's name unchanged."""
+        """Return the call with the names in its arguments replaced by variables of generated code, and the function's
+        name unchanged.
+        """
         # The function is not visited: an argument may be called ``min`` and keeps its own variable.
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        """Return the name node of the variable that stands for this name."""
+        """Return a name node of the generated code's variable that stands for the declared name of ``node``."""
         return ast.Name(self.names(node.id), ast.Load())
 
 
 def values_text(expr: Expr, names: VariableNames) -> Text:
-    """Return the text ``n = 3, k = 2`` for errors: each name of ``expr``, sorted, with an expression for its value in
-    the call.
+    """Return a text for errors such as ``n = 3, k = 2``: each name that ``expr`` reads, sorted, and an expression that
+    prints its value in the call.
     """
     text: list[str | Expression] = []
     # Sorted, so that the text of an error is the same in every process.

@@ -59,7 +59,9 @@ class OutputPlan:
 
     @cached_property
     def bounds(self) -> Block:
-        """The steps that set each data-dependent dim to the upper bound that the declaration computes for it."""
+        """The steps that set each dim whose size depends on data to the upper bound that the declaration computes for
+        it, at which the outputs are allocated.
+        """
         checks: list[Step] = []
         for dim, expr in self.spec.bounds:
             steps, term = try_expression(self.spec, self.names, f"v_bound_{dim}", VariableType.SIZE, expr)
@@ -69,8 +71,8 @@ class OutputPlan:
 
     @cached_property
     def measured(self) -> Block:
-        """The steps that compute the sizes of all outputs that are expressions, and check that they are not
-        negative.
+        """The steps that compute those sizes of the outputs that are declared as expressions such as ``n // 2``, and
+        check that they are not negative.
         """
         return tuple(step for o in self.spec.outputs for step in self._measured(o))
 
@@ -101,7 +103,9 @@ class OutputPlan:
         return Expression(f"({''.join(python)})", f"{{{', '.join(cpp)}}}")
 
     def dtype(self, out: Output) -> Expression:
-        """Return the expression for the dtype of an output: its own, or that of its dtype class in the call."""
+        """Return the expression for the dtype of an output in a call: the one dtype that is declared, or that of its
+        dtype class, the group of tensors which have the same dtype.
+        """
         return rules.wanted_dtype(out.name, out.tensor.dtype_class, out.tensor.dtypes)
 
     @cached_property
@@ -221,8 +225,9 @@ class OutputPlan:
         return cast(RoomCheck, self._section("check_room", f"{SCRATCH_VARIABLE}, needed", self.room))
 
     def _section(self, name: str, extra: str, steps: Block) -> Callable[..., object]:
-        """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on a ``Binding``, after setting the
-        variables of its arguments, sizes, dtypes and device.
+        """Return a generated function ``name(call, <extra>)`` that runs ``steps`` on ``call``, a ``Binding`` of checked
+        arguments. ``extra`` is the text of its further parameters. The variables of arguments, sizes, dtypes and device
+        are set first.
         """
         # Given outputs may be fakes with symbolic sizes.
         writer = PythonWriter(careful=True)
@@ -247,11 +252,15 @@ class OutputPlan:
         return plain.union(*(d.expr.names for d in dims if d.expr))
 
     def _sizes(self, names: set[str]) -> list[str]:
-        """Return lines of Python that set the variables of ``names`` from ``env``."""
+        """Return lines of generated Python that set the variable of each of ``names``, dims and scalars, from the dict
+        ``env``.
+        """
         return [f"    {self.names(n)} = env[{n!r}]" for n in sorted(names)]
 
     def _dtypes(self) -> list[str]:
-        """Return lines of Python that set the dtype variables of the outputs' dtype classes from ``dtypes``."""
+        """Return lines of generated Python that set, from the dict ``dtypes``, the variable of each group of tensors
+        that have one dtype (dtype class), as far as outputs belong to it.
+        """
         classes = {o.tensor.dtype_class for o in self.spec.outputs if not o.tensor.concrete}
         return [f"    dtype_{c} = dtypes[{c!r}]" for c in sorted(classes)]
 

@@ -18,8 +18,9 @@ Packed = tuple[list[Tensor | None], list[tuple[Tensor, Tensor]]]
 
 
 def packing_steps(spec: OpSpec, strided: Collection[str], align: int, *, native: bool) -> Block:
-    """Return the steps that replace tensor arguments by contiguous copies where a kernel demands it: all but those in
-    ``strided``, which may have any strides, and any whose address is no multiple of ``align`` bytes.
+    """Return the steps that replace tensor arguments by contiguous copies where a kernel needs that: those with other
+    strides that are not in ``strided``, and any whose address is no multiple of ``align`` bytes. ``native`` makes the
+    steps for generated C++, where an absent tensor needs none of its own.
 
     ``native``: those of generated C++, where an absent tensor needs no step of its own.
     """

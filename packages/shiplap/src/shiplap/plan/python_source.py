@@ -43,13 +43,17 @@ class PythonWriter:
         self.constants: dict[str, Constant] = {}
 
     def write(self, steps: Iterable[Step], indent: str = "    ") -> None:
-        """Append the Python lines of ``steps``, each after ``indent``, to ``lines``."""
+        """Append the Python lines of ``steps`` (checks, assignments and so on of a call) to ``lines``, each after
+        ``indent``.
+        """
         for step in steps:
             for line in self.step(step):
                 self.lines.append(indent + line)
 
     def step(self, step: Step) -> list[str]:
-        """Return the Python lines of one step, nested blocks included, without the indentation of the function."""
+        """Return the Python lines of one step of a call, such as a check or an assignment, nested blocks included,
+        without the function's indentation.
+        """
         match step:
             case UnsetStep(variable):
                 # The twin ``from_...`` is only read where the variable is set, but Python has to know the name.
@@ -83,8 +87,8 @@ class PythonWriter:
         return [f"    {line}" for step in steps for line in self.step(step)]
 
     def pack(self, step: PackStep) -> list[str]:
-        """Return the lines that replace an argument by a contiguous copy where its layout or address is not one that
-        the kernel takes, and remember the pair where the argument is written to.
+        """Return the Python lines that replace an argument by a contiguous copy where the kernel does not take its
+        layout or address. If the op writes to the argument, they also append the pair (original, copy) to ``copies``.
         """
         t = step.at.tensor.python
         kept = [] if step.strided else [f"{t}.is_contiguous()"]
@@ -96,8 +100,8 @@ class PythonWriter:
         )
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return the one line that refuses a call which breaks ``rule``: an ``if``, or a call of ``expect`` where sizes
-        may be symbols.
+        """Return, as a list, the one Python line that checks ``rule`` in a call: an ``if`` that refuses the call, or a
+        call of ``expect`` where sizes may be symbols.
         """
         condition, refusal = rule.condition.python, self.refusal(rule)
         number, _, texts = refusal.partition(", ")
@@ -108,7 +112,9 @@ class PythonWriter:
         ]
 
     def refusal(self, rule: ArgumentRule) -> str:
-        """Return the arguments of ``refuse``: the number of the rule, and its texts with the values of the call."""
+        """Return, as source text, the arguments with which generated code calls ``refuse`` to raise the error of
+        ``rule``: its number, and its texts with the values of the call. The rule is added to ``rules``.
+        """
         self.constants |= rule.constants
         self.rules.append(rule)
         return ", ".join([str(len(self.rules) - 1), *map(format_template, (rule.where, rule.got, rule.expected))])
@@ -117,29 +123,29 @@ class PythonWriter:
 def compile_function(
     name: str, head: str, body: Sequence[str], writer: PythonWriter, names: Scope
 ) -> Callable[..., object]:
-    """Return the generated function: ``head`` is its ``def`` line, its body has the lines of ``writer`` and then
-    ``body``, and ``names`` are further globals. ``name`` stands in tracebacks.
+    """Compile and return a generated function: ``head`` is its ``def`` line, its body has the lines of ``writer`` and
+    then ``body``, and ``names`` are further globals. ``name`` stands in tracebacks.
     """
     rules = tuple(writer.rules)
 
     def refused(number: int, where: str, got: str, expected: str) -> ShiplapError:
-        """Return the catalogue error of the rule with this number, with the given texts and the rule's own title and
-        fix.
+        """Return the catalogue error of rule ``number``, the position among the rules that the generated function
+        checks, with the given texts and the rule's own title and fix.
         """
         rule = rules[number]
         return error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix)
 
     def refuse(number: int, where: str, got: str, expected: str) -> NoReturn:
-        """Raise the error of the rule with this number, with the given texts, in place of the exception that is being
-        handled.
+        """Raise the error of rule ``number``, the position among the rules that the generated function checks, with the
+        given texts, in place of the exception that is being handled.
         """
         rule = rules[number]
         # ``from None``: the exception of a failed evaluation is quoted in ``got`` already.
         raise error(rule.id, where=where, got=got, expected=expected, what=rule.title, fix=rule.fix) from None
 
     def expect(holds: bool | torch.SymBool, number: int, texts: Callable[[], tuple[str, str, str]]) -> None:
-        """Check a condition that may be symbolic: a symbol becomes a guard or an assertion of the graph, a false bool
-        raises the error of the rule.
+        """Check ``holds``, the condition of rule ``number``: a symbolic one becomes a guard or an assertion of the
+        graph, and False raises the rule's error with the ``texts``, which are made only then.
         """
         if isinstance(holds, torch.SymBool):
             # The texts are made only where the condition fails: printing symbols would add guards.
@@ -155,5 +161,7 @@ def compile_function(
 
 
 def possibly_unset(steps: Iterable[Step]) -> tuple[str, ...]:
-    """Return the names of the variables that a call may leave None, because only some arguments set them."""
+    """Return the names of the variables that may still be None after ``steps`` have run, because only some arguments
+    set them.
+    """
     return tuple(step.variable for step in steps if isinstance(step, UnsetStep))

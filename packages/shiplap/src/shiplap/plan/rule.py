@@ -56,8 +56,8 @@ class ArgumentRule:
         return self.fix or CATALOGUE[self.id].fix
 
     def make_error(self, values: Mapping[str, Local]) -> ShiplapError:
-        """Return the error of a call that breaks the rule. ``values`` are the variables of the call, by name, which the
-        texts print.
+        """Return the error of a call that breaks the rule. ``values`` are the variables of the generated checks, by
+        name, with which the texts of the error are filled in.
         """
         parts = ", ".join(format_template(text) for text in (self.where, self.got, self.expected))
         # The texts are expressions of our own declarations, never of a caller.
@@ -65,8 +65,8 @@ class ArgumentRule:
         return error(self.id, what=self.title, where=where, got=got, expected=expected, fix=self.fix)
 
     def check_call(self, values: Mapping[str, Local]) -> None:
-        """Raise the error of the rule unless its Python condition holds for ``values``, the variables of a call by
-        name.
+        """Raise the error of the rule unless its Python condition is true for ``values``, the variables of the
+        generated checks by name.
         """
         if not eval(_compile_condition(self.condition.python), rule_scope(self.constants), dict(values)):
             raise self.make_error(values)
@@ -81,7 +81,9 @@ def _compile_condition(condition: str) -> CodeType:
 
 
 def format_template(text: Text) -> str:
-    """Return Python source that computes ``text`` with the values of a call, such as ``'n = {}'.format(d_n)``."""
+    """Return Python source that computes ``text``, words with expressions between them, such as ``'n =
+    {}'.format(d_n)``.
+    """
     if not any(isinstance(p, Expression) for p in text):
         return repr("".join(p for p in text if isinstance(p, str)))
     literal = "".join("{}" if isinstance(p, Expression) else p.replace("{", "{{").replace("}", "}}") for p in text)

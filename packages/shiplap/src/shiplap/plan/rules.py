@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from shiplap import dtypes
 from shiplap.declare.dim_expression import Expr
-from shiplap.declare.spec import Arg
+from shiplap.declare.spec import Arg, TensorType
 from shiplap.plan.expression import (
     Expression,
     TensorPlace,
@@ -37,8 +38,8 @@ BY_PYTHON = "Python, to which such calls are handed over: the stable ABI does no
 
 
 def argument_rules(at: TensorPlace, arg: Arg) -> Iterator[ArgumentRule]:
-    """Yield the rules of one tensor argument that its flags demand: contiguous, and, where it is written to, of
-    distinct elements and outside autograd.
+    """Yield the rules (conditions with error texts) for one tensor argument that its declared flags demand: contiguous,
+    and, where the op writes to it, of distinct elements and outside autograd.
     """
     if arg.contiguous:
         yield is_contiguous(at)
@@ -117,18 +118,25 @@ def dtype_is_among(at: TensorPlace, dtype_class: str, names: tuple[str, ...]) ->
 
 
 def dtype_variable(dtype_class: str) -> Expression:
-    """Return the expression that reads ``dtype_<class>``, the dtype that a dtype class has in this call."""
+    """Return the expression that reads the variable ``dtype_<class>`` of generated code: the dtype that all tensors of
+    the dtype class have in a call.
+    """
     name = f"dtype_{dtype_class}"
     return Expression(name, name, "", f"Dtype{{{name}}}")
 
 
-def same_dtype(at: TensorPlace, dtype_class: str, origin: Text) -> ArgumentRule:
+def same_dtype(at: TensorPlace, kind: TensorType, origin: Text) -> ArgumentRule:
     """Return the rule (SL205) that a tensor has the dtype which an earlier tensor, named by ``origin``, gave to the
-    dtype class.
+    dtype class of ``kind``. Its fix is an annotation for this argument; members of one list have one dtype.
     """
-    bound = dtype_variable(dtype_class)
-    expected = (bound, ", as ", *origin, f" ({dtype_class})")
-    return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg)
+    bound, fix = dtype_variable(kind.dtype_class), "convert one of the tensors with .to(dtype)"
+    pair = {"bfloat16": ("BFloat16", "Float32"), "int32": ("Int32", "Int64")}
+    classes = next((pair[name] for name in pair if name in kind.dtypes), ())
+    if classes and not at.many:
+        annotation = " | ".join(str(replace(kind, dtype_class=each)) for each in classes)
+        fix += f", or give {at.arg} a dtype class of its own in the declaration: {at.arg}: {annotation}"
+    expected = (bound, ", as ", *origin, f" ({kind.dtype_class})")
+    return ArgumentRule("SL205", equal_expression(at.dtype, bound), at.where, (at.dtype,), expected, at.arg, fix=fix)
 
 
 def same_device(at: TensorPlace, origin: Text) -> ArgumentRule:
@@ -368,8 +376,8 @@ def dense_condition(tensor: str) -> str:
 
 
 def wanted_dtype(output: str, dtype_class: str, names: tuple[str, ...]) -> Expression:
-    """Return the expression for the dtype of an output: ``want_<output>`` for a single declared dtype, else the
-    variable of its dtype class.
+    """Return the expression for the dtype of ``output``: the variable ``want_<output>`` where ``names`` has one dtype
+    only, else that of its dtype class.
     """
     if len(names) != 1:
         return dtype_variable(dtype_class)

@@ -21,7 +21,9 @@ class VariableType(Enum):
 
     @property
     def cpp(self) -> str:
-        """The C++ type of a variable of this type, such as ``int64_t``."""
+        """The C++ type, such as ``int64_t``, with which generated code declares a variable of this kind (a size, a
+        dtype and so on).
+        """
         return self.value[0]
 
     @property
@@ -30,7 +32,7 @@ class VariableType(Enum):
         return self.value[1]
 
     def is_unset(self, variable: str) -> str:
-        """Return the C++ condition that ``variable``, of this type, is not set."""
+        """Return the C++ condition, as source text, that the variable ``variable`` of this kind has not been set."""
         return self.value[2].format(variable)
 
 

@@ -35,7 +35,9 @@ def why_no_value(cause: Exception) -> str:
 
 
 def place_call(device: torch.device | None, given: torch.device | str | None) -> torch.device:
-    """Return the device of a call: that of its tensors, else the requested one, else torch's default."""
+    """Return the device on which a call runs: ``device``, that of its tensors, else ``given``, the one that was
+    requested by an argument, else torch's default.
+    """
     if device is not None:
         return device
     return torch.get_default_device() if given is None else torch.device(given)
@@ -95,8 +97,8 @@ def has_own_memory(t: Tensor) -> bool:
 
 
 def rule_scope(constants: Mapping[str, Constant] | None = None) -> Scope:
-    """Return the globals of rule conditions and error texts: the functions and classes that they name, and
-    ``constants``.
+    """Return the global names for compiled conditions and error texts of rules: the functions and classes that these
+    use, and ``constants``.
     """
     return {
         # The functions that declared expressions may call, such as cdiv.

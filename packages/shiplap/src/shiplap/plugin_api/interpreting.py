@@ -78,7 +78,7 @@ def run_interpreted(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:
-    """Return the result of a function, one tensor or several, as a tuple of tensors."""
+    """Return ``result``, what a function returned (one tensor or several), as a tuple of tensors."""
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 

@@ -44,7 +44,9 @@ class ConfigSource(ABC):
 
     @abstractmethod
     def configs(self, op: Op, device: torch.device, sizes: Mapping[str, Any]) -> Iterable[Mapping[str, Value]]:
-        """Return the configs to try for a call of these sizes and scalars. The config that runs untuned comes first.
+        """Return the configs (values of the kernel's tuning parameters by name) to try for a call of ``op`` with these
+        sizes and scalars. The first one is used where nothing was tuned. The same sizes must give the same configs in
+        every process.
 
         The same sizes must give the same configs in every process.
         """
@@ -90,14 +92,16 @@ class ConfigSource(ABC):
             ]
 
     def candidates(self, op: Op, drawn: Inputs) -> list[Candidate]:
-        """Return the reference, then the kernel with each config for the call ``drawn``. The tuner calls this method in
-        both processes.
+        """Return what the tuner compares for the call ``drawn``: the op's reference, then the kernel with each config.
+        It is called in the tuner's process and in the worker process, and must return the same list.
         """
         listed = self.configs(op, torch.device(drawn.device), drawn.call.env)
         return [ReferenceCandidate(op), *(self._candidate(op, config) for config in listed)]
 
     def _candidate(self, op: Op, config: Mapping[str, Value]) -> _Listed:
-        """Return the kernel of this source with one config, as a candidate of the tuner."""
+        """Return the kernel of this source with the tuning parameters ``config``, in the form that the tuner verifies
+        and times.
+        """
         (kernel,) = (k for k in op.kernels[self.device_type] if k.name == self.kernel)
         return _Listed(self, KernelCandidate(op, kernel.with_config(Config.of(config))))
 

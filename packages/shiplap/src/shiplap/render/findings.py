@@ -153,11 +153,13 @@ class Report(Protocol):
 
     @property
     def causes(self) -> Sequence[Sequence[FindingFields]]:
-        """The failed findings in groups of one cause, the finding that shows the cause first."""
+        """The failed findings in groups that have one cause. The finding that shows the cause leads its group."""
 
     @property
     def ledger(self) -> Sequence[CellFields]:
-        """The cells of axis and obligation that samples were looked at for."""
+        """The cells of the report's table of samples, each for an axis (a property that samples vary) and an obligation
+        of the op.
+        """
 
 
 def _findings_by_subject(findings: Sequence[FindingFields]) -> dict[str, list[FindingFields]]:
@@ -291,7 +293,7 @@ def print_costs(costs: Sequence[CostCardFields], console: Console | None = None,
 
 
 def in_ns(time: float | None) -> str:
-    """Return a time in nanoseconds for a table, or a dash for a time that was not measured."""
+    """Return ``time``, in nanoseconds, as text for a table, or a dash for None, a time that was not measured."""
     return "-" if time is None else f"{time:,.0f}"
 
 

@@ -83,7 +83,7 @@ def read_file(path: str | os.PathLike[str], limit: int, rule: OwnershipRule = CO
 
 
 def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> None:
-    """Refuse a folder for work if it, or a folder in it, holds a link, a FIFO or a device.
+    """Raise Distrusted if a folder to work in, or a folder in it, holds a link, a FIFO or a device.
 
     Another user could have put one there before ``rule`` excluded that user. Work in the folder would then write to the
     target of the link, or wait for ever. Only users who may write the folder can add one later.
@@ -100,8 +100,9 @@ def check_content(path: str | os.PathLike[str], rule: OwnershipRule = CODE) -> N
 
 
 def _check_below(folder: int, at: Path, rule: OwnershipRule, above: os.stat_result) -> None:
-    """Check the ownership of all folders below the open folder ``folder`` at the path ``at``. Raise Distrusted for an
-    unsafe one and for anything but files and folders.
+    """Check by ``rule`` the ownership of all folders below the open folder ``folder``, whose path is ``at`` and whose
+    status is ``above``. Raise Distrusted for one that another user could change, and for anything but regular files and
+    folders.
     """
     for name in os.listdir(folder):
         about = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -127,8 +128,8 @@ def unsafe_reason(e: Exception) -> str:
 
 
 def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: bool, create: bool = False) -> int:
-    """Return a descriptor of ``path``, opened one name at a time from the root. Raise Distrusted for a part that
-    ``rule`` does not accept.
+    """Return a descriptor of ``path``, a ``folder`` or else a file, opened one name at a time from the root. Raise
+    Distrusted for a part whose owner or mode ``rule`` does not accept. ``create`` makes a missing folder.
     """
     text = os.fspath(path)
     if not text or "\0" in text:
@@ -162,8 +163,9 @@ def _open_checked(path: str | os.PathLike[str], rule: OwnershipRule, *, folder: 
 
 
 def _followed_link(here: int, name: str, at: Path, rule: OwnershipRule, above: os.stat_result) -> str | None:
-    """Return the target of ``name`` in the open folder ``here`` if it is a symbolic link that may be followed, else
-    None. Raise Distrusted for a link of another user that may not.
+    """Return the target of ``name`` in the open folder ``here`` if it is a symbolic link, else None. Raise Distrusted
+    for a link of another user where ``rule`` excludes such links or, by the folder's status ``above``, all users may
+    write in the folder.
     """
     try:
         target = os.readlink(name, dir_fd=here)

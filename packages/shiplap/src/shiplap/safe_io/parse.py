@@ -178,8 +178,9 @@ def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
 
 
 def _count_with_aliases(node: yaml.Node, limits: ParseLimits, known: dict[int, int], inside: set[int]) -> int:
-    """Return the number of values in ``node`` with every alias written out. ``known`` keeps counts, ``inside`` the
-    nodes around. ValueError for too many, or for a circle.
+    """Return the number of values in ``node`` with every alias written out. ``known`` keeps the counts of nodes by id,
+    and ``inside`` the ids of the nodes that contain this one. ValueError for too many, or for a node that contains
+    itself.
     """
     import yaml
 

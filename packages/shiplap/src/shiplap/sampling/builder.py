@@ -17,10 +17,10 @@ from shiplap.sampling.sizes import scalar_candidates
 def build_arguments(
     op: Op, recipe: SampleRecipe, env: Mapping[str, Any], rng: torch.Generator, device: torch.device
 ) -> tuple[Any, ...]:
-    """Return the arguments of one sample in the order of the schema: those that the op's own builder (``@op.samples``)
-    makes from ``recipe`` and the sizes in ``env``, then the defaults of those that it leaves out.
-
-    A scalar beyond 32 bits replaces a usual one after the builder has run, since a builder may count up to the scalar.
+    """Return the arguments of one sample in schema order: those that the op's own builder (``@op.samples``) makes from
+    ``recipe``, the description of the sample, and from the sizes in ``env``, then defaults for those left out. A scalar
+    beyond 32 bits is set after the builder has run with a usual value in its place, since a builder may count up to the
+    scalar.
     """
     assert op.sampler is not None
     huge = {
@@ -40,8 +40,8 @@ def build_arguments(
 
 
 def builder_takes_values(op: Op) -> bool:
-    """Return whether the op's builder of samples reads ``sizes["values"]``, the requested kind of values, judged by the
-    string constants of its bytecode.
+    """Return whether the op's builder of samples reads ``sizes["values"]``, the name of the kind of values to draw
+    (such as ``nan``). This is judged by the string constants of the builder's bytecode.
     """
     code = getattr(op.sampler, "__code__", None)
     return code is not None and "values" in code.co_consts

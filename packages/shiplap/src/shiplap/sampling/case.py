@@ -60,7 +60,9 @@ class SampleCase:
 
     @property
     def label(self) -> str:
-        """The recipe of the sample as text, from which, with the seed, the same sample can be made again."""
+        """The recipe of the sample (its sizes, scalars, dtypes, layouts and kind of values) as text, from which, with
+        the seed, the same sample can be made again.
+        """
         return str(self.recipe)
 
     @property
@@ -80,8 +82,9 @@ class SampleCase:
         return replace(self, args=args)
 
     def fresh(self) -> tuple[Any, ...]:
-        """Return copies of the arguments with the same strides and offsets, for one call of the op. Each copied random
-        generator, or torch's own where ``reseeds`` is set, starts from the same state every time.
+        """Return copies of the arguments with the same strides and offsets, for one call of the op. Every
+        ``torch.Generator`` among them is copied in its present state; with ``reseeds``, a field set for a random op,
+        torch's own generator is seeded anew each time.
         """
         if self.reseeds:
             torch.manual_seed(GENERATOR_SEED)

@@ -40,8 +40,8 @@ class CodeConstants:
 
     @property
     def members(self) -> list[int]:
-        """The lengths of a list of tensors to try: 1, 3, 0 and 9, one more than small integers in the code, up to which
-        a kernel may take members at once, and one large length.
+        """The lengths to try for an argument that is a list of tensors: 1, 3, 0, 9, each of up to three small integers
+        of the code plus one (a kernel may take that many members at once), and one large length.
         """
         return list(dict.fromkeys((1, 3, 0, 9, *[v + 1 for v in self.ints if 3 < v <= LONGEST_LIST][:3], MANY_MEMBERS)))
 
@@ -81,8 +81,9 @@ def _collect_constants(roots: Iterable[Any], texts: Iterable[str]) -> CodeConsta
 
 
 def threshold_value_kind(mined: CodeConstants, scalars: Iterable[Any]) -> str:
-    """Return the name of a kind of values that draws numbers near float scalars and near constants of the code
-    (``AROUND_PREFIX`` and the numbers), or an empty text where there are no such numbers.
+    """Return the name of the kind of values that lie near numbers, for ``draw_values``: ``AROUND_PREFIX`` followed by
+    the magnitudes of the float ``scalars`` and of the numbers ``mined`` from the code. Empty where there are no such
+    numbers.
     """
     given = [v for v in scalars if type(v) is float]
     sizes = dict.fromkeys(abs(v) for v in (*given, *mined.floats, *mined.ints) if 0 < abs(v) < FAR)

@@ -21,10 +21,10 @@ from shiplap.sampling.unordered import match_unordered_rows, sort_unordered_rows
 def against_reference(
     op: Op, case: SampleCase, got: Sequence[Tensor] | None = None, own: Sequence[Tensor] | None = None
 ) -> Difference:
-    """Return the difference between the effects of the op on ``case`` and those of its reference.
-
-    ``got`` and ``own`` are the effects of the op and of the reference, if the caller has them already. A result outside
-    the plain tolerance is compared with the effect of rounding before it counts as wrong.
+    """Return the difference between the effects of the op on ``case`` (its results and the arguments that it mutates)
+    and those of its reference. ``got`` and ``own`` are the effects of the op and of the reference, computed here unless
+    given. An element outside the tolerance is wrong only if the estimated effect of rounding does not explain it. Of a
+    random op, only dtypes, shapes and finiteness are compared.
     """
     own = reference_effects(op, case.args) if own is None else own
     got = run_op(op, case) if got is None else got
@@ -48,9 +48,9 @@ def against_run(
     sums: Reduction,
     repeated: Callable[[Callable[[Op, Args], tuple[Tensor, ...]]], Sequence[Tensor]],
 ) -> Difference:
-    """Return the difference between results and ``own``, those of another run of the op, beyond rounding of both.
-
-    ``repeated`` repeats the run with another function of the op and its arguments in place of the op.
+    """Return the difference of the results ``got`` from ``own``, those of the same run with the reference in place of
+    the op, beyond rounding. ``repeated(f)`` does the run once more with ``f(op, args)`` in place of each call of the
+    op; this function passes the reference in float64.
     """
     difference = compare_within_tolerance(got, own, [widen_tensor(t) for t in own], sums, tolerance=op.spec.tolerated)
     if not difference.problem or op.spec.random:

@@ -103,10 +103,9 @@ def has_independent_values(t: Tensor) -> bool:
 
 
 def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Return whether an argument with this declaration may arrive in ``layout``.
-
-    Expanding a tensor changes its values, so a tensor is expanded only if its values are independent of other
-    arguments.
+    """Return whether the argument ``t`` may be passed in the memory layout named ``layout``. ``contiguous`` and
+    ``mutated`` are properties that the declaration gives the argument. Expanded layouts change values, so they are
+    refused for mutated arguments and for values that depend on other arguments.
     """
     least, _ = LAYOUTS[layout]
     if layout.startswith("expanded") and (mutated or not has_independent_values(t)):

@@ -133,8 +133,8 @@ _OPTIONAL: dict[Key, str] = {
 
 
 def optional_reason(axis: str, obligation: str) -> str:
-    """Return the reason why no verdict requires that samples which vary ``axis`` (such as a size) are checked for
-    ``obligation`` (such as the gradient). Empty where an audit requires it.
+    """Return the reason why samples that vary ``axis`` (such as a size) need not be checked for ``obligation`` (such as
+    the gradient). Empty where an audit requires the check.
     """
     if (axis, obligation) in AUDIT:
         return ""
@@ -233,11 +233,9 @@ class Ledger:
 
     def cells(self, required: Mapping[Key, str], verdicts: Mapping[str, tuple[str, str]]) -> tuple[Cell, ...]:
         """Return a cell for every combination of an axis (what samples vary) and an obligation (what a check observes),
-        with its state.
-
-        ``required`` maps the required combinations to the check that has to look at them. ``verdicts`` has the verdict
-        of each check that ran, and its evidence. A required cell of a check that did not run is optional here: the
-        verdict names its checks.
+        with its state. ``required`` maps the required combinations to the name of the check that has to look at them;
+        ``verdicts`` maps the checks that ran to (verdict, evidence). Where the required check did not run, the cell
+        counts as optional.
         """
         return tuple(self._cell((a, o), required, verdicts) for a in AXES for o in OBLIGATIONS)
 
@@ -262,10 +260,9 @@ class Ledger:
 
 
 def varied_axes(case: SampleCase, base: SampleCase) -> tuple[str, ...]:
-    """Return the names of the axes, such as ``size`` and ``layout``, in which a sample differs from ``base``, the base
-    sample of the op.
-
-    A builder of samples may deviate from the sizes and dtypes that it is asked for.
+    """Return the names of the axes, such as ``size`` and ``layout``, in which the sample ``case`` differs from
+    ``base``, the op's plainest sample. The built arguments are compared, since a builder of samples may deviate from
+    the sizes and dtypes that it is asked for.
     """
     free, given = dict(case.recipe.sizes), tensors_among(case.args)
     pairs = [(case.env.get(n), base.env.get(n)) for n in free]
@@ -311,8 +308,8 @@ def absent_axes(samples: Samples) -> dict[str, str]:
 
 
 def _admits_sizes(spec: OpSpec, base: SampleRecipe, free: Mapping[str, str]) -> bool:
-    """Return whether the declaration admits, for at least one of the ``free`` dims, a size other than that of the
-    recipe ``base``.
+    """Return whether the declaration admits, for at least one of the dims ``free`` (names with their kinds, whose sizes
+    a sample may choose), a size other than that in ``base``, the recipe of the plainest sample.
     """
     usual = dict(base.sizes)
     wanted = ((n, (3, 1) if kind == "variadic" else v) for n, kind in free.items() for v in SIZES)

@@ -26,8 +26,8 @@ AFFORDED_S = 2.0  # seconds of processor time for a series of samples with many 
 
 
 def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples in which two scalars have other values than their defaults, for a few pairs of scalars, then one in
-    which all have.
+    """Yield the base sample with two scalars at once at values other than their defaults, for at most ``PAIRS`` pairs
+    of scalars, then with all scalars at other values.
     """
     others = _other_scalar_values(samples)
     yield from _make_cases(
@@ -36,10 +36,9 @@ def pairs_of_scalars(samples: Samples) -> Iterator[SampleCase]:
 
 
 def scalars_of_sizes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples that combine other values of one or two scalars with sizes that leave other remainders, and with
-    sizes at which the dims of the first tensor are doubled.
-
-    A window, a stride or a group leaves another remainder at such sizes.
+    """Yield samples that combine other values of one scalar, of two or of all with changed sizes: dims of the first
+    tensor doubled plus one, and all dims larger by 1, 2 and 3. A size divided by a window, a stride or a number of
+    groups then leaves another remainder than in the base sample.
     """
     others, sizes = _other_scalar_values(samples), {n: v for n, v in samples.base.sizes if type(v) is int and v > 1}
     first = next((t.tensor for t in samples.spec.tensors if t.tensor), None)
@@ -60,8 +59,8 @@ def scalars_of_ties(samples: Samples) -> Iterator[SampleCase]:
 
 
 def padded_multiples(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples with one dim at ``PADDED``, a multiple of the padding of rows, for each dim that is not
-    variadic.
+    """Yield the base sample with one dim at ``PADDED`` (64), a multiple of the usual padding of rows, for each dim of
+    one axis in turn.
     """
     for name in (n for n, kind in free_dims(samples.spec).items() if kind != "variadic"):
         yield from _make_cases(samples, [samples.base.but(sizes={name: PADDED})])
@@ -95,13 +94,15 @@ def _uneven_tuples(usual: Any, number: int) -> list[Any]:
 
 
 def _name_pairs(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the first ``PAIRS`` pairs of names, then a tuple of all names where there are more than two."""
+    """Return the first ``PAIRS`` (6) pairs of the names, then a tuple of all names where there are more than two."""
     names = tuple(names)
     return [*islice(combinations(names, 2), PAIRS), *([names] if len(names) > 2 else [])]
 
 
 def layouts_of_dtypes(samples: Samples) -> Iterator[SampleCase]:
-    """Yield samples of every dtype but the first in a few layouts, since fast paths are written by dtype."""
+    """Yield samples of every dtype but that of the base sample, all tensors in each of a few memory layouts
+    (``DTYPE_LAYOUTS``), since fast paths are written by dtype.
+    """
     recipes = [c.recipe for c in samples.dtypes() if c.recipe.dtypes != samples.base.dtypes]
     yield from _make_cases(samples, (r.but(layouts={"every": layout}) for r in recipes for layout in DTYPE_LAYOUTS))
 

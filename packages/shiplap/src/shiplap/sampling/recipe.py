@@ -50,9 +50,9 @@ class SampleRecipe:
     def shrunk(
         self, keeps: Callable[[SampleRecipe], bool], smaller: Callable[[int], Iterable[int]], seconds: float
     ) -> SampleRecipe:
-        """Return a recipe with smaller sizes for which ``keeps`` holds as for this one, found within ``seconds``.
-
-        ``smaller`` returns what to try in place of a size. Each size is lowered on its own.
+        """Return a recipe with sizes as small as could be found within ``seconds``, for which ``keeps(recipe)`` holds
+        as it does for this one. The size of one dim at a time is replaced by a value of ``smaller(size)``, which
+        returns lower sizes to try.
         """
         recipe, end, moved = self, time.monotonic() + seconds, True
         # Restart with the first dim after each success: a smaller size may make another one reducible.
@@ -64,9 +64,8 @@ class SampleRecipe:
         return recipe
 
     def members(self, arg: Arg) -> list[bool]:
-        """Return for each member of the argument ``arg``, a list of tensors, whether it is present in the sample.
-
-        The middle one of three is absent where the declaration allows that.
+        """Return, for each member of the argument ``arg``, a list of tensors, True, or False where the sample has None
+        in its place: the middle one of three where the declaration allows absent members.
         """
         given = dict(self.lists).get(arg.name, arg.length or 2)
         count = len(given) if isinstance(given, tuple) else given

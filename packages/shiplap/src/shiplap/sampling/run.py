@@ -36,8 +36,8 @@ def results_of(op: Op, function: Callable[..., Any], args: tuple[Any, ...]) -> t
 
 
 def call_op(op: Op, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the results of the registered op on ``args`` themselves, which are not copied. Rows of results without an
-    order are sorted.
+    """Return the results, as a flat tuple of tensors, of the registered op called on ``args`` themselves, which are not
+    copied. In results that the declaration calls unordered, the rows are sorted.
     """
     return sort_unordered_rows(op.spec, results_of(op, op.overload, args))
 
@@ -76,7 +76,9 @@ class ReferenceMark:
         self._byte: bytearray | mmap.mmap = bytearray(1)
 
     def share(self) -> None:
-        """Move the mark into memory that is shared with all processes that are forked from now on."""
+        """Move the mark, a byte that is set while a reference runs, into memory that all processes share that are
+        forked from now on.
+        """
         self._byte = mmap.mmap(-1, 1)
 
     @property
@@ -85,12 +87,14 @@ class ReferenceMark:
         return bool(self._byte[0])
 
     def clear(self) -> None:
-        """Remove the mark, which a process leaves behind that is killed while a reference runs in it."""
+        """Reset the mark that a reference is running. A process that is killed while a reference runs in it leaves the
+        mark set.
+        """
         self._byte[0] = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return a context in which the mark is set, because a reference runs."""
+        """Return a context for the run of a reference, in which the mark (see ``is_set``) is set."""
         self._byte[0] = 1
         try:
             yield
@@ -216,8 +220,8 @@ def is_adopted(op: Op) -> bool:
 
 
 def needs_builder(op: Op) -> bool:
-    """Return whether the op has an argument that can only be an integer tensor, but no builder of samples, so that its
-    values are drawn without regard to their meaning.
+    """Return whether the op has an argument that can only be an integer tensor, but no builder of samples
+    (``@op.samples``), so that its values are drawn without regard to their meaning.
     """
     kinds = [t.tensor.dtypes for t in op.spec.tensors if t.tensor]
     return op.sampler is None and any(d and all("int" in n for n in d) for d in kinds)

@@ -89,7 +89,9 @@ class Samples:
 
     @cached_property
     def _keeps_values(self) -> bool:
-        """Whether the op's own builder makes the values and ignores the kind of values that a recipe names."""
+        """Whether the op's own builder (``@op.samples``) makes the values of samples and ignores the kind of values,
+        such as ``nan``, that a recipe asks for.
+        """
         return self.op.sampler is not None and not builder_takes_values(self.op)
 
     @cached_property
@@ -110,8 +112,8 @@ class Samples:
         return recipe
 
     def _recipe(self, sizes: dict[str, Any], scalars: dict[str, Any]) -> SampleRecipe:
-        """Return the recipe of these sizes and scalars, with float32 or else the first preferred dtype that each
-        argument admits.
+        """Return the recipe, that is the description of a sample, with these sizes and scalars by name, and for each
+        dtype class of the declaration float32 or else the first preferred dtype that it admits.
         """
         classes = self.spec.dtype_classes
         dtypes = {c: next(n for n in PREFERRED if n in t.dtypes or not t.dtypes) for c, t in classes.items()}
@@ -181,8 +183,8 @@ class Samples:
                 yield case
 
     def _drawn(self, recipe: SampleRecipe, env: dict[str, Any], rng: torch.Generator | None) -> tuple[Any, ...]:
-        """Return the arguments of a recipe in schema order, with values drawn from ``rng`` without a builder, or
-        tensors on the meta device where ``rng`` is None.
+        """Return the arguments of a recipe in schema order for an op without an own builder of samples, with random
+        values from ``rng``. Where ``rng`` is None, the tensors are on the meta device and have no values.
         """
         positive = [v for v in env.values() if type(v) is int and v > 0]
         below = min([env[d] for d in free_dims(self.spec) if type(env[d]) is int and env[d] > 0] or positive or [1])
@@ -348,9 +350,9 @@ class Samples:
                     yield from self._cases(sized.but(values=kind) for kind in kinds)
 
     def tiles(self) -> Iterator[SampleCase]:
-        """Yield sizes around tiles, thresholds and powers of two up to 4,096, each dim alone and then together.
-
-        A dim stops growing once its samples are slow (``SLOW``).
+        """Yield samples with sizes around the tiles and thresholds of kernels and around powers of two up to 4,096:
+        each dim alone, then several together, then long dims and large tensors. A dim stops growing once the caller
+        takes longer than ``SLOW`` seconds for its samples.
         """
         kinds = free_dims(self.spec)
         fixed = [name for name, kind in kinds.items() if kind != "variadic"]
@@ -378,15 +380,16 @@ class Samples:
         yield from self._afforded(chain(self.grains(), self.millions()))
 
     def _ordered(self, case: SampleCase, order: str) -> Iterator[SampleCase]:
-        """Yield the sample ``case`` with one peak in each row, then with its values in ``order`` (a kind of values),
-        unless it is large or a builder decides on values.
+        """Yield the sample ``case`` with one outstanding element in each row, then with values of the kind ``order``
+        (such as ``descending``). Yields nothing for a large sample or if the op's builder ignores kinds of values.
         """
         if case.numel <= MAX_SAMPLE_ELEMENTS >> 1 and not self._keeps_values:
             yield from self._cases(case.recipe.but(values=kind) for kind in ("peaks", order))
 
     def _afforded(self, cases: Iterable[SampleCase]) -> Iterator[SampleCase]:
-        """Yield those cases that are small enough and expected to take at most a few seconds, by the time that the
-        caller took for the cases before.
+        """Yield those cases that are small enough and expected to take at most ``4 * SLOW`` seconds. The expectation is
+        learned from the time between a yield and the caller's next request, that is the time that the caller spends on
+        a case.
         """
         for case in cases:
             if case.numel > MAX_SAMPLE_ELEMENTS or case.numel * self._pace > 4 * SLOW:
@@ -437,8 +440,8 @@ class Samples:
             )
 
     def optionals(self) -> Iterator[SampleCase]:
-        """Yield samples without one optional tensor and without all of them, then with one dim of size 1 that is
-        broadcast and with all of them.
+        """Yield samples with each optional tensor left out in turn, then with all of them left out. Then yield samples
+        with size 1 for each of the dims that the declaration lets broadcast, then for all of them.
         """
         absent = [a.name for a in self.spec.tensors if a.optional]
         yield from self._cases(self.base.but(absent=group) for group in name_groups(absent))
@@ -483,8 +486,8 @@ class Samples:
                     break
 
     def _resized(self, sizes: dict[str, Any]) -> Iterator[SampleCase]:
-        """Yield the base sample with these sizes, and with other sizes adapted where the declaration requires that.
-        Yields nothing if none is admitted or if it would be too slow.
+        """Yield the base sample with ``sizes`` by dim name, the other sizes changed too where the declaration requires
+        that. Yields nothing if no such sample is admitted or if it would take too long.
         """
         direct = self.base.but(sizes=sizes)
         if (elements := self._elements(direct)) > MAX_SAMPLE_ELEMENTS or elements * self._pace > 4 * SLOW:

@@ -190,8 +190,8 @@ def _read_constant(elf: Any, table: Any, name: str) -> str:
 
 
 def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
-    """Return ``state`` with those globals moved from ``symbols`` to ``declared`` which the library itself admits in
-    ``text``, lines of the form ``symbol: reason``.
+    """Return ``state`` with those globals moved from ``symbols`` to ``declared`` for which ``text``, a constant string
+    in the library itself, has a line ``symbol: reason`` that says why the variable is harmless.
     """
     reasons = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     admitted = [s for s in state.symbols if s.kind == "global" and s.name in reasons]
@@ -200,8 +200,8 @@ def _separate_admitted(state: LibraryState, text: str) -> LibraryState:
 
 
 def _owner_of_symbol(name: str) -> str:
-    """Return which compiler or runtime adds a symbol of this name to libraries, or an empty text for a variable of the
-    library itself.
+    """Return the name of the compiler or runtime that adds a symbol of this name to libraries, or an empty text if the
+    variable is the library's own.
     """
     known = next((why for pattern, why in RUNTIME_SYMBOLS.items() if fnmatch.fnmatchcase(name, pattern)), "")
     return known or (LINKED_RUNTIME_NAME if name.startswith(STATIC_RUNTIME_PREFIXES) else "")

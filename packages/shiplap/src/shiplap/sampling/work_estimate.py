@@ -42,10 +42,9 @@ def on_one_thread() -> Iterator[None]:
 
 
 def estimate_operations(spec: OpSpec, env: Mapping[str, Any]) -> int:
-    """Return an estimate of the number of operations of a call whose dims and scalars are ``env``.
-
-    Each element of a result counts as a sum over the dims that several arguments share and no result has. A dim of one
-    argument alone holds rows that are picked, or is summed once.
+    """Return an estimate of the operations of a call whose dims and scalars are ``env``: the number of result elements
+    times the sizes of the dims that several arguments have and no result has, which are summed over. A dim of a single
+    argument adds nothing, since it is indexed or summed only once.
     """
     known = {**env, **dict.fromkeys(spec.dynamic, 0)}
     inputs = [{d.of or d.text for d in a.tensor.dims if d.kind == "name"} for a in spec.tensors if a.tensor]
@@ -77,10 +76,8 @@ class _WorkLimit(TorchDispatchMode):
 
 
 def why_too_large(op: Op, case: SampleCase) -> str:
-    """Return a text that says why a case with a scalar beyond 32 bits should not run, or an empty text for a case that
-    may.
-
-    Such a scalar may be a size, which takes that much memory.
+    """Return a text that says why ``case`` should not run because one of its scalars is beyond 32 bits and makes the
+    work too large, or an empty text. Such a scalar may be a size, which takes that much memory.
     """
     huge = any(type(v) is int and v in HUGE_INTEGERS for _, v in case.recipe.scalars)
     return _why_too_much_work(op, case) if huge else ""

@@ -105,7 +105,8 @@ class CallBatch:
         self.close()
 
     def close(self) -> None:
-        """Close the file of the arguments and release the GPU block. The process releases its memory of the batch with
+        """Close the file of the arguments. If their GPU block is the one that is mapped now, the sandboxed process
+        releases this batch and the block is unmapped here; otherwise the process releases its memory of the batch with
         the next one.
         """
         self.witness.batches.discard(self._number)
@@ -116,8 +117,8 @@ class CallBatch:
         os.close(self._handle)
 
     def fill(self, sets: Sequence[Sequence[Any]]) -> None:
-        """Write the values of ``sets``, which must have the same sizes, into the shared arguments of the prepared
-        calls, without a message to the process.
+        """Write the values of ``sets``, one list of arguments a call with the same sizes as before, into the memory of
+        the prepared calls that is shared with the sandboxed process, without a message to it.
         """
         arena = ArgumentArena(self._layout, self._clock.values if self._clock is not None else None)
         for args in sets:
@@ -141,8 +142,9 @@ class CallBatch:
     def _compare_calls(
         self, reply: protocol.BatchCalled, expected: Sequence[ExpectedEffects] | None, probes: Sequence[Probe]
     ) -> None:
-        """Compare the effects of all calls with ``expected``, and the results on a GPU with ``probes``, elements that
-        were read as soon as the calls were done. Raises CandidateError with the number of the call.
+        """Compare the effects of each call (its results and changed arguments) with ``expected``, and the results on a
+        GPU with ``probes``, elements that were read as soon as the calls were done. Raises CandidateError with the
+        number of the first call that differs.
         """
         if len(reply.calls) != len(self.sets):
             raise CandidateError("answer", "not one answer a call")
@@ -201,8 +203,9 @@ class CallBatch:
     def _time_calls(
         self, clock: DeviceClock, taken: list[bytes], probes: list[Probe]
     ) -> tuple[RunTime, protocol.BatchCalled]:
-        """Time calls that the process makes while the clock runs, since they cannot be queued in advance. Raises
-        CandidateError if they do not end in time.
+        """Time GPU calls that cannot be queued in advance: the sandboxed process runs them one by one after the clock
+        has started. Appends the probed elements to ``probes``. Returns the times and the reply. Raises CandidateError,
+        and kills the process, if they do not end in time.
         """
         began, started = clock.start()
         reply, _ = self.witness.request(protocol.RunBatch(self._number))

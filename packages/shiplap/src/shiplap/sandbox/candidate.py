@@ -134,7 +134,7 @@ class CallOutcome:
 
 
 def check_process_state(traces: protocol.CallTraces) -> None:
-    """Raise CandidateError if ``traces`` show unfinished work on a stream, changed settings or running threads."""
+    """Raise CandidateError if a call's ``traces`` show unfinished GPU work, changed settings or running threads."""
     if traces.raced:
         raise CandidateError("streams", "a result was not complete when the call's own stream was done")
     if traces.left:
@@ -144,7 +144,9 @@ def check_process_state(traces: protocol.CallTraces) -> None:
 
 
 def check_result_layout(reply: protocol.CallPlaces, expected: ExpectedEffects) -> None:
-    """Raise CandidateError if the results are nested otherwise than expected, or elements share memory."""
+    """Raise CandidateError if the containers around the results (tuples, dicts) are nested otherwise than expected, or
+    if two elements of one result share memory and the reference's do not.
+    """
     lies = reply.structure  # calls of a batch do not report it
     if expected.nested and lies is not None and lies != expected.nested:
         raise CandidateError("results", f"results that lie as {lies[:80]}, expected {expected.nested[:80]}")
@@ -210,7 +212,7 @@ class TargetProcess:
         self.use_block(None)
 
     def use_block(self, block: DeviceBlock | None) -> None:
-        """Keep the GPU block of the last arguments, in which results may lie, and close the one kept before."""
+        """Keep ``block``, with the last call's arguments, where results may lie, and unmap the one kept before."""
         if block is not self.block and self.block is not None:
             # Queued kernels may still use the memory that is unmapped here.
             self.block.driver.synchronize()
@@ -227,8 +229,9 @@ class TargetProcess:
         *files: int,
         waiting: Callable[[float], None] | None = None,
     ) -> tuple[ReplyT, RequestTime]:
-        """Return the reply of the process to ``message``, sent with open files, and its time. ``waiting`` is that of
-        ``request_reply``. Raises CandidateError if the process ended and, named ``check``, for an error in it; Timeout.
+        """Return the process's reply to ``message``, sent with the open ``files``, and its time. ``waiting`` is called
+        with the seconds so far until then. Raises CandidateError if the process ended or, with ``check`` as the failed
+        check, for an error in it; MachineLack if the machine ran out of a resource; Timeout.
         """
         try:
             return self.prisoner.request_reply(message, *files, waiting=waiting)
@@ -269,7 +272,9 @@ class TargetProcess:
         return reply.operators
 
     def check_interpreter(self) -> None:
-        """Raise CandidateError for patched functions, reads of foreign frames, changed settings and running threads."""
+        """Raise CandidateError if the code under test has replaced functions of Python or torch, has read the frames or
+        objects of other code, or has left settings changed or threads running.
+        """
         seen = self.request(protocol.Inspect())[0]
         for names, check, text in (
             (seen.changed, "patched", "replaces"),
@@ -325,8 +330,9 @@ class TargetProcess:
     def gradients(
         self, args: Sequence[Any], seeds: Sequence[Tensor], like: Sequence[Tensor], parameters: Sequence[str] = ()
     ) -> list[Tensor]:
-        """Return the target's gradients of the floating arguments for the output gradients ``seeds``, then those of
-        these parameters if it has them all. ``like`` are tensors of the expected form. Raises CandidateError.
+        """Return the target's gradients of the floating arguments for the output gradients ``seeds``, then those of the
+        ``parameters`` if it has them all. ``like`` gives the dtypes and shapes that they must have. Raises
+        CandidateError.
         """
         arena = ArgumentArena()
         message = protocol.Differentiate(arena.pack(list(args)), arena.pack(list(seeds)), list(parameters))
@@ -339,8 +345,8 @@ class TargetProcess:
         return self._request_with_arena(protocol.LoadParameters(arena.pack(dict(state))), arena, "parameters").yes
 
     def read_module_state(self, names: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the state of the target module with these names, in the forms of the tensors. Raises
-        CandidateError.
+        """Return the values of the parameters and buffers of the target module named in ``names``, whose tensors give
+        the expected dtypes and shapes. Raises CandidateError for others.
         """
         if not names:
             return []
@@ -357,11 +363,11 @@ class TargetProcess:
             self._drop_earliest()
 
     def _drop_earliest(self) -> None:
-        """Unmap the results of the earliest call that is kept, and drop its record."""
+        """Unmap the results of the earliest call that is kept for later comparison, and drop its record."""
         self.release(self._earlier.popleft().spans)
 
     def release(self, spans: ResultSpans) -> None:
-        """Give up one use of the GPU memory in which each of these results lies, unmapped after its last use."""
+        """Count one use less of the GPU memory of each of these results, which is unmapped after its last use."""
         for span in spans:
             if isinstance(span.memory, bytes) and span.memory:
                 self.opened.drop(span.memory)
@@ -375,9 +381,9 @@ class TargetProcess:
         return last.spans
 
     def _in_use(self) -> int:
-        """Return how many of the last calls' results the process must keep, and drop the records of all earlier ones.
-
-        A program may hold as many results as memory allows, so more are kept where they are small.
+        """Return how many of the last calls' results the process must keep in memory, so that later calls can be
+        checked for changing them, and drop the records of all earlier calls. More calls are kept where their results
+        are small.
         """
         sizes, kept = 0, 0
         # The latest results stay.
@@ -391,7 +397,7 @@ class TargetProcess:
         return kept
 
     def pieces(self, at: MappedArguments) -> MappedPieces:
-        """Return (address, bytes, offset), by offset, of each mapping of the arguments' file. Raises CandidateError."""
+        """Return (address, bytes, file offset), by offset, of each mapping of the arguments' file ``at``."""
         try:
             pieces = sorted(find_mapped_pieces(self.prisoner.pid, at.file), key=lambda piece: piece[2])
         except OSError as e:
@@ -409,9 +415,9 @@ class TargetProcess:
         at: MappedArguments,
         pieces: MappedPieces | None = None,
     ) -> float:
-        """Return the error of a call, in units of the tolerance, after its effects in the process's memory were
-        compared. Raises CandidateError. ``pieces`` is the mapped memory for one call of a batch, whose calls have all
-        returned before, so that earlier results need not be compared again.
+        """Return the error of a call in units of the tolerance, after its results and arguments in the process's memory
+        were compared. Raises CandidateError. ``pieces``, the mappings of the arguments' file, is given for a call of a
+        batch, after which results of earlier calls are not compared again.
         """
         given, spans = tensors_among(args), list[ResultSpan]()
         outs = len(expected.own) - len(expected.changed)
@@ -459,7 +465,7 @@ class TargetProcess:
         return places
 
     def _read_results(self, places: Sequence[Place], like: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies of the results at ``places``, in the forms of ``like``. Raises CandidateError."""
+        """Return copies of the results at ``places``, of the dtypes and shapes of ``like``. Raises CandidateError."""
         spans: ResultSpans = []
         try:
             return self._results(places, like, spans)
@@ -467,8 +473,8 @@ class TargetProcess:
             self.release(spans)
 
     def _results(self, places: Sequence[Place], like: Sequence[Tensor], spans: ResultSpans) -> list[Tensor]:
-        """Return copies of the results at ``places``, and append their bytes to ``spans``, which the caller releases.
-        Raises CandidateError for other results than tensors and numbers of the forms of ``like``.
+        """Return copies of the results at ``places``, and append the memory of each to ``spans``, which the caller
+        passes to ``release``. Raises CandidateError for other types, dtypes or shapes than those of ``like``.
         """
         if len(places) != len(like):
             raise CandidateError("results", f"{len(places)} results, expected {len(like)}")
@@ -488,8 +494,8 @@ class TargetProcess:
         return got
 
     def _tensor(self, number: int, place: TensorLocation, like: Tensor, room: int) -> tuple[Tensor, ResultSpan | None]:
-        """Return a copy of result ``number``, a tensor of the form of ``like``, and its bytes unless it is empty.
-        ``room`` is what is left, in bytes, of the padding of all results of a call. Raises CandidateError.
+        """Return a copy of result ``number``, of the dtype and shape of ``like``, and its span of memory (None if
+        empty). ``room`` limits gaps: the bytes by which results may exceed their elements. Raises CandidateError.
         """
         shape, stride, wanted = place.shape, place.stride, TensorLocation.of(like, 0)
         if shape != wanted.shape or place.dtype != wanted.dtype:

@@ -169,8 +169,9 @@ class Child:
         return unpack_arguments(value, memory, self._block)
 
     def _describe_place(self, value: Any) -> Place:
-        """Return the location of a tensor for the reply, with the handle of its GPU memory if it lies there, or a plain
-        value, or the name of a type that cannot be returned.
+        """Return the location of a result for the reply: of a tensor on the host its address, of one on the GPU its
+        offset in the arguments' block or the handle of its allocation. Returns a plain number as it is, and a
+        ``Foreign`` with a type's name for a value that cannot be returned.
         """
         if type(value) not in (Tensor, torch.nn.Parameter) or not lies_on_device(value) or not value.numel():
             return _describe_place(value)
@@ -186,8 +187,8 @@ class Child:
         return protocol.TensorLocation.of(value, offset, handle)
 
     def accept_modules(self) -> None:
-        """Take new snapshots of functions and settings, so that all changes by modules that were imported so far count
-        as the user's own, which are in force in the user's process too.
+        """Take new snapshots of functions and settings, so that changes made by the modules imported so far are not
+        reported as the target's. These are modules that the user's own process imports as well.
         """
         if self.watched:
             self._intact = FunctionSnapshot(self._intact)
@@ -270,8 +271,9 @@ class Child:
         return protocol.TargetCalled(places, traces=traces, **call.clock)
 
     def _keep(self, args: list[Any], result: Any, memory: Any, lies: str | None = None) -> protocol.CallPlaces:
-        """Keep the arguments and results of a call in memory, and return the locations of the results. ``lies`` is the
-        structure of the containers of the results.
+        """Keep the arguments and results of a call alive, and return the locations of the results. ``memory`` is the
+        mapped file in which the arguments lie. ``lies`` is how the results were nested in tuples, lists and dicts, as
+        text.
         """
         self._kept.append((memory, args, result))
         return protocol.CallPlaces([*map(self._describe_place, result)], lies and printable_text(lies))
@@ -354,7 +356,7 @@ class Child:
     @handles(protocol.ListOperators)
     def _list_operators(self, message: protocol.ListOperators, file: int) -> protocol.OperatorList:
         """Run one call of the target and return the torch operators that it runs, the locations of its results, and
-        traces of work that could go on afterwards.
+        signs of work that could go on afterwards, that is changed settings and running threads.
         """
         args = list(self._unpack(message.args, _map(file)))
         self._last = ()  # finalizers of an earlier call must not run inside the list of operators
@@ -440,11 +442,9 @@ def _describe_place(value: Any) -> Place:
 def _ops(
     target: Callable[..., Any], args: list[Any], intact: FunctionSnapshot
 ) -> tuple[list[protocol.OperatorUse], list[Any], list[str], int]:
-    """Call the target once under torch's profiler and return the operators that compute something.
-
-    The results are the operators, the results of the call, and observations of work that could go on after the list has
-    ended: changed settings, and the number of threads. Garbage is collected before the list ends, so that finalizers of
-    the call's objects are listed.
+    """Call the target once under torch's profiler. Returns the operators that compute something, the results, the names
+    of settings that the call has changed, and the number of foreign threads, counted by the snapshot ``intact``.
+    Garbage is collected first, so that finalizers of the call's objects are listed.
     """
     from torch.autograd.profiler import profile
 

@@ -43,7 +43,9 @@ class Probe:
     values: Tensor
 
     def agrees_with(self, content: Tensor) -> bool:
-        """Return whether the bytes of the whole result, read later, hold the same values in the probed elements."""
+        """Return whether ``content``, the bytes of the whole result read later, holds the same values in the elements
+        that this probe has read at once.
+        """
         return torch.equal(unit_view(content, self.size)[self.numbers], self.values)
 
 
@@ -81,15 +83,16 @@ class DeviceClock:
         self._words = block.bytes_at(FLAG_BYTES, block.size - FLAG_BYTES).view(torch.int32)
 
     def take_values(self) -> None:
-        """Copy the values in the shared block to private memory, and fill the block with zeros, so that the process
-        sees no values before the clock starts.
+        """Move the argument values from the GPU block that is shared with the sandboxed process to private memory, and
+        fill the block with zeros, so that the process sees no values before the clock starts.
         """
         self.values.words.copy_(self._words)
         self._words.zero_()
 
     def _write_values(self) -> None:
-        """Queue a kernel that writes the private values into the shared block, and one that empties the caches. A plain
-        copy might run beside kernels of another process.
+        """Queue a kernel that writes the private copy of the arguments' values into the GPU block shared with the
+        sandboxed process, then one that empties the GPU's caches. A plain copy might run beside kernels of another
+        process.
         """
         torch.bitwise_xor(self.values.words, 0, out=self._words)
         self.driver.empty_caches()
@@ -129,10 +132,9 @@ class DeviceClock:
         return RunTime(float(start.elapsed_time(end)) * 1e-3, float(start.elapsed_time(written)) * 1e-3)
 
     def start(self) -> tuple[float, float]:
-        """Write the arguments' values into the shared block. Return the time before that, at which the clock starts,
-        and the time at which calls that are not queued may begin.
-
-        The clock runs from the first: work that a process has left to the device could read the values as they come.
+        """Write the arguments' values into the GPU block shared with the sandboxed process. Returns two times: just
+        before the write, when the clock starts, and just after it, when calls may begin. The write is timed too, since
+        work that the process has left on the device could read the values as they arrive.
         """
         self.driver.synchronize()
         began = time.perf_counter()
@@ -162,10 +164,9 @@ class DeviceClock:
                 raise CallsNotQueued(f"they have not ended after {seconds:.3g} s")
 
     def pick_probes(self, results: Sequence[tuple[bytes, int, int, int, DeviceBlock]]) -> list[Callable[[], Probe]]:
-        """Return functions that each read a few elements, at secret places, of a result. They are to run directly
-        behind the calls, so that work which is finished later is seen.
-
-        A result is its allocation, its place in it, its bytes, the bytes of an element, and the mapped allocation.
+        """Return functions that each read a few elements, at secret places, of one of ``results``, for some of these.
+        They are run directly behind the calls, to detect work that is finished later. A result is (handle of its
+        allocation, offset in it, bytes, bytes of an element, the mapped allocation).
         """
         if not results:
             return []

@@ -95,8 +95,8 @@ def _on_device(value: Any) -> bool:
 
 
 def _probe_elements(result: Tensor) -> tuple[int, int, Tensor]:
-    """Return the first index, the step and a copy of the values of evenly spaced elements of a result, at secret
-    places.
+    """Return the first index, the step and a copy of the values of evenly spaced elements of a result. The first index
+    is random, so that the code under test cannot foresee which elements are read.
     """
     step = max(1, result.numel() // PROBED_ELEMENTS)
     at = randrange(step)

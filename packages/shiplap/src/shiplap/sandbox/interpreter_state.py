@@ -183,26 +183,28 @@ class InterpreterWatch:
         sys.addaudithook(self._record_event)
 
     def reset(self) -> None:
-        """Drop all observations and take the present settings as the expected ones, since they are the doing of the
-        user's own module.
+        """Drop all observations and take the present settings as the expected ones. This is called after the imports of
+        the user's own modules, which may change settings.
         """
         self._looked.clear()
         self._before = read_interpreter_state()
 
     def loaded(self) -> None:
-        """Take torch's current seed as the expected one, since loading the target has set it for its parameters."""
+        """Take the present seed of torch as the expected one. Loading the code under test has set it, to initialise
+        parameters.
+        """
         self._before["torch.initial_seed"] = torch.initial_seed()
 
     def read_observations(self) -> dict[str, list[str]]:
-        """Return under ``looked`` the names of frames or objects that foreign code has read, and under ``left`` those
-        of the settings that have changed.
+        """Return under ``looked`` the names of the frame and object accessors that the code under test has used, and
+        under ``left`` the names of the settings that it has left changed.
         """
         frozen = ["gc.freeze"] if gc.get_freeze_count() > self._frozen else []
         return {"looked": list(self._looked), "left": changed_interpreter_state(self._before) + frozen}
 
     def _record_event(self, event: str, args: tuple[Any, ...]) -> None:
-        """Handle an event of Python's audit hook: record its name if code of the candidate has read frames or objects
-        of others.
+        """Handle an event of Python's audit hook: record its name in ``_looked`` if the code under test has read frames
+        or objects of other code.
         """
         if event in EVENTS:
             what = event
@@ -245,8 +247,9 @@ class InterpreterWatch:
             self._looked[name] = None
 
     def _is_foreign(self, frame: FrameType | None) -> bool:
-        """Return whether the code of the frame, or the caller of a library function that reads frames on behalf of
-        callers, is not trusted code.
+        """Return whether code under test made the call in ``frame``: the first frame from there outwards that is not a
+        library function which reads frames for its callers runs code that is neither Python's, an installed package's
+        nor Shiplap's.
         """
         while frame is not None:
             code = frame.f_code

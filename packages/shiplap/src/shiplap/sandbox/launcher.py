@@ -37,8 +37,8 @@ def main() -> None:
 
 
 def serve_forks(handle: int, folder: str = "") -> None:
-    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends. ``folder`` is that of the
-    supervisor, if it is known by now.
+    """Serve requests to fork sandboxed processes on the connection ``handle`` until it ends. ``folder`` is the
+    supervisor's temporary folder, removed here if the supervisor is killed; empty if it is not known yet.
     """
     child.take_baseline()
     forked = set[int]()

@@ -55,8 +55,9 @@ def load_named(home: str, names: Sequence[str]) -> Any:
 
 
 def build_callable(value: Any, init: Sequence[Any], state: Mapping[str, Any], seed: int) -> Any:
-    """Return an instance of the class ``value`` made with the arguments ``init`` and the seed, with ``state`` loaded if
-    it is a module; a value that is no class is returned as it is.
+    """Return an instance of the class ``value``, constructed with the arguments ``init`` after torch was seeded with
+    ``seed``, and with the parameters and buffers ``state`` loaded if it is a module. A value that is no class is
+    returned as it is.
     """
     if not isinstance(value, type):
         return value

@@ -70,10 +70,9 @@ class _TrustedModules:
 
 
 def _trusted_owners(modules: Mapping[str, Any], known: Set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, object) for each trusted module in ``modules`` and each class defined in one, whose attributes other
-    code could replace.
-
-    Objects whose ids are in ``known`` are left out.
+    """Yield (name, object) for each module in ``modules`` that is trusted (of Python, torch, an installed package or
+    Shiplap) and each class defined in one, whose attributes the code under test could replace. Objects whose ids are in
+    ``known`` are left out.
     """
     seen, folders, trusted = set(known), dict[str, bool](), _TrustedModules()
     for name, value in (("torch.Tensor", torch.Tensor), ("torch.ops.aten", torch.ops.aten)):
@@ -141,8 +140,8 @@ class _FunctionOwner(NamedTuple):
         return self.value.__bases__ if isinstance(self.value, type) else ()
 
     def changed(self) -> list[str]:
-        """Return descriptions of the attributes of the module or class that code which is not trusted has replaced
-        since the record was made.
+        """Return descriptions of the attributes of the module or class that were replaced since the record was made by
+        anything but code of Python, torch or an installed package.
         """
         replaced: list[str] = []
         if type(self.value) is not self.kind and not is_trusted_module(type(self.value)):
@@ -160,8 +159,8 @@ class _FunctionOwner(NamedTuple):
         return [*replaced, *self._tables()]
 
     def _is_lost(self, name: str, now: Any) -> bool:
-        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that code which is not
-        trusted has made.
+        """Return whether ``now``, the present value of the attribute ``name``, is a replacement that is not code of
+        Python, torch or an installed package. In guarded modules and for public constants, any replacement counts.
         """
         before = self.held[name]
         if isinstance(before, ModuleType):
@@ -177,8 +176,8 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _hides(self, name: str, now: Any) -> bool:
-        """Return whether a new attribute ``name`` with the value ``now`` hides an attribute of a base class, or a
-        builtin, with code that is not trusted.
+        """Return whether the added attribute ``name`` hides an attribute of a base class, or a builtin, and its value
+        ``now`` is not code of Python, torch or an installed package.
         """
         if not isinstance(self.value, type):
             before = vars(builtins).get(name)
@@ -193,8 +192,8 @@ class _FunctionOwner(NamedTuple):
         return _is_replaced_function(before, now)
 
     def _tables(self) -> list[str]:
-        """Return the names of the entries in tables (dicts of functions) that were replaced by functions that are not
-        trusted.
+        """Return the names of the entries of dicts of functions in the module or class that were replaced by functions
+        that are not from Python, torch or an installed package.
         """
         told = []
         for name, before in self.tables.items():
@@ -230,8 +229,8 @@ class FunctionSnapshot:
         self._thorough = (operators_of_torch(), overloads_of_torch()) if thorough else None
 
     def changed(self) -> list[str]:
-        """Return the names of functions, modules and operators that have been replaced by code that is not trusted
-        since the snapshot.
+        """Return the names of functions, modules and operators that have been replaced since the snapshot by code that
+        is not from Python, torch or an installed package.
         """
         forget_files()  # the cache lies in memory that the candidate can write
         known = self._modules
@@ -249,8 +248,8 @@ class FunctionSnapshot:
         return replaced
 
     def threads(self) -> int:
-        """Return the number of threads other than this one that have a frame of code that is not trusted on their
-        stack.
+        """Return the number of threads other than this one whose stack has a frame of code that is not, unchanged, that
+        of a file of Python, torch, an installed package or Shiplap.
         """
         mine, count = threading.get_ident(), 0
         for ident, frame in sys._current_frames().items():
@@ -324,5 +323,7 @@ def _is_removed_module(name: str, module: Any) -> bool:
 
 
 def _is_replaced_function(before: Any, now: Any) -> bool:
-    """Return whether ``before`` was callable or inherited and its replacement ``now`` is not a trusted function."""
+    """Return whether the attribute value ``before`` was callable or inherited and its replacement ``now`` is not a
+    function of Python, torch or an installed package.
+    """
     return (callable(before) or isinstance(before, INHERITED)) and not is_trusted_function(now)

@@ -390,9 +390,8 @@ def parse_message(body: bytes, *kinds: type[Message]) -> Any:
 
 
 def printable_text(text: str) -> str:
-    """Return ``text`` with ``?`` in place of characters that are not printable.
-
-    Control characters of a sender that is not trusted could change the terminal or the order of a line.
+    """Return ``text`` with ``?`` in place of characters that are not printable. Control characters in a text of the
+    sandboxed code could change the user's terminal.
     """
     return "".join(c if c.isprintable() else "?" for c in text)
 
@@ -454,12 +453,14 @@ class Heartbeat:
         self._memory = mmap.mmap(self.handle, self.FORM.size)
 
     def begin_run(self, index: int) -> None:
-        """Write the number of the run that begins and the present time into the shared memory."""
+        """Write ``index``, the number of the run that begins, and the present time into memory that is shared with
+        another process, which can then see how long the run takes.
+        """
         self.FORM.pack_into(self._memory, 0, index, time.monotonic())
 
     def read_run(self) -> tuple[int, float]:
-        """Return the number of the run in progress and the monotonic time of its start, as the other process has
-        written them.
+        """Return the number of the run in progress and the monotonic time of its start, read from memory into which the
+        running process writes both.
         """
         index, since = self.FORM.unpack_from(self._memory, 0)
         return index, since

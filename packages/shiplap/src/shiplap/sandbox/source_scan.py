@@ -116,10 +116,9 @@ def _read_source_text(file: Path) -> str:
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
-    """Return a text ``line N: reason`` for each name in a Python file that reads frames or objects of others, patches
-    the process, or reads the date.
-
-    Modules beside the file that it imports are included. ``targets`` are the names that others call.
+    """Return a text ``line N: reason`` for each name in a Python file, or in a module beside it that it imports, that
+    reads frames or objects of other code, patches the process, or reads the date. ``targets`` are the names of the
+    file's functions that callers outside use.
     """
     reasons = _suspicious_names_in(file, targets)
     used = re.findall(r"\w+", _read_source_text(Path(file)))  # a function of another module is called by its name
@@ -197,8 +196,8 @@ def _is_main_guard(node: ast.AST) -> bool:
 
 
 def marks_in_source(file: str) -> list[int]:
-    """Return the integers that a reference's source compares with, or passes as index to ignore, since it may treat
-    these values in a special way.
+    """Return the integers that the source of a reference compares values with, or passes as an index to ignore. The
+    reference may treat these values specially, so samples should contain them.
     """
     try:
         text = Path(file).read_text()

@@ -49,8 +49,8 @@ class DispatchedCall:
 
     @property
     def key(self) -> str:
-        """A text of scalars, and of dtypes, shapes and devices of tensors, that is equal for calls which differ in the
-        values of tensors only.
+        """A text that is equal for two recorded calls which differ only in the values of tensors: it holds the scalars,
+        and the dtypes, shapes and devices of the tensors.
         """
         return repr(map_seen((*self.arguments.values(), self.results), lambda t: (t.dtype, t.shape, t.device)))
 
@@ -189,7 +189,9 @@ class DispatchRecorder:
     _keys: set[tuple[str, str]] = field(default_factory=set)
 
     def mode(self) -> Any:
-        """Return a dispatch mode, a context in which the calls of the wanted ops are recorded."""
+        """Return a torch dispatch mode, that is a context in which the calls of those ops are recorded for which this
+        recorder was made.
+        """
         recorder = self
 
         class Mode(TorchDispatchMode):
@@ -203,8 +205,8 @@ class DispatchRecorder:
         return made()
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``func`` and return its result. A call of a wanted op is counted, and kept unless a compiler
-        traces it.
+        """Call ``func`` and return its result. If the recorder was made for this op, the call is counted, and is kept
+        with its sizes and dtypes unless a compiler traces it.
         """
         schema = func._schema
         name = schema_name(schema)
@@ -220,8 +222,8 @@ class DispatchRecorder:
         return result
 
     def keep(self, name: str, call: DispatchedCall) -> None:
-        """Add a call to those that are kept, unless one with the same sizes, dtypes and scalars is there, or there are
-        ``MOST_CALLS``.
+        """Add a call of the op ``name`` to those that are kept, unless an equal one (the same sizes, dtypes and
+        scalars) is among them or ``MOST_CALLS`` of the op are kept already.
         """
         kept = self.calls.setdefault(name, [])
         # A loop makes the same call thousands of times; only different ones are evidence.

@@ -26,8 +26,8 @@ class NamedDims:
     scalars: tuple[str, ...] = ()  # ints, and elements of lists of ints: ``stride[0]``
 
     def environment(self, call: DispatchedCall) -> dict[str, Any] | None:
-        """Return the sizes of the named dims and the int arguments of a recorded call by name, or None for a call that
-        lacks one.
+        """Return the sizes of the named dims and the int arguments of a recorded call, by name; None for a call in
+        which one of them is missing.
         """
         env = {name: call.arguments.get(name) for name in (s.partition("[")[0] for s in self.scalars)}
         for name, (argument, axis) in self.slots.items():
@@ -101,12 +101,14 @@ class _DimClasses:
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
-        """Unite the sets of the slots ``one`` and ``other``, since they are one dim."""
+        """Unite the sets that contain the slots ``one`` and ``other``, pairs of an argument name and an axis, since
+        both axes are one dim.
+        """
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)
 
     def each(self) -> list[frozenset[Slot]]:
-        """Return all sets of slots, each of which is one dim."""
+        """Return the sets of slots, pairs of an argument name and an axis, each once; a set is one dim."""
         return list(dict.fromkeys(self._of.values()))
 
 
@@ -117,11 +119,9 @@ def _sizes_of_slot(slot: Slot, calls: Sequence[DispatchedCall]) -> list[int | No
 
 
 def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], probed: ProbeResult) -> bool:
-    """Return whether the axes at two slots are one dim, judged by recorded calls and by those that the meta kernel
-    accepted or refused.
-
-    A meta kernel that refuses different sizes proves it. Sizes that agreed in calls of several sizes make it likely,
-    within one tensor only if the meta kernel did not accept different ones: images may happen to be square.
+    """Return whether the axes at two slots, pairs of an argument name and an axis, are one dim. A meta kernel that
+    refuses different sizes for them proves it. Sizes that agreed in recorded calls of several sizes make it likely;
+    within one tensor only if the meta kernel did not accept different ones, since images may happen to be square.
     """
     # A size of 0 agrees with too much to be evidence.
     pairs = [
@@ -144,8 +144,9 @@ def _is_same_dim(one: Slot, other: Slot, recorded: Sequence[DispatchedCall], pro
 def _fixed_size(
     group: frozenset[Slot], recorded: Sequence[DispatchedCall], probed: ProbeResult, others: int
 ) -> int | None:
-    """Return the size of a dim, given as its slots, if it is a fixed number for the op, or None for a dim that varies
-    or may vary.
+    """Return the size of a dim if it is a fixed number for the op, such as 4 for boxes, or None for a dim that varies
+    or may vary. ``group`` is the dim as its (argument name, axis) pairs; ``others`` is the number of such pairs of all
+    dims.
     """
     values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
@@ -159,8 +160,8 @@ def _fixed_size(
 
 
 def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
-    """Return whether the slot is the column axis of a matrix whose columns differ in meaning: one has whole numbers
-    only, another has not.
+    """Return whether the slot, a pair of an argument name and an axis, is the column axis of a matrix in which one
+    column has whole numbers only and another has not, so that columns differ in meaning and their number is fixed.
     """
     seen = [v for c in recorded if isinstance(v := c.arguments.get(slot[0]), SeenTensor)]
     kinds = {all(c.whole for c in column) for column in zip(*(s.columns for s in seen), strict=False)}
@@ -168,8 +169,8 @@ def _has_mixed_columns(slot: Slot, recorded: Sequence[DispatchedCall]) -> bool:
 
 
 def _changes_result_shape(group: frozenset[Slot], probed: ProbeResult) -> bool:
-    """Return whether a result of the meta kernel changed shape together with a size of the dim ``group``, so that the
-    op does not fix that size.
+    """Return whether the shape of a result changed together with the size of the dim ``group``, given as its (argument
+    name, axis) pairs, in calls of the meta kernel. The op then does not fix that size.
     """
     if not probed.calls:
         return False
@@ -190,8 +191,8 @@ def _result_shapes(call: DispatchedCall) -> list[tuple[int, ...]]:
 def _name_groups(
     form: SchemaForm, groups: Sequence[frozenset[Slot]], scalars: Sequence[str], calls: Sequence[DispatchedCall]
 ) -> dict[frozenset[Slot], str]:
-    """Return a name for each dim, given as its set of slots: that of an int argument which equals its size in all
-    calls, or else a free letter.
+    """Return a name for each dim, given as its set of (argument name, axis) pairs: the name of an int argument that
+    equals its size in all calls, or else a letter that no argument has as its name.
     """
     taken = {a.name for a in form.arguments}
     letters = _free_letters(taken)
@@ -207,8 +208,8 @@ def _name_groups(
 
 
 def _is_size_in_all_calls(group: frozenset[Slot], scalar: str, calls: Sequence[DispatchedCall]) -> bool:
-    """Return whether the int argument ``scalar`` equals the size of the dim ``group`` in all calls, with at least two
-    different sizes.
+    """Return whether the int argument ``scalar`` equals the size of the dim ``group``, given as its (argument name,
+    axis) pairs, in all calls, and at least two different sizes occurred.
     """
     pairs = {
         (v, c.arguments.get(scalar))

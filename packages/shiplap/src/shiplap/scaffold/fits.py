@@ -65,8 +65,8 @@ def _is_fresh_result(declared: Any) -> bool:
 
 
 def _known_sizes(out: Any, env: Any, op: AdoptedOp[..., Any]) -> list[Any]:
-    """Return the sizes of the output ``out`` in a call with the dims ``env``, with None for each size that depends on
-    data.
+    """Return the sizes of the output ``out`` by its declaration, in a call in which the named dims have the sizes
+    ``env``; None for each size that depends on the values of tensors.
     """
     # -1 stands for a size that only the data knows, as in recorded calls.
     marked = {**env, **dict.fromkeys(op.spec.dynamic, -1)}

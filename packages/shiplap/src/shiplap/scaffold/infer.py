@@ -100,8 +100,9 @@ def _source_of_inference(recorded: Sequence[DispatchedCall], probed: ProbeResult
 def _annotate_argument(
     name: str, dims: NamedDims, recorded: Sequence[DispatchedCall], spread: Mapping[str, str]
 ) -> str:
-    """Return the jaxtyping annotation of an argument, such as ``Float[Tensor, "n c"]``. ``spread`` has the dims of
-    arguments of any rank.
+    """Return the jaxtyping annotation of an argument, such as ``Float[Tensor, "n c"]``, with the dtypes that recorded
+    calls had. ``spread`` maps the names of arguments whose number of dims varies to the text of their dims, such as
+    ``*s``.
     """
     seen = [s for c in recorded for s in seen_tensors(c.arguments.get(name))]
     kind = common_dtype_class({s.dtype for s in seen})
@@ -115,8 +116,8 @@ def _annotate_argument(
 
 
 def _any_rank_arguments(form: SchemaForm, dims: NamedDims, calls: Sequence[DispatchedCall]) -> dict[str, str]:
-    """Return ``*s`` as the dims of those arguments of any rank that have, in all calls, the shape of one and the same
-    result; otherwise an empty mapping.
+    """Return ``{name: "*s"}`` for those arguments with a varying number of dims that have, in all calls, the shape of
+    one and the same result; otherwise an empty mapping.
     """
     free = [n for n, shape in dims.shapes.items() if shape is None]
     for name in free:
@@ -149,8 +150,9 @@ def _annotate_results(
     source: str,
     following: Callable[[], bool] | None,
 ) -> None:
-    """Add the annotations of the results to the declaration ``known``. If a size of a result has no expression, all
-    results take their sizes from the reference.
+    """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``. If the sizes or
+    the dtype of one result are unknown, all new results are left open, and the reference of the op will compute them.
+    ``following`` returns whether results have the dtype of the arguments.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.
@@ -179,8 +181,8 @@ def _annotate_results(
 
 
 def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Sequence[DispatchedCall]) -> bool:
-    """Return whether the result at ``index`` has the shape of the arguments of any rank, named in ``spread``, in all
-    calls.
+    """Return whether the result at ``index`` has, in all calls, the shape of one of the arguments in ``spread``, those
+    whose number of dims varies.
     """
     shapes = [_shape_of_argument(c, next(iter(spread))) for c in calls]
     return None not in shapes and _has_shape_of_argument(index, shapes, calls)
@@ -189,8 +191,9 @@ def _takes_shape_of_argument(index: int, spread: Mapping[str, str], calls: Seque
 def _dtype_class_of_result(
     index: int, known: InferredDeclaration, recorded: Sequence[DispatchedCall], following: Callable[[], bool] | None
 ) -> tuple[str, bool]:
-    """Return the jaxtyping dtype class of the result at ``index``, and whether the op's arguments or the class alone
-    determine its dtype.
+    """Return the jaxtyping dtype class of the result at ``index``, and whether that class, or an argument of the same
+    class, is enough to say which dtype a result has. ``following`` is called if nothing was recorded, and returns
+    whether results have the dtype of the arguments.
     """
     dtypes = {s.dtype for c in recorded for s in seen_tensors(c.results[index])}
     given = {t.partition("[")[0] for t in known.tensors.values()}

@@ -108,10 +108,9 @@ def draft_ops(
     isolate: IsolateWork = lambda work: work(),
     keep: Callable[[DraftedPackage], None] = lambda drafted: None,
 ) -> DraftedPackage:
-    """Return a draft of each op, or the reason why it can have none.
-
-    ``isolate`` runs the work on one op in a process of its own and returns its plain data: what a meta kernel does to
-    its process is lost with that. ``keep`` is called with the drafts so far after each op.
+    """Return a draft of each op, or the reason why it can have none. ``report`` is called with the progress.
+    ``isolate(work)`` runs ``work`` and returns its plain data; a caller passes one that uses a process of its own, so
+    that a crash of a meta kernel does no harm. ``keep`` is called with the drafts so far after each op.
     """
     result, docs, taken = DraftedPackage(), _first_sentences(package), set[str]()
     for done, (name, overload) in enumerate(ops.items()):

@@ -13,8 +13,8 @@ P = TypeVar("P", bound=DraftParameter | SchemaField)
 
 
 def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaField]) -> set[str]:
-    """Return the names of the arguments that may keep a default: Python admits none before a positional argument
-    without one, and only literals are kept.
+    """Return the names of the arguments that can keep their default in a drafted signature: those behind the last
+    positional argument without one, since Python admits no others, and only if the default can be written as a literal.
     """
     positional = [p for p in parameters if not p.keyword_only]
     keep = len(positional)
@@ -25,7 +25,9 @@ def names_with_default(parameters: Sequence[DraftParameter] | Sequence[SchemaFie
 
 
 def with_star(parameters: Sequence[P]) -> list[P | None]:
-    """Return the parameters with None inserted at the place of ``*``, behind which they are keyword-only."""
+    """Return the parameters as a list, with None inserted before the first keyword-only one, where Python's signature
+    has ``*``.
+    """
     listed: list[P | None] = [*parameters]
     first = next((i for i, p in enumerate(parameters) if p.keyword_only), None)
     if first is not None:

@@ -61,8 +61,9 @@ class ProbeResult:
 
 
 def probe_meta_kernel(form: SchemaForm, overload: Overload, start: DispatchedCall | None = None) -> ProbeResult:
-    """Call the op's meta kernel with tensors without data, and return the calls that it accepts, and which sizes it
-    ties together or fixes. The first call is ``start``, or one that is found by trial.
+    """Call the op's meta kernel with tensors that have no data, and return the calls that it accepts, which sizes it
+    requires to be equal, and which it accepts at one value only. The first call is ``start``, or one that is found by
+    trial.
     """
     if not has_meta_kernel(form.name):
         return ProbeResult(reason="no meta kernel")
@@ -165,8 +166,9 @@ class _MetaProber:
             answers.ranks[name] = taken
 
     def probe_sizes(self, base: DispatchedCall, answers: ProbeResult) -> None:
-        """Call with each int and each size changed alone, then with sizes changed together that were refused alone, and
-        store in ``answers`` which sizes are tied or fixed.
+        """Call the meta kernel with each int and each size changed alone, then with sizes changed together that it
+        refused alone. Store in ``answers`` the accepted calls, which sizes must be equal (``ties``), and which cannot
+        change (``fixed``).
         """
         stuck: list[Slot] = []
         for index, others in enumerate(_with_other_ints(base)):
@@ -189,12 +191,15 @@ class _MetaProber:
         answers.fixed = {slot for slot in stuck if slot not in tied} if self.left > 0 else set()
 
     def _known(self, group: frozenset[Slot], answers: ProbeResult) -> bool:
-        """Return whether a group of slots is a part of a tie that is known already."""
+        """Return whether all slots of ``group``, pairs of an argument name and an axis, are in one set of sizes that
+        ``answers`` already lists as equal.
+        """
         return any(group <= tied for tied in answers.ties)
 
     def _groups(self, base: DispatchedCall, stuck: Sequence[Slot]) -> Iterator[frozenset[Slot]]:
-        """Yield the groups of slots to be changed together: pairs of the same size, then all slots of a size, and all
-        of a size on the same axis of several arguments.
+        """Yield the sets of slots, pairs of an argument name and an axis, whose sizes are to be changed together.
+        ``stuck`` are the slots whose size was refused when changed alone. The sets are pairs of one size, then those of
+        one size on the same axis, then all of one size.
         """
         by_size: dict[int, list[Slot]] = {}
         for slot in stuck:

@@ -50,8 +50,9 @@ def find_result_sizes(
 def _find_result_shape(
     index: int, names: Sequence[str], rows: CallsWithDims, bounds: dict[str, str], dims: NamedDims, *, seen: bool
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Return the texts of the dims of the result at ``index``, or None if they cannot be found, and a note on those
-    that depend on data or why none was found.
+    """Return the texts of the dims of the result at ``index``, or None if they cannot be found, and a note on the dims
+    that depend on data or on why none was found. ``bounds`` gets an upper bound for each new dim that depends on data.
+    ``seen`` is whether ``rows`` include calls of the meta kernel, whose sizes do not depend on data.
     """
     shapes = [c.results[index].shape for c, _ in rows if isinstance(c.results[index], SeenTensor)]
     if len(shapes) != len(rows) or len({len(s) for s in shapes}) != 1:
@@ -95,8 +96,8 @@ def _find_expression(sizes: Sequence[int], names: Sequence[str], rows: CallsWith
 
 
 def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: bool) -> Iterator[str]:
-    """Yield the texts of expressions to try for a size, the simplest first. With ``deep``, since the size varied, more
-    than names and the constant are tried.
+    """Yield the texts of expressions of ``names`` to try for a size, the simplest first: names, then ``constant``
+    unless it is None. With ``deep``, sums, products, quotients and formulas of convolution sizes follow.
     """
     yield from names
     if constant is not None:
@@ -152,8 +153,9 @@ def _add_bounded_dim(
     *,
     data: bool,
 ) -> str | None:
-    """Add to ``bounds`` a new dim for a size that no expression gives, with the tightest bound that holds in all calls,
-    and return its name. None if no bound holds.
+    """Add to ``bounds`` a new dim for a size that no expression gives, with the expression of ``names`` that is closest
+    above the size in all calls, and return the dim's name; None if no expression is. ``data`` is whether the size
+    depends on the values of tensors.
     """
     known = [(size, env) for size, (_, env) in zip(sizes, rows, strict=True) if size != DATA_DEPENDENT]
     options = [*names, *(f"{a}*{b}" for a, b in combinations([n for n in names if n in dims.slots], 2))]

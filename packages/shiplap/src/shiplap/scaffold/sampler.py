@@ -85,8 +85,8 @@ def _source_of_size(text: str) -> str:
 def _expression_of_draw(
     size: str, dtype: str, low: float | None, high: float | None, limit: str | None, moved: str | None = None
 ) -> str:
-    """Return the source of an expression that draws a tensor with values from ``low`` to ``high``, or for integers
-    below ``limit``. ``moved`` is appended in place of the move to the device.
+    """Return the source of an expression that draws a tensor of the shape ``size`` (source text) with values from
+    ``low`` to ``high``, or integers below ``limit``. It ends with ``.to(device)``, or with ``moved`` if that is given.
     """
     to = moved if moved is not None else ".to(device)"
     if dtype == "bool":

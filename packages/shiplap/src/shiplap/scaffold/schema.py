@@ -122,10 +122,8 @@ class SchemaForm:
 
 
 def parse_schema(schema: Any) -> SchemaForm:
-    """Return the fields, texts and results of ``schema``, a ``torch._C.FunctionSchema``, in the form from which drafts
-    are made.
-
-    Raises ``UndeclarableSchema`` where no declaration has it.
+    """Return the arguments and results of ``schema``, a ``torch._C.FunctionSchema``, as text fields from which drafts
+    are made. Raises ``UndeclarableSchema`` for a schema that no declaration of Shiplap can state.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
     if len(texts) != len(arguments):

@@ -32,7 +32,9 @@ class DraftParameter:
 
     @property
     def open(self) -> bool:
-        """Whether the author still has to fill in the type: it is ``object``, or a tensor without dtype and dims."""
+        """Whether the author still has to fill in the type of this parameter: it is ``object``, or a tensor without
+        dtype and dims.
+        """
         return self.type == "object" or bool(re.search(r"(?<!\w)Tensor(?!,)", self.type))
 
 
@@ -144,8 +146,8 @@ def signature_of_overload(overload: Any) -> DraftSignature:
 
 
 def signature_of_call(call: ast.Call) -> DraftSignature:
-    """Return a draft signature with a parameter for each argument of a call in source, for a function without a
-    signature. All types are open.
+    """Return a draft signature with one parameter for each argument of a call found in source, for a function without a
+    signature. All types are left for the author to fill in.
     """
     # Two arguments may have the same source, such as f(x, x).
     names: list[str] = []

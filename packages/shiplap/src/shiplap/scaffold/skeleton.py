@@ -97,7 +97,9 @@ def _draft_op(draft: Draft, signature: DraftSignature, name: str) -> str:
 def _decorator_lines(
     draft: Draft, qualified: str, parameters: Sequence[DraftParameter], signature: DraftSignature
 ) -> list[str]:
-    """Return the source lines of the decorator ``@unfinished(...)`` of one op, with FILL marks."""
+    """Return the source lines of the decorator ``@unfinished(...)`` of the drafted op ``qualified``, with its mutated
+    arguments if they are known, and with comments ``FILL:`` where the author has to decide.
+    """
     written = [p.name for p in parameters if p.written]
     known = draft.decorator == "adopt"  # a torch schema says what is written
     mutates = f", mutates=({', '.join(map(repr, written))},)".replace("'", '"') if written else ""
@@ -123,7 +125,9 @@ def _drop_dynamic_defaults(parameters: Sequence[DraftParameter]) -> list[DraftPa
 
 
 def _argument_line(p: DraftParameter) -> str:
-    """Return the source line of one argument of a draft, with a FILL mark where its type or default is open."""
+    """Return the source line of one argument of a draft, with a comment ``FILL:`` if its type or its default has to be
+    filled in by the author.
+    """
     default = "" if p.default is None else f" = {p.default}"
     dropped = p.original.partition(" = ")[2]
     if p.type == "object":
@@ -138,7 +142,9 @@ def _argument_line(p: DraftParameter) -> str:
 
 
 def _result_line(returns: tuple[str, ...] | None) -> str:
-    """Return the source line of the return annotation of a draft, with a FILL mark where the results are open."""
+    """Return the source line of the return annotation of a draft, with a comment ``FILL:`` if the types of the results
+    have to be filled in by the author.
+    """
     if returns == ():
         return ") -> None:"
     if returns is None:

@@ -43,8 +43,8 @@ _known: dict[tuple[object, ...], tuple[ShardingRule, ...]] = {}
 
 
 def why_underivable(op: Op) -> str:
-    """Return the reason why no sharding rule can be derived for any call of ``op``, such as that it draws random
-    numbers, or an empty text.
+    """Return the reason why no sharding rule (how a call may be cut over several ranks) can be derived for any call of
+    ``op``, such as that it draws random numbers, or an empty text.
     """
     spec = op.spec
     if spec.mutated:
@@ -111,9 +111,8 @@ def derive_rules(op: Op, cases: Sequence[SampleCase]) -> tuple[ShardingRule, ...
 
 def samples_like(op: Op, args: Sequence[Any]) -> list[SampleCase]:
     """Return small samples that agree with the call ``args`` in scalars, in the tensors that are present and in their
-    number of dims.
-
-    Scalars that are sizes are free. Empty if the declaration admits none of the samples that were tried.
+    number of dims. Scalars that are sizes may differ. Empty if the declaration admits none of the samples that were
+    tried.
     """
     spec, samples = op.spec, Samples(op, SEED)
     pairs = list(zip(spec.args, args, strict=True))
@@ -185,8 +184,8 @@ def axes_of(tensor: TensorType, shape: Sequence[int]) -> list[str]:
 
 
 def _candidate_rules(op: Op, case: SampleCase) -> Iterator[ShardingRule]:
-    """Yield a sharding rule for each dim that could be cut: each tensor has it at most once, and no other size or
-    scalar follows from it.
+    """Yield a sharding rule for each named dim along which a call could be cut. A dim is left out if one tensor has it
+    twice, or if another size or a scalar is computed from its size.
     """
     spec, env = op.spec, case.env
     given = [(a, v) for a, v in zip(spec.args, case.args, strict=True) if a.tensor is not None and v is not None]
@@ -213,8 +212,9 @@ def _axis_of_label(axes: Sequence[str], label: str) -> ShardedPart:
 
 
 def _rule_variants(op: Op, rule: ShardingRule, case: SampleCase) -> Iterable[ShardingRule]:
-    """Yield copies of ``rule`` with each possible part (such as whole or a term of a sum) for outputs without the cut
-    dim, then with one argument as a term of the sum.
+    """Yield copies of ``rule`` with every combination of ways to merge the outputs that lack the cut dim (equal on all
+    ranks, or reduced by a sum, max or min). Then yield copies in which one argument, such as a bias, is present on the
+    first rank only and the outputs are summed.
     """
     free = [i for i, part in enumerate(rule.outputs) if part == "whole"]
     # The number of combinations grows with a power of the outputs, and each needs runs of the reference.
@@ -274,9 +274,9 @@ def _is_floating(tensor: TensorType) -> bool:
 
 
 def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> ShardingRule | None:
-    """Return ``rule`` if the reference confirms it on all samples, marked whether empty shards are right too.
-
-    None if the rule fails on a sample, or if no sample could have refuted it.
+    """Return ``rule`` if the reference, run on shards and merged by the rule, gives the results of the whole call on
+    all samples. ``empty`` of the returned rule says whether shards of size 0 are right too. None if the rule fails, or
+    if no sample could have shown that it is wrong.
     """
     seen, empty, shown = 0, True, set[int]()
     for sample in samples:

@@ -83,8 +83,8 @@ def _dtensor_placement(part: ShardedPart) -> Any:
 
 
 def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int) -> bool:
-    """Return whether the declaration of ``op`` admits the shard of each of ``world`` ranks by its sizes, if the call is
-    cut as ``rule`` says.
+    """Return whether the declaration of ``op`` admits the sizes of each rank's shard, if a call with ``args`` is cut
+    over ``world`` ranks as ``rule`` says.
     """
     blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)

@@ -29,8 +29,8 @@ def chunk_sizes(size: int, world: int) -> list[int]:
 
 
 def local_args(op: Op, rule: ShardingRule, args: tuple[Any, ...], sizes: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return the arguments of each rank for a call that is cut as ``rule`` says. ``sizes`` are the ranks' sizes of the
-    cut dim.
+    """Return, for each rank, the arguments of a call that is cut as ``rule`` says. ``sizes`` are the sizes that the cut
+    dim has on the ranks, in order.
     """
     parts, starts = dict(rule.inputs), [0, *accumulate(sizes)]
     return [
@@ -68,8 +68,9 @@ def cut_size(op: Op, rule: ShardingRule, args: tuple[Any, ...]) -> int | None:
 def run_shards(
     op: Op, rule: ShardingRule, run: Run, args: tuple[Any, ...], sizes: Sequence[int]
 ) -> list[Sequence[Tensor]]:
-    """Return the results of ``run`` on the arguments of each rank. Raises NotAdmitted if a requirement of the
-    declaration refuses the sizes of a shard.
+    """Return, for each rank, the results of ``run(args)`` on its arguments, for a call that is cut as ``rule`` says
+    into ``sizes`` along the cut dim. Raises NotAdmitted if a requirement of the declaration refuses the sizes of a
+    shard.
     """
     made = local_args(op, rule, args, sizes)
     for local in made:

@@ -42,7 +42,9 @@ class Capability:
 
     @property
     def known(self) -> bool:
-        """Whether a test run has verified the capability on the installed version of torch."""
+        """Whether a test run has verified the capability, one use of private names of torch, on the installed version
+        of torch.
+        """
         return self.name in verified_on(torch.__version__)
 
 
@@ -103,10 +105,9 @@ CAPABILITIES = (
 
 
 def available(name: str) -> bool:
-    """Return whether the private capability of torch with this name may be used, that is, whether a run has verified it
-    on the installed torch.
-
-    A user of a capability with a public way (``Capability.otherwise``) asks this first.
+    """Return whether the capability ``name`` (one use of private names of torch) may be used, that is, whether a test
+    run has verified it on the installed torch. Code that has a public way as well (``Capability.otherwise``) asks this
+    first.
     """
     return name in verified_on(torch.__version__)
 

@@ -31,10 +31,9 @@ _frames: Any = torch._C._dynamo.eval_frame
 
 
 def with_write_counts(call: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Return ``call``, followed by a report to autograd that the arguments at ``places`` were written to.
-
-    No backward may use values of them that it saved. Torch's own operators that write report this themselves; kernels
-    behind a C function, and torch's dispatcher, do not.
+    """Return a function that makes ``call`` and then reports to autograd that the arguments at the positions ``places``
+    were written to, so that a backward which saved their values raises an error. Torch's own operators that write
+    report this themselves; kernels behind a C function do not.
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -106,10 +105,9 @@ _AUTOCAST_KEYS = {  # by device type; the one without a name is the device of an
 
 
 def replaced_operators(own: Callable[[str], bool]) -> frozenset[str]:
-    """Return ``aten/name/key`` of torch's own operators that Python code implements again where they compute.
-
-    Torch does so itself for tensors without data, and in some versions for a few operators of a GPU: ``own`` returns
-    whether a file is one of those that may. Known to work on torch 2.11 to 2.15.
+    """Return ``aten/name/key`` of torch's own operators for which Python code has registered another implementation at
+    a dispatch key that computes, unless ``own(file)`` is True for each file that did. Torch's own files do so for
+    tensors without data and, in some versions, for a few GPU operators. Known to work on torch 2.11 to 2.15.
     """
     made = (k for k in torch.library._impls if k.startswith("aten/") and k.endswith(_COMPUTE))
     return frozenset(k for k in made if not all(map(own, _files_of(k.split("/")[1]))))
@@ -152,8 +150,8 @@ class Registrations:
 
     @classmethod
     def of(cls, namespace: str, name: str) -> Registrations:
-        """Return a new registration of ``name`` in ``namespace``, with the next edition, since torch admits one schema
-        for a name in a process.
+        """Return a new registration of the op ``name`` in ``namespace``. If a schema was defined under this name before
+        in the process, torch gets the op under a numbered name (an edition), since it admits one schema for a name.
         """
         edition = _editions[namespace, name] = _editions.get((namespace, name), 0) + 1
         return cls(namespace, edition)
@@ -166,12 +164,15 @@ class Registrations:
         self._library.define(f"{self._named(name)}{opening}{rest}", tags=tuple(tags))
 
     def _named(self, name: str) -> str:
-        """Return torch's name of the op ``name`` in the edition of these registrations."""
+        """Return the name under which torch has the op ``name`` of these registrations: with a number behind it if an
+        earlier schema had the same name in this process (an edition).
+        """
         return name_of_edition(name, self.edition)
 
     def overload(self, name: str) -> Overload:
-        """Return the overload ``name`` or ``name.overload`` as callers get it, with translated errors and short ways
-        around autograd where they apply.
+        """Return the overload ``name`` or ``name.overload`` as users call it. At the first request its function is
+        replaced by one that raises Shiplap's errors in place of torch's and, where the op was registered with a part
+        below autograd, calls that directly if nothing needs autograd.
         """
         base, _, suffix = self._named(name).partition(".")
         packet: Any = getattr(getattr(torch.ops, self.namespace), base)
@@ -208,10 +209,9 @@ class Registrations:
         return overload
 
     def _leave_autocast(self, name: str, plain: Implementation, *args: Any, **kwargs: Any) -> Any:
-        """Return ``plain(*args, **kwargs)``, called with autocast off after the rule of the op has converted ``args``.
-
-        A level of torch.func restores the state of autocast of the call when it passes an operator on to the next
-        level. That state is therefore the one that the kernels of torch see, whatever a function turns off inside.
+        """Return ``plain(*args, **kwargs)``, called with autocast off and with ``args`` converted by the autocast rule
+        of the op ``name``. This is for calls under both autocast and torch.func: a level of torch.func restores the
+        autocast state of the call when it passes the operator on, so the kernels would see autocast on.
         """
         if (cast := self._casts.get(name)) is not None:
             values = (*args, *kwargs.values())
@@ -235,23 +235,24 @@ class Registrations:
         torch.jit._builtins._register_builtin(function, packet._qualified_op_name)
 
     def show_to_modes(self, name: str, above: str) -> None:
-        """Make modes, tensor subclasses and graphs see the op ``above`` in place of ``name``, the part of it below
-        autograd.
+        """Make dispatch modes, tensor subclasses and traced graphs see the op ``above`` when ``name`` is called.
+        ``above`` is the op that users call, and ``name`` the part of it that runs below autograd.
         """
         self._above[name] = above
 
         def shown(keys: Keys, *args: Any, **kwargs: Any) -> Any:
-            """Dispatch the call again as one of ``above``, below autograd."""
+            """Dispatch a call of the part below autograd again as a call of the op that users call, with autograd
+            excluded.
+            """
             with torch._C._AutoDispatchBelowAutograd():
                 return self.overload(above).redispatch(keys, *args, **kwargs)
 
         self._library.impl(self._named(name), shown, "Python", with_keyset=True)
 
     def translate_errors(self, name: str, refusal: Refusal, check: Check | None = None) -> None:
-        """Register ``refusal``, which maps a RuntimeError of a call of ``name`` to the error that callers get, or None
-        to keep the first.
-
-        ``check`` gets the arguments before torch converts them.
+        """Register ``refusal(error, args, kwargs)`` for the op ``name``, which returns the ShiplapError to raise in
+        place of a RuntimeError of a call, or None to keep that. ``check(args, kwargs)`` is called before torch converts
+        the arguments, and raises for wrong ones.
         """
         self._refusals[name], self._checks[name] = refusal, check
 
@@ -282,9 +283,8 @@ class Registrations:
 
     def implement(self, name: str, function: Implementation, check: Check | None = None) -> None:
         """Register ``function`` as the implementation of the op for every device type, below autograd and autocast.
-
-        ``check`` gets the arguments of an op that writes before copies are made of lazily conjugated and negated ones,
-        in which nobody would see that two of them share memory.
+        ``check`` is called first with the arguments of an op that writes, before lazily conjugated and negated tensors
+        are copied: two that share memory are no longer seen to do so in the copies.
         """
         self._library.impl(self._named(name), keep_from_dynamo(function), "CompositeExplicitAutograd")
         # Torch's own copies lazily conjugated and negated tensors too, but writes them back for one returned tensor.
@@ -311,8 +311,8 @@ class Registrations:
         return result
 
     def implement_by_ops(self, name: str, function: Implementation) -> None:
-        """Register ``function``, which computes the op by other ops; every transform and trace sees those in place of
-        this op.
+        """Register ``function``, which computes the op by calls of other ops. Transforms and traces then see these
+        other ops and not this one (torch's ``CompositeImplicitAutograd``).
         """
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):  # vmap knows how to take apart torch's own alone
             self._library.impl(self._named(name), keep_from_dynamo(function), key)
@@ -360,8 +360,9 @@ def _without_marks(value: Any) -> Any:
 def _with_own_errors(
     plain: Implementation, refusal: Refusal, check: Check | None = None, leave: Implementation | None = None
 ) -> Implementation:
-    """Return a function that calls ``plain``, the function of an op, with errors of ours: ``refusal`` maps a
-    RuntimeError to a ShiplapError. ``leave`` is called in place of ``plain`` under both autocast and torch.func.
+    """Return a function that calls ``check``, if given, and then ``plain``, the op's function in torch. A RuntimeError
+    is replaced by the ShiplapError that ``refusal`` returns for it. ``leave`` is called in place of ``plain`` where
+    both autocast and torch.func are active.
     """
     any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
     transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -392,13 +393,11 @@ def _below_autograd(
     *,
     cast: bool = False,
 ) -> Implementation:
-    """Return ``plain`` as :func:`_with_own_errors`, with a direct call of ``raw`` where neither autograd nor a tool is
-    active.
-
-    Autograd's formula is a Python function, and would cost more than most small kernels take. The conditions are those
-    of ``dispatcher_calls.DirectCall``, and whether a function mode, ``torch.jit.trace`` or ``torch.fx`` looks for this
-    op, the latter above autograd as well. Autocast is not checked where it has ``cast`` the arguments. ``leave`` is
-    called in place of ``plain`` under both autocast and torch.func.
+    """Return a function that calls ``raw``, the part of the op below autograd, if neither autograd, autocast,
+    torch.func nor a tracer needs to see the call, and else ``check`` and ``plain``, the op's function in torch; with
+    errors as in :func:`_with_own_errors`. ``leave`` is called in place of ``plain`` where both autocast and torch.func
+    are active. ``cast`` says that autocast has converted the arguments, so that it is not asked for. The reason is
+    speed: autograd's formula is a Python function, and would cost more than most small kernels take.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     any_autocast: Callable[[], bool] = bool if cast else torch._C._is_any_autocast_enabled
@@ -444,9 +443,9 @@ def _below_autograd(
 
 
 def _through_autograd(plain: Implementation, refusal: Refusal, above: Overload) -> Implementation:
-    """Return ``plain`` as :func:`_with_own_errors`, with a call of ``above`` where a gradient or a tangent is needed.
-
-    A graph of ``torch.fx.symbolic_trace`` holds calls of ``plain``, and can be trained for this reason.
+    """Return a function that calls ``above``, the op with its gradient, if an argument needs a gradient or a tangent,
+    and otherwise ``plain``, the function of the part below autograd; with errors as in :func:`_with_own_errors`. A
+    graph of ``torch.fx.symbolic_trace`` holds calls of the part below, and can be trained by this.
     """
     any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
     enabled, forward = torch.is_grad_enabled, torch.autograd.forward_ad
@@ -482,7 +481,7 @@ def _autocast_kernel(overload: Overload, device_type: str, cast: Cast) -> Implem
     """
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        """Convert the arguments and call the overload with autocast off."""
+        """Convert the arguments by ``cast``, the op's autocast rule, and call the overload with autocast off."""
         args, kwargs = cast(device_type or torch._C._get_privateuse1_backend_name(), args, kwargs)
         with torch._C._DisableAutocast():
             return getattr(overload._op, "cast", overload)(*args, **kwargs)

@@ -40,16 +40,16 @@ def is_transform_active() -> bool:
 
 
 def transform_level() -> int:
-    """Return the number of the innermost level of torch.func, 0 outside of all."""
+    """Return the number of the innermost active transform (level) of torch.func, 0 outside of all transforms."""
     innermost = _level()
     return int(innermost.level()) if innermost is not None else 0
 
 
 def is_nested(own: int, tensors: Iterable[Tensor]) -> bool:
-    """Return whether derivatives of a backward's results may be needed: ``grad(grad(f))``, or forward over reverse.
-
-    ``own`` is the level whose gradients the backward computes, which may be closed by now, as in ``jacrev``: the
-    wrappers of ``tensors``, those of the backward, are dead then.
+    """Return whether derivatives of the gradients that a backward computes may be needed: by an outer ``grad``, by
+    forward mode, or because one of ``tensors``, those that the backward uses, requires a gradient. ``own`` is the
+    number of the torch.func level whose gradients are computed. That level may have ended, as in ``jacrev``; then the
+    wrappers of ``tensors`` are no longer open.
     """
     stack = [(str(each.key()), each.level()) for each in torch._C._functorch.get_interpreter_stack() or ()]
     graphs = [number for key, number in stack if "Grad" in key]
@@ -139,8 +139,8 @@ def with_tangents(values: Any, other: Any) -> Any:
 
 
 def below_autograd(overload: Overload, keys: Keys | None) -> Callable[..., Any]:
-    """Return a function that calls ``overload`` below autograd at this level of torch.func. Transforms further out see
-    the call.
+    """Return a function that calls ``overload`` with autograd skipped at the innermost transform of torch.func.
+    ``keys`` are the dispatch keys of the call. Transforms further out see the call.
     """
     redispatch = partial(overload.redispatch, keys & _AFTER_AUTOGRAD)
 

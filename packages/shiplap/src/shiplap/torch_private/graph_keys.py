@@ -78,10 +78,10 @@ _keys: list[Key] = []
 
 
 def install_graph_key(key: Key) -> None:
-    """Make the text ``key(operators of the graph)`` part of the cache key of every compiled graph, from now on and in
-    all threads. An empty text adds nothing.
-
-    Called before compile caches are read, at each trace of an op. Torch has the modules loaded by then.
+    """Make the text ``key(operators)`` a part of the cache key of every graph that torch compiles from now on, in all
+    threads. ``operators`` names the operators of the graph (:class:`GraphOperators`). An empty text adds nothing. Only
+    the first call has an effect. It is made before compile caches are read, at each trace of an op, when torch has
+    loaded the modules of its caches.
     """
     # copyreg holds one function a class, so a second registration would replace the first.
     if _keys:
@@ -96,8 +96,9 @@ def install_graph_key(key: Key) -> None:
 
 
 def _reduce_key_details(details: Any) -> Any:
-    """Return the form in which torch's object with the details of a cache key is pickled: with the text of the
-    installed key, or as usual where the text is empty.
+    """Return how to pickle torch's object from which the key of a cached graph is computed: together with the text that
+    the function of ``install_graph_key`` returns for the graph, or as usual where that is empty. Raises PicklingError
+    if the function fails; torch then compiles without its caches.
     """
     try:
         text = _keys[0](operators_of(details))
@@ -107,8 +108,8 @@ def _reduce_key_details(details: Any) -> Any:
 
 
 def _with_text(text: str, details: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return its arguments. A cache key contains a reference to this function where a graph has ops of ours, and is
-    never unpickled.
+    """Return ``(text, details)``. Pickled cache keys of graphs with Shiplap's ops refer to this function by name, as
+    the one that would rebuild them; they are never unpickled.
     """
     return text, details  # only its name is in a key, which is never unpickled
 

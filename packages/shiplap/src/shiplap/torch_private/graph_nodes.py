@@ -169,7 +169,9 @@ def node_value(node: Node) -> Any:
 
 
 def set_value(node: Node, value: Any, level: str) -> None:
-    """Store the fake value of ``node`` under the key of ``node.meta`` that later passes of this level read."""
+    """Store the fake value of ``node`` under the key of ``node.meta`` that torch's compiler reads at ``level``, a stage
+    of the compilation: ``example_value`` for ``"pre-grad"``, else ``val``.
+    """
     node.meta["example_value" if level == "pre-grad" else "val"] = value
 
 
@@ -197,8 +199,9 @@ def is_aten(node: Node) -> bool:
 
 
 def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
-    """Return the operator and the arguments by name of a call that writes to whole tensors, as autograd writes it
-    (``auto_functionalized``, or the second form of it), or None for any other call.
+    """Return the operator and its arguments by name if ``node`` is a functionalised call (torch's
+    ``auto_functionalized`` or ``auto_functionalized_v2``) of an operator that writes to whole tensors, each a base of
+    its own; None for any other call.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 
@@ -219,12 +222,11 @@ def whole_mutation(node: Node) -> tuple[Any, dict[str, Any]] | None:
 
 
 def separate_written_views(graph: Graph, operators: Collection[Any], level: str) -> None:
-    """Change calls of ``operators`` that write to a tensor through a view of all its elements, so that they write to
-    the view instead.
-
-    The second form of such calls has the shapes of the view as numbers, and returns the base. Readers that bring the
-    result back into the shape of the view read it as it is. Views of arguments of the graph stay, since Inductor writes
-    to an argument in place only where it is the base.
+    """Change functionalised calls of ``operators`` (torch's ``auto_functionalized_v2``) that write to a tensor through
+    a view of all its elements, so that they write to the view itself. Such a call holds the shapes of the view as
+    numbers and returns the base; nodes that view the result again read it as it is. Views of the graph's arguments
+    stay, since Inductor writes to an argument in place only if it is the base. ``level`` is the stage of the
+    compilation.
     """
     from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
@@ -274,8 +276,8 @@ def separate_written_views(graph: Graph, operators: Collection[Any], level: str)
 
 
 def _view_of_all(kwargs: Mapping[str, Any], name: str, base: Node) -> tuple[Any, Tensor] | None:
-    """Return the size and the fake value of the view through which the argument ``name`` is written to, or None unless
-    the view has all elements of ``base`` in their order.
+    """Return the size and the fake value of the view through which a functionalised call with ``kwargs`` writes to its
+    argument ``name``, or None unless the view has all elements of ``base`` in their order.
     """
     size = kwargs.get(f"_{name}_size")
     if size is None:
@@ -334,10 +336,9 @@ def autocast_at(node: Node) -> Iterator[None]:
 
 
 def trace_to_nodes(fn: Callable[..., Any], values: Sequence[Any], level: str) -> Graph:
-    """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph of nodes as they are
-    at this ``level`` of the compiler.
-
-    The output is the flattened list of results. Ahead of autograd no operator is decomposed.
+    """Return ``fn``, traced on the fake tensors ``values`` under their own fake mode, as a graph of nodes as Inductor
+    has them at ``level``, a stage of the compilation such as ``"pre-grad"``. The output is the flattened list of
+    results. At the stage before autograd no operator is decomposed.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._inductor.decomposition import select_decomp_table

@@ -114,13 +114,15 @@ def _trace_computed_texts(cls: type) -> Callable[[], None]:
         return lambda: None
 
     def trace(function: Any, given: list[Any], text: Callable[..., str]) -> tuple[Any, Any]:
-        """Return the key and the handler with which Dynamo traces ``function`` of variables of the kinds ``given`` as a
-        call of ``text``.
+        """Return the entry, key and value, for Dynamo's table of handlers by which ``function`` (``str``, ``repr`` or
+        ``str.format``), called on variables of the kinds ``given``, is traced as a call of ``text`` on the value.
         """
         usual = make_handler(function, given, False)
 
         def handle(tx: Any, args: Any, kwargs: Any) -> Any:
-            """Trace ``text`` of the value, or use Dynamo's own handler for a constant, another class or a format."""
+            """Trace a call of ``text`` on the value; for a constant, for an object of another class and for a format
+            specification, use Dynamo's own handler.
+            """
             # ``str.format`` has its format before the value.
             value, *written = reversed(args)
             other = isinstance(value, of_object) and value.python_type() is not cls

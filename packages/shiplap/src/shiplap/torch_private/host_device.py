@@ -37,11 +37,9 @@ class _LoopSizes(tuple[Any, ...]):
 
 
 def _host_loops(device: str, discrete: bool) -> type:
-    """Return a class of Inductor's C++ scheduling for a device that Inductor does not treat as the CPU. With
-    ``discrete``, it refuses to generate loops.
-
-    The generated loops are those of the CPU, so the CPU is the current device while they are written. Loops over
-    memory that the host cannot address are refused.
+    """Return a subclass of Inductor's C++ scheduling, which groups and generates loops, for ``device``, whose code runs
+    on the host: the CPU's loops are generated, with the CPU as the current device. ``discrete`` says that the host
+    cannot address the device's memory; then generating loops raises NotImplementedError.
     """
     import torch
     from torch._inductor.codegen.cpp import CppScheduling
@@ -51,7 +49,9 @@ def _host_loops(device: str, discrete: bool) -> type:
 
     class HostLoops(CppScheduling):
         def group_fn(self, sizes: Any) -> Any:
-            """Return the groups of loop sizes of the CPU's scheduling, with sizes that Inductor does not multiply."""
+            """Return the sizes of a node's loops in the groups that the CPU's scheduling makes, each as a sequence
+            whose sizes Inductor does not multiply into one loop.
+            """
             return tuple(_LoopSizes(group) for group in CppScheduling.group_fn(self, sizes))
 
         def codegen_node(self, node: Any) -> Any:
@@ -177,8 +177,9 @@ def register_interface(device: str, module: ModuleType) -> None:
 
 @cache
 def inductor(device: str, discrete: bool) -> dict[str, Any]:
-    """Return Inductor's code generators for ``device`` by the names in ``INDUCTOR``. Overrides of devices and the C++
-    wrapper are those of the CPU.
+    """Return Inductor's code generators for ``device``, whose code runs on the host, by the names in ``INDUCTOR``, and
+    register the CPU's device functions for it. With ``discrete``, for memory that the host cannot address, loops are
+    refused.
     """
     from torch._inductor.codegen import common, wrapper
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu

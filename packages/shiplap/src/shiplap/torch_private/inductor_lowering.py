@@ -54,8 +54,9 @@ class _NamedFallback(ir.FallbackKernel):
 
 
 def _name_in_wrapper(wrapper: Any, written: str) -> str:
-    """Return the name of the function for an op in a generated wrapper, and add its definition to the wrapper's imports
-    at the first use. ``written`` is torch's text of the op.
+    """Return the name of a variable in Inductor's generated wrapper that holds the function to call for an op. At the
+    first use, a line that assigns the variable is added to the wrapper's imports. ``written`` is torch's source text of
+    the op, such as ``torch.ops.ns.name.default``.
     """
     while hasattr(wrapper, "parent_wrapper"):  # a part of a graph, whose functions are in the module of the whole
         wrapper = wrapper.parent_wrapper
@@ -71,12 +72,14 @@ def _name_in_wrapper(wrapper: Any, written: str) -> str:
 
 
 def call_lowering(overload: Any, *, known: bool = True) -> Callable[..., Any]:
-    """Return a lowering that calls ``overload`` as a whole. With ``known``, torch may register it as a fallback."""
+    """Return a lowering, Inductor's function from IR arguments to IR nodes, that calls ``overload`` as a whole.
+    ``known`` adds the op to torch's set of fallbacks, ops without a lowering of their own.
+    """
     plain = lowering.fallback_handler(overload, add_to_fallback_set=known)
 
     @wraps(plain)
     def lowered(*args: Any, **kwargs: Any) -> Any:
-        """Return the node, or nodes, of a call of the op with these arguments."""
+        """Return the IR node, or nested nodes, of a call of the op as a whole with these arguments."""
         return tree_map(_lowered, _NamedFallback.create(overload, *args, **kwargs))
 
     return lowered
@@ -169,7 +172,7 @@ def edges_of(conditions: Iterable[Any], symbol: Any) -> tuple[set[int], set[int]
 
 
 def bounds_of(conditions: Iterable[Any], symbol: Any) -> Iterator[Any]:
-    """Yield the expressions of other symbols that ``symbol`` does not exceed, by the inequalities."""
+    """Yield upper bounds of ``symbol``, expressions of other symbols, from the linear inequalities ``conditions``."""
     for expr in conditions:
         if not isinstance(expr, (sympy.Le, sympy.Lt, sympy.Ge, sympy.Gt)):
             continue
@@ -227,10 +230,9 @@ def replace_lowering(overload: Any, lower: Callable[..., Any]) -> None:
 
 
 def call_below(overload: Any, raw: Any) -> None:
-    """Make Inductor's code call the op ``raw`` for nodes of ``overload``, with the same layouts of inputs that
-    ``overload`` would have had.
-
-    Inductor records no gradients, so the Python that autograd calls is not needed there.
+    """Make the code that Inductor generates call the op ``raw`` for graph nodes of ``overload``. ``raw`` is the part of
+    ``overload`` below autograd: generated code records no gradients, so the Python of autograd is not needed. The
+    layouts that inputs must have stay those of ``overload``.
     """
     constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload, with_default=True))
     lowering.add_needs_realized_inputs(overload)
@@ -383,10 +385,9 @@ def with_inner_dim(node: Any, dim: int) -> Any:
 
 
 def layout_key(node: Any) -> tuple[str, ...]:
-    """Return texts for a cache key that describe the order of an IR node's strides and which of them are 1 or 0. Empty
-    while the layout is not decided.
-
-    Speed depends on this order and on the sizes.
+    """Return texts that describe the strides of an IR node, for a cache key: its axes by ascending stride, with the
+    stride where that is 1 or 0. Empty while the layout is not decided. The speed of a kernel depends on this order and
+    on the sizes.
     """
     # The layout of such a node is not decided yet, so it must not be part of a key.
     if node.maybe_get_stride() is None:
@@ -445,7 +446,10 @@ def fake_contiguous(shape: Sequence[Any], dtype: torch.dtype, device: torch.devi
 
 
 def real_tensor_like(value: Any, given: Tensor | None) -> Any:
-    """Return a real tensor with the layout of ``value``, a fake tensor, and the values of ``given`` or random ones."""
+    """Return a real tensor with the sizes, strides, dtype and device of the fake tensor ``value``, filled with
+    ``given`` or else with random values. A symbolic number becomes the number of the call that is compiled, and other
+    values stay.
+    """
     if not isinstance(value, Tensor):
         return size_hint(value) if isinstance(value, SymInt) else value
     sizes, strides = [size_hint(s) for s in value.shape], [size_hint(s) for s in value.stride()]

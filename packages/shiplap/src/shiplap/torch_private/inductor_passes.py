@@ -56,8 +56,8 @@ class InductorPass(custom_graph_pass.CustomGraphPass):
         self.run(graph)
 
     def uuid(self) -> Any | None:
-        """Return the part of the cache key that stands for this pass and the inner ones, None if one of these must not
-        be cached.
+        """Return the text values by which this pass enters the key of cached graphs: its identity and those of the
+        user's passes that it wraps. None, which means no caching, if one of those has none.
         """
         inner = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self.inner]
         return None if None in inner else ("shiplap", self.identity(), *inner)
@@ -88,12 +88,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextmanager
 def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
-    """Return a context in which ``make(level, previous pass)`` is installed at each of Inductor's places for passes,
-    unless a pass of ours is there already.
-
-    Before 2.13 the configuration belongs to the process, since then to the thread. A pass therefore stays until the
-    last context that found it has ended, and ``make`` must return a pass that does nothing in other threads. A pass
-    that other code installed meanwhile stays.
+    """Return a context in which ``make(level, previous pass)`` is installed at each place where Inductor's
+    configuration takes a pass over graphs, unless a pass of Shiplap is there already. ``level`` names the stage of the
+    compilation. The configuration belongs to the process before torch 2.13, later to the thread. A pass therefore stays
+    until the last context that found it has ended, and ``make`` must return a pass that does nothing in other threads.
+    A pass that other code installed meanwhile stays.
     """
     handles = {level: _enter_place(place, level, make) for level, place in PLACES.items()}
     try:
@@ -104,8 +103,8 @@ def install_passes(make: Callable[[str, Any], InductorPass]) -> Iterator[None]:
 
 
 def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass]) -> InductorPass:
-    """Install a pass of ours at a place of Inductor's configuration unless one is there, count one more user of it, and
-    return it.
+    """Install ``make(level, user's pass)`` at ``place``, an option of Inductor's configuration that holds a pass,
+    unless a pass of Shiplap is there. Count one more user of the pass and return it.
     """
     with _lock:
         # The look-up and the installation are one step under the lock, as two threads may enter at once.
@@ -118,7 +117,9 @@ def _enter_place(place: str, level: str, make: Callable[[str, Any], InductorPass
 
 
 def _leave_place(place: str, entered: InductorPass) -> None:
-    """Count one user less of the pass ``entered``, and restore the user's passes at the place after the last one."""
+    """Count one user less of the pass ``entered`` at ``place``, an option of Inductor's configuration. After the last
+    one, put the user's own pass back, unless other code has installed another one meanwhile.
+    """
     with _lock:
         entered.users -= 1
         # Other code may have put its own pass here meanwhile, which must not be removed.
@@ -128,8 +129,8 @@ def _leave_place(place: str, entered: InductorPass) -> None:
 
 
 def user_pass(level: str) -> Any:
-    """Return the pass, or list of passes, that the user has configured at this level of Inductor, without the one of
-    ours.
+    """Return the pass, or list of passes, that the user has configured for ``level``, a stage of Inductor's
+    compilation, without the one that Shiplap has installed around it.
     """
     there = getattr(config, PLACES[level])
     return list(there.inner) if isinstance(there, InductorPass) and there.users else there
@@ -231,11 +232,10 @@ class CapturedGraph:
 def capture_graph(
     fn: Callable[..., Any], tensors: Sequence[torch.Tensor], level: str, *, dynamic: bool | Collection[int]
 ) -> CapturedGraph:
-    """Return the FX graph of ``fn(*tensors)`` as Inductor has it at ``level``, with the role of each placeholder.
-    ``fn`` is compiled only as far as that place.
-
-    Sizes of at least 2 are symbols if ``dynamic`` is True, or if it lists them. Equal sizes are one symbol. Raises the
-    errors of torch for a function that cannot be one graph.
+    """Return the FX graph of ``fn(*tensors)`` as Inductor has it at ``level``, a stage of the compilation such as
+    ``"pre-grad"``, and for each placeholder the index of its argument or ``"size"``. The compilation ends there. Sizes
+    of at least 2 are symbols if ``dynamic`` is True, or if it lists them; equal sizes are one symbol. Raises the errors
+    of torch for a function that cannot be one graph.
     """
     from torch._dynamo import config as dynamo
 
@@ -245,13 +245,15 @@ def capture_graph(
     symbols = () if isinstance(dynamic, bool) else dynamic
 
     def note(graph: Graph) -> None:
-        """Record the roles of the placeholders before autograd, and stop there if that is the level wanted."""
+        """Pass at the stage before autograd: record which argument each placeholder of ``graph`` stands for, and end
+        the compilation if the graph of this stage is wanted.
+        """
         order.extend(_placeholder_role(n) for n in graph.nodes if n.op == "placeholder")
         if level == "pre-grad":
             stop(graph)
 
     def stop(graph: Graph) -> None:
-        """Keep the graph and raise _Stop, which ends the compilation."""
+        """Pass at the wanted stage: keep ``graph`` and raise _Stop, which ends the compilation."""
         seen.append(graph)
         raise _Stop
 

@@ -61,8 +61,8 @@ class ReportedGraph:
     code: str = ""
 
     def groups_with_kernel_names(self) -> list[FusedGroup]:
-        """Return the fused groups of the graph, each with the name of its kernel in the generated :attr:`code`, empty
-        where there is none.
+        """Return the fused groups of the graph, that is the sets of nodes that became one kernel or call, each with the
+        kernel's name in the generated code; empty where it is not found.
         """
         return [FusedGroup(**{**vars(g), "kernel": name}) for g, name in zip(self.groups, self._kernels(), strict=True)]
 
@@ -80,15 +80,15 @@ class ReportedGraph:
 
 @contextmanager
 def observe_graphs() -> Iterator[list[ReportedGraph]]:
-    """Return a context that yields a list, to which one ``ReportedGraph`` is appended for each graph that is compiled
-    meanwhile, without graph caches.
+    """Return a context that yields a list, to which one ``ReportedGraph`` (the fused groups and the generated code of a
+    graph) is appended for each graph that Inductor compiles meanwhile. Cached graphs are not used.
     """
     graphs: list[ReportedGraph] = []
     pending: dict[tuple[str, str], str] = {}
 
     def after_fusion(nodes: list[Any]) -> list[Any]:
-        """Append the report of a graph whose nodes are fused, except in trial graphs, and return the nodes
-        unchanged.
+        """Append the report of a graph to the list, given its fused scheduler ``nodes``, and return them unchanged.
+        Graphs that Shiplap compiles only to measure a candidate (trials) are left out.
         """
         # Trials compile graphs of their own inside the compilation that is observed.
         if not _is_trial_graph():
@@ -97,7 +97,9 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
         return nodes
 
     def log(record: logging.LogRecord) -> None:
-        """Take the generated code, or the reason why two nodes were not fused, from a log record."""
+        """Store the code of the last graph, or the reason why two nodes were not fused, if ``record`` is one of
+        Inductor's log records with that.
+        """
         if _is_trial_graph():
             return
         if record.name == CODE:
@@ -113,7 +115,9 @@ def observe_graphs() -> Iterator[list[ReportedGraph]]:
 
 
 def _is_trial_graph() -> bool:
-    """Return whether the graph being compiled is one of our own trials."""
+    """Return whether the graph being compiled is a trial, one that Shiplap compiles inside another compilation to
+    measure a candidate.
+    """
     return getattr(V.graph, "name", None) == TRIAL
 
 

@@ -75,8 +75,8 @@ class _Template(CppTemplate):
         epilogue_nodes: list[Any] | None = None,
         **_: Any,
     ) -> str:
-        """Render the template as C++ text with its store and the fused epilogue nodes, as Inductor's scheduler calls
-        it.
+        """Return the C++ source of the kernel, rendered from the template, as Inductor's scheduler asks for it.
+        ``epilogue_nodes`` are the fused neighbours that are computed when the result is stored.
         """
         self.alone = self.alone or kernel
         # The scheduler passes the buffer in its second rendering only.
@@ -144,8 +144,8 @@ class _Store:
         return f"{{ {aliases}{self._stores(name, renamed)} }}"
 
     def _stores(self, name: str, ranges: Sequence[tuple[str, str]]) -> str:
-        """Return the C++ statements that store a tile, twice where the result without the fused neighbours is kept as
-        well.
+        """Return the C++ statements that store the tile ``name`` into the given ranges of the output, with the fused
+        neighbours applied. Where the result without the neighbours is needed as well, it is stored too.
         """
         kernel = self.kernel
         result = self.raw if len(self.raw.get_size()) == len(ranges) else _merge_leading_dims(self.raw, len(ranges))
@@ -361,8 +361,9 @@ def lowering_at(node: torch.fx.Node) -> Iterator[None]:
 
 @contextmanager
 def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return a context that yields, by name, IR inputs with the sizes, strides and dtypes of the fake tensors
-    ``values``. The inputs are removed from the graph at its end.
+    """Return a context that yields, by name, IR inputs that stand for the fake tensors ``values``: buffers of their
+    sizes, strides and dtypes, with which a kernel can be rendered on its own. They are removed from the graph at the
+    end.
     """
     made, known = {}, V.graph.name_to_buffer
     for name, value in values.items():
@@ -379,21 +380,22 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def kernel_source(choice: Any) -> str:
-    """Return the source text of the kernel that is compiled to verify a choice."""
+    """Return the source text of the kernel of ``choice``, a candidate of Inductor's autotuning, as it is compiled to be
+    verified.
+    """
     request = choice.bmreq
     return Path(request.module_path).read_text() if _is_triton(choice) else str(request.source_code)
 
 
 def _is_triton(choice: Any) -> bool:
-    """Return whether a choice is a Triton kernel and not one in C++."""
+    """Return whether ``choice``, a candidate kernel of Inductor's autotuning, is a Triton kernel and not one in C++."""
     return isinstance(choice.bmreq, TritonBenchmarkRequest)
 
 
 def compile_apart(choice: Any) -> bool:
-    """Start to compile the kernel of a choice beside this thread, at most once, and return whether that was started.
-
-    Triton's compiler runs in a worker process of Inductor. The compiler of C++ is a process itself, for which a thread
-    waits.
+    """Start to compile the kernel of ``choice``, a candidate of Inductor's autotuning, in the background, at most once,
+    and return whether that was started. Triton's compiler runs in a worker process of Inductor. The compiler of C++ is
+    a process itself, for which a thread waits.
     """
     name = _kernel_name(choice)
     # A name stays in the table after its result was taken, so that no kernel is compiled twice.
@@ -431,7 +433,9 @@ def _has_workers() -> bool:
 
 
 def precompile_kernel(choice: Any) -> None:
-    """Compile the kernel of a choice now, or load the one that was compiled beside this thread."""
+    """Compile the kernel of ``choice``, a candidate of Inductor's autotuning, now, or load the one that
+    ``compile_apart`` has compiled in the background.
+    """
     name = _kernel_name(choice)
     kernel = _compiled_kernel(name)
     if kernel is not None:
@@ -444,10 +448,9 @@ def precompile_kernel(choice: Any) -> None:
 
 
 def run_function(choice: Any, inputs: Sequence[Tensor], out: Tensor, sizes: Mapping[Any, int]) -> Callable[[], Any]:
-    """Return a function without arguments that runs the compiled kernel of a choice on the tensors ``inputs`` and
-    ``out``.
-
-    Symbols in ``sizes`` have these values, other symbols those of the call.
+    """Return a function without arguments that runs the compiled kernel of ``choice``, a candidate of Inductor's
+    autotuning, on the tensors ``inputs`` and writes ``out``. Size symbols have the values in ``sizes``, and those of
+    the compiled call if they are not in it.
     """
     request = choice.bmreq
     if sizes:

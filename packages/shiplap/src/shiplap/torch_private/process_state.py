@@ -90,8 +90,8 @@ def overloads_of_torch() -> dict[str, Any]:
 
 
 def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> list[str]:
-    """Return the names of objects in ``torch.ops`` that call another function than in ``before``, unless ``own``
-    accepts the new function.
+    """Return the names of objects in ``torch.ops`` that call another function than in ``before``, an earlier result of
+    ``overloads_of_torch``, or are new, unless ``own(function)`` is True for the function that they call now.
     """
     now = overloads_of_torch()
     gone = [name for name in before if now.get(name) is not before[name]]
@@ -101,8 +101,8 @@ def altered_overloads(before: Mapping[str, Any], own: Callable[[Any], bool]) -> 
 
 
 def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]) -> list[str]:
-    """Return the names of operators for which a file that ``own`` does not accept has registered something since
-    ``before``, an earlier ``operators_of_torch()``.
+    """Return the names of operators whose registrations have changed since ``before``, an earlier
+    ``operators_of_torch()``, by a file for which ``own(file)`` is False.
     """
     now = operators_of_torch()
     return [
@@ -113,8 +113,8 @@ def replaced_registrations(before: Mapping[str, str], own: Callable[[str], bool]
 
 
 def _has_foreign_lines(before: str, now: str, own: Callable[[str], bool]) -> bool:
-    """Return whether the dump ``now`` of an operator has registrations that ``before`` lacks, from files that ``own``
-    does not accept.
+    """Return whether ``now``, the dispatcher's dump of an operator, has registrations that the earlier dump ``before``
+    lacks, from files for which ``own(file)`` is False.
     """
     known = set(before.splitlines())
     new = [line for line in now.splitlines() if line not in known and "registered at" in line]

@@ -107,8 +107,8 @@ class SizeBindings:
         self._known: dict[Any, Any] = dict(known or {})
 
     def bind(self, pattern: Any, actual: Any) -> bool:
-        """Map a size of the pattern to a size of the graph, and return False if it is mapped to a different one
-        already.
+        """Map ``pattern``, a size in a rewrite's pattern graph, to ``actual``, the size at the same place of the user's
+        graph. Returns False if it stands for another size already.
         """
         expr, value = _size_to_sympy(pattern), _size_to_sympy(actual)
         if expr.is_Symbol and expr not in self._known:
@@ -116,8 +116,8 @@ class SizeBindings:
         return self.same(pattern, actual)
 
     def same(self, pattern: Any, actual: Any) -> bool:
-        """Return whether a size of the pattern, with its symbols replaced, equals this size of the graph. False if a
-        symbol is not mapped.
+        """Return whether ``pattern``, a size in a rewrite's pattern graph, equals the size ``actual`` of the user's
+        graph once its symbols are replaced by what they are mapped to. False if a symbol is not mapped.
         """
         expr = _size_to_sympy(pattern)
         if not expr.free_symbols <= self._known.keys():
@@ -128,7 +128,9 @@ class SizeBindings:
         return bool(mine - theirs == 0)
 
     def format_size(self, pattern: Any) -> str:
-        """Return a size of the pattern as text, with mapped symbols replaced by the numbers or symbols of the graph."""
+        """Return a size of a rewrite's pattern graph as text, in which symbols are replaced by the numbers or symbols
+        of the user's graph that they are mapped to.
+        """
         return str(_size_to_sympy(pattern).xreplace(self._known))
 
 
@@ -175,6 +177,22 @@ def data_dependent() -> type[Exception]:
     return GuardOnDataDependentSymNode
 
 
+@contextmanager
+def forgotten_sizes(program: torch.export.ExportedProgram) -> Iterator[None]:
+    """While this lasts, ``program`` may be traced without binding each data-dependent size that the trace makes.
+
+    Torch would take a size that is left for an error of the next trace of the program.
+    """
+    modes = [getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes]
+    environment = next((mode.shape_env for mode in modes if mode is not None), None)
+    pending = [] if environment is None else environment.pending_fresh_unbacked_symbols
+    before = list(pending)
+    try:
+        yield
+    finally:
+        pending[:] = before
+
+
 # --- calls of an exported program with sizes as numbers, for compilers that specialise on sizes -----------------------
 
 
@@ -184,11 +202,10 @@ MOST = 16  # calls of one scale
 
 
 def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield copies of ``args`` with numbers for symbolic sizes and tensors without memory, first with the sizes of the
-    example.
-
-    Then each symbol is once a multiple of 16 and once an odd number near that of the example, in all combinations, up
-    to 16 calls; and so near the end of its range, as kernels may launch others for large sizes.
+    """Yield copies of ``args`` with numbers for symbolic sizes and meta tensors for fake ones: first with the sizes of
+    the traced call, then with other sizes. There each symbol is once a multiple of 16 and once an odd number, in up to
+    16 combinations near the traced sizes, and so near the end of their ranges, since other kernels may serve such
+    sizes.
     """
     sizes = list(_symbolic_sizes(args))
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
@@ -312,8 +329,8 @@ class DecideConditions(TorchFunctionMode):
         thread = threading.get_ident()
 
         def decide(held: Any) -> bool:
-            """Return the truth of a symbolic condition: torch's own where torch or another thread needs it, else the
-            mode's answer.
+            """Return the truth of a symbolic condition that Python asks for: the usual one if torch's own code or
+            another thread asks, else the answer that this mode has for it.
             """
             condition = held != 0 if isinstance(held, torch.SymInt) else held
             # torch's own questions about sizes, such as those of broadcasting, stay with torch.
@@ -334,8 +351,8 @@ class DecideConditions(TorchFunctionMode):
         self._patches.close()
 
     def _answer(self, condition: Any) -> bool:
-        """Return the truth of a condition where it is known for all sizes, else the next answer. Raises RuntimeError
-        after too many conditions.
+        """Return the truth of a condition where it is known for all sizes, else the next of the answers that the mode
+        was given, False behind the last one. The condition is recorded. Raises RuntimeError after too many conditions.
         """
         if isinstance(condition, torch.SymBool) and (known := _statically_known(condition)) is not None:
             return known

@@ -102,11 +102,10 @@ def triton_attributes(
     constants: Mapping[Any, object],
     attributes: Mapping[Any, Any],
 ) -> dict[Any, Any]:
-    """Return ``attributes`` of a launch in the form in which Triton's own launches pass them to its compiler, where
-    they are part of the cache key.
-
-    Triton 3.7 lists constants among them, without any attribute; Triton 3.6 lists arguments alone. The rest of the key,
-    which is the kernel's own, is settled.
+    """Return the attributes of a kernel's arguments, such as divisibility by 16, in the form that a launch by Triton
+    itself passes to its compiler, where they are part of the cache key. ``signature`` has the types by parameter;
+    ``constants`` and ``attributes`` are keyed by position. Triton 3.7 lists constants among them, without any
+    attribute; Triton 3.6 lists arguments alone. The kernel's own part of the key is computed first.
     """
     settle_cache_key(kernel)
     special = [
@@ -217,20 +216,22 @@ class InterpretedKernel:
 
 
 def _make_decorator(kind: str) -> Callable[..., Any]:
-    """Return the replacement for one of Inductor's decorators of Triton kernels, which makes kernels that are
-    interpreted.
+    """Return the replacement for one of Inductor's decorators of Triton kernels (``kind``, such as ``pointwise``),
+    which wraps the decorated kernel to run in Triton's interpreter.
     """
 
     def factory(*args: Any, **kwargs: Any) -> Callable[[Any], InterpretedKernel]:
-        """Return a decorator that wraps a generated kernel for the interpreter."""
+        """Return a decorator that wraps a generated kernel to run in Triton's interpreter. Of the arguments, those of
+        Inductor's own decorator, only ``triton_meta`` is used.
+        """
         return lambda fn: InterpretedKernel(kind, fn, kwargs.get("triton_meta", {}))
 
     return factory
 
 
 def _load_interpreted(self: Any, name: str, source: str, device_str: str = "cuda", **kwargs: Any) -> InterpretedKernel:
-    """Return the kernel ``name`` in a generated ``source`` for Triton's interpreter; the source of a template is first
-    changed by ``edit`` where that is set.
+    """Return the kernel ``name`` of a generated ``source``, loaded to run in Triton's interpreter. The source of a
+    template is first passed through the function in ``edit``, a variable of this module, where one is set.
     """
     from torch._inductor.codecache import PyCodeCache
 

@@ -18,8 +18,8 @@ WORKER = "_SHIPLAP_TUNE_WORKER"  # set in the worker's own environment, by the w
 
 
 def blocked() -> str:
-    """Return the reason why no candidate may be measured now, such as that a graph is being captured, or an empty
-    text.
+    """Return the reason why kernels may not be measured now, such as that a graph is being captured or that this is
+    called inside an op, or an empty text.
     """
     # The process id is compared because a child that the worker starts inherits the variable.
     if os.environ.get(WORKER) == str(os.getpid()):
@@ -46,8 +46,8 @@ def _inside_op() -> bool:
 
 
 def require_quiet(where: str) -> None:
-    """Raise SL608 for ``where`` if no candidate may be measured now: inside an op, a backward, a trace, a capture or a
-    worker.
+    """Raise SL608 for ``where``, the function that was called, if kernels may not be measured now: inside an op, a
+    backward, a trace, a CUDA graph capture or a worker.
     """
     if reason := blocked():
         raise error("SL608", where=where, got=f"tuning inside {reason}", expected="tuning outside the model's own work")

@@ -45,7 +45,9 @@ class Bench(Protocol):
 
     @property
     def confirms(self) -> tuple[str, str]:
-        """The verdict on confirmations by this bench, such as ``"ok"`` or ``"skip"``, and the reason."""
+        """The verdict on whether this bench can confirm claimed times by a clock that the candidates cannot influence,
+        such as ``"ok"`` or ``"skip"``, and the reason.
+        """
         ...
 
     def compile(self, indices: Sequence[int]) -> int:
@@ -62,7 +64,9 @@ class Bench(Protocol):
         ...
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Run the candidate at ``index`` on all verification cases, and return whether its results are right."""
+        """Run the candidate at ``index`` on all verification cases (samples of the call's sizes and of others), and
+        return whether its results agree with the reference's.
+        """
         ...
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> tuple[dict[int, Timing], dict[int, str]]:
@@ -72,8 +76,8 @@ class Bench(Protocol):
         ...
 
     def duel(self, indices: Sequence[int], claimed: float, seconds: float) -> tuple[dict[int, float], dict[int, str]]:
-        """Measure confirmed candidates in turns by one clock. Return their seconds for a call by index, and for each
-        candidate without them the reason.
+        """Measure confirmed candidates, those whose times in the race were checked, in turns by one clock. Return their
+        seconds for a call by index, and for each candidate without them the reason.
 
         Args:
             indices: the candidates to compare.
@@ -85,8 +89,8 @@ class Bench(Protocol):
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Check the race's times of a winner and the candidates near it by another clock and on other values, and
-        return the result for each.
+        """Check the times of a race's winner and of the candidates near it by a clock that they cannot influence, and
+        on other values. Return for each, by index, the problem or the factor by which its time differs.
 
         Args:
             claims: the seconds of each candidate in the race.
@@ -116,8 +120,8 @@ class LocalBench:
         self._compiling: dict[int, Future[None]] = {}
 
     def compile(self, indices: Sequence[int]) -> int:
-        """Start to compile the candidates at ``indices`` in threads and worker processes, and return how many can be
-        compiled ahead; 0 for fewer than two.
+        """Start to compile the candidates at ``indices`` in threads and worker processes, and return how many are
+        compiled in this way; 0 if fewer than two can be.
         """
         able = [i for i in indices if self.candidates[i].compiles]
         if len(able) < 2:
@@ -163,7 +167,9 @@ class LocalBench:
         self.at(-1)
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Compare the candidate at ``index`` with the reference on all cases, and return the outcome."""
+        """Compare the candidate at ``index`` with the reference on all verification cases, and return the outcome: a
+        problem, a refusal or neither.
+        """
         self.at(index)
         self._compiled(index)
         return self._verifier.check(self.candidates[index])
@@ -198,5 +204,7 @@ class LocalBench:
     def confirm(
         self, claims: Mapping[int, float], seconds: float, believed: Set[int] = frozenset()
     ) -> dict[int, ConfirmedClaim]:
-        """Return every claim as unconfirmed: a process cannot check the clock that it shares with a candidate."""
+        """Return every claim (a candidate's time in the race) with neither a problem nor a correction: candidates run
+        in this process, and it cannot check a clock that it shares with them.
+        """
         return dict.fromkeys(claims, ConfirmedClaim())  # candidates share this process, which cannot check them

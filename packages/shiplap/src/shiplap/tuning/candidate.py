@@ -47,7 +47,7 @@ class Candidate(ABC):
 
     @abstractmethod
     def prepare(self, args: tuple[Any, ...]) -> CandidateRun:
-        """Compile and check the candidate for ``args`` (all arguments, in order), and return the function without
+        """Compile and check the candidate for ``args`` (all arguments in schema order), and return the function without
         arguments that is timed.
 
         Raises:

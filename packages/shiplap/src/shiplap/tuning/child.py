@@ -69,8 +69,9 @@ class OpenedTask:
         return LocalBench(self.inputs, self.candidates, self.order.capture, begin_run)
 
     def prepare(self, index: int, poison: int | None, args: list[Any]) -> CandidateRun:
-        """Return a function without arguments that calls the candidate at ``index`` on ``args``; with index -1, one
-        that binds them now and returns nothing. With ``poison``, allocated memory is filled with that byte.
+        """Return a function without arguments that calls the candidate at ``index`` on ``args``. For index -1 check the
+        arguments against the declaration, and return a function that computes nothing, whose time is subtracted. With
+        ``poison``, allocated memory is filled with that byte first, so that reads of uninitialised memory show.
         """
         if index < 0:
             self.op.bind(tuple(args))
@@ -101,7 +102,9 @@ _opened: OpenedTask | None = None
 
 
 def opened_task() -> OpenedTask:
-    """Return the task that this process has opened, by ``open_task``."""
+    """Return the task (an op, its candidates and the drawn inputs) that this process has opened by the request
+    ``open_task``.
+    """
     assert _opened is not None
     return _opened
 

@@ -85,7 +85,9 @@ class Choice:
         }
 
     def value(self) -> dict[str, Any]:
-        """Return the part of the choice that an entry of the store holds beside its key."""
+        """Return the fields of the choice that are not part of its key, such as kernel, config, times and reason, as
+        plain data for an entry of the store.
+        """
         return {
             "kernel": self.kernel,
             "config": self.config.as_dict(),
@@ -138,14 +140,16 @@ def choice_from_json(key: Key, value: Mapping[str, Any], origin: str) -> Choice:
 
 
 def place_of_key(key: Key) -> tuple[tuple[str, str], ...]:
-    """Return the fields of ``key`` that not every choice has, in the form of :attr:`Choice.place`."""
+    """Return the (name, value) pairs of ``key`` that only some choices have, its fields ``extra.*``, as in
+    :attr:`Choice.place`.
+    """
     prefix = "extra."
     return tuple((name.removeprefix(prefix), value) for name, value in key.fields if name.startswith(prefix))
 
 
 def choice_table_entry(choice: Choice, source: str) -> ChoiceEntry:
-    """Return the entry of a choice for the table that ops search when they are called. ``source`` is the digest of the
-    op.
+    """Return the entry of a choice for the table in which an op looks up its kernel and config when it is called.
+    ``source`` is the digest of the op's code, for which alone the entry holds.
     """
     key: tuple[Any, ...] = (choice.device, *(v for _, _, v in choice.bucket.limits), choice.dtypes, choice.layout)
     return ChoiceEntry(choice.op, source, key, choice.kernel, choice.config, choice.place)

@@ -42,10 +42,9 @@ def templates_by_need(op: Op, device: str) -> tuple[list[Template], list[Templat
 
 
 def measured_when_compiled(op: Op, device: str, compiled: bool | None) -> bool:
-    """Return whether the templates of ``op`` are measured in compiled code. ``compiled`` is the user's setting, None
-    for the default.
-
-    By default they are measured if some of them run only in compiled code.
+    """Return whether the op's templates, kernels that are compiled together with neighbouring ops, are measured in
+    compiled code. ``compiled`` is the user's setting; None, the default, means if some of them run only in compiled
+    code.
     """
     there_only, both = templates_by_need(op, device)
     return bool(there_only or (compiled and both)) and compiled is not False

@@ -60,10 +60,8 @@ class Deadline:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the working thread and return its result. Raises OutOfTime at the end of the budget, even if
-        the work hangs.
-
-        A thread cannot be ended from outside, so the work continues until its next ``check``.
+        """Run ``work`` in a separate thread and return its result. Raises OutOfTime at the end of the budget even if
+        the work hangs; the thread, which cannot be ended from outside, then goes on until its next ``check``.
         """
         if self.seconds_left <= 0:
             raise OutOfTime
@@ -82,8 +80,8 @@ class Deadline:
         return cast(T, result)
 
     def _serve(self) -> None:
-        """Run queued work in this thread, one piece after another, in the context of its caller, and return results or
-        errors by its queue.
+        """Run pieces of work from the queue in this thread, one after another, each in the context variables of its
+        caller, and put the result or the error into the caller's queue. None in the queue ends the thread.
         """
         if self._device is not None:
             torch.cuda.set_device(self._device)  # of this thread

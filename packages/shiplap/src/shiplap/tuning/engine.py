@@ -84,7 +84,7 @@ def tune_all(
     wanted = _list_measurements(_first_of_each_bucket(requests), compiled)
 
     def work() -> list[Choice]:
-        """Measure all requests within the budget and return their choices."""
+        """Measure all calls that were requested, within the budget if there is one, and return the choices in order."""
         seconds = None if budget is None else parse_budget(budget)
         with tuning_progress(progress) as report, WorkerProcess(timeout) as isolation:
             rest = options, isolation if isolate else None, report
@@ -99,7 +99,9 @@ def tune_all(
     mine: list[Choice] = []
 
     def tell() -> list[dict[str, Any]]:
-        """Measure all requests on rank 0, keep the choices, and return their messages for the other ranks."""
+        """Measure all calls that were requested, in the process of rank 0, keep the choices for this rank's result, and
+        return them as plain data for the other ranks.
+        """
         mine.extend(work())
         return [_choice_message(choice) for choice in mine]
 
@@ -117,8 +119,9 @@ def _choose_each(
     isolation: WorkerProcess | None,
     report: Report,
 ) -> list[Choice]:
-    """Return the choices for the measurements ``wanted``, each from the store or measured. Each has an equal share of
-    the remaining time.
+    """Return the choice for each of ``wanted``, (op, recipe, device, tuner) tuples, read from the store or measured.
+    Until ``deadline`` each has an equal share of the time; one that is not reached gets a choice without a kernel.
+    ``isolation`` runs candidates in other processes.
     """
     choices: list[Choice] = []
     for number, (op, recipe, device, tuner) in enumerate(wanted):
@@ -166,12 +169,16 @@ def _unreached_choice(op: Op, recipe: SampleRecipe, device: str, *, compiled: bo
 
 
 def _choice_message(choice: Choice) -> dict[str, Any]:
-    """Return the parts of a choice of rank 0 from which other ranks rebuild it, empty for one that was left out."""
+    """Return what other ranks need to rebuild a choice of rank 0: its values and its place (eager or compiled code).
+    Empty for a call that the budget did not reach.
+    """
     return {"value": choice.value(), "place": dict(choice.place)} if choice.origin != LEFT_OUT else {}
 
 
 def _install_received(work: Measurement, told: Mapping[str, Any]) -> Choice:
-    """Install the choice that rank 0 has sent for this measurement in this process, and return it."""
+    """Install the choice that rank 0 has made for the call ``work`` in this process, and return it. ``told`` is its
+    ``_choice_message``; if that is empty, the choice without a kernel is returned.
+    """
     op, recipe, device, tuner = work
     if not told:
         return _unreached_choice(op, recipe, device, compiled=tuner is not None)
@@ -195,8 +202,8 @@ def _first_of_each_bucket(requests: Iterable[TuningRequest]) -> list[TuningReque
 
 
 def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None) -> list[Measurement]:
-    """Return the measurements for each request, as (op, recipe, device, tuner): one of eager calls, with the tuner
-    None, and one of each template tuner for compiled code where ``compiled`` asks for it.
+    """Return what has to be measured for each request: (op, recipe, device, None) for eager calls, then the same with
+    each template tuner, which measures in compiled code, where ``compiled`` asks for that.
     """
     works: list[Measurement] = []
     for op, recipe, device in requests:
@@ -212,7 +219,9 @@ def _list_measurements(requests: Iterable[TuningRequest], compiled: bool | None)
 def _with_unmeasured_findings(
     works: Sequence[Measurement], made: Sequence[Choice], compiled: bool | None
 ) -> list[Choice]:
-    """Return the choices, each with a finding if templates of its op were not measured in compiled code."""
+    """Return the choices ``made`` for ``works``, those for eager calls with a finding if templates of the op were left
+    out because they are not measured in compiled code.
+    """
     told = []
     for (op, recipe, device, tuner), choice in zip(works, made, strict=True):
         why = "" if tuner is not None else compiled_templates.describe_unmeasured(op, device, compiled)

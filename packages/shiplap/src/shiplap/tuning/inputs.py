@@ -63,11 +63,9 @@ class Inputs:
 
     @cached_property
     def odd(self) -> tuple[SampleCase, ...]:
-        """Draws of arguments for which the same choice is used: with unaligned starts of tensors, and with values near
-        zero and far below it.
-
-        The sizes are those of the call, halved while there are many elements, since code for aligned rows may serve
-        multiples of some size alone.
+        """Samples on which a candidate must be right too, because the same choice serves such calls: tensors that begin
+        at unaligned addresses, and values near zero and far below it. The sizes are those of the call, halved while
+        there are many elements, since code for aligned rows may serve multiples of some size alone.
         """
         samples, sizes = Samples(self.op, self.seed, self.device), dict(self.recipe.sizes)
         while prod(v for v in sizes.values() if type(v) is int and v) > MOST_ODD_ELEMENTS:
@@ -81,11 +79,8 @@ class Inputs:
 
     @cached_property
     def edges(self) -> tuple[SampleCase, ...]:
-        """Draws of arguments at the smallest and at odd large sizes of the bucket, since a choice is for all calls of
-        the bucket.
-
-        The list is empty for a bucket whose calls all have the sizes of this one, and for one whose large sizes take
-        too long.
+        """Samples at the smallest and at odd large sizes of the bucket, the class of sizes for which one choice is
+        made. Empty for a bucket whose calls all have the sizes of this one; sizes that take too long are left out.
         """
         samples, made = Samples(self.op, self.seed, self.device), list[SampleCase]()
         for sizes in _bucket_edge_sizes(self.op, self.recipe):
@@ -103,8 +98,8 @@ class Inputs:
 
     @cached_property
     def call(self) -> Binding:
-        """The bound call with tensors on the meta device, or with the first draw where a builder's values decide on
-        sizes.
+        """The call with its arguments checked and its dims known. The tensors are on the meta device, without values,
+        unless the op has a builder of samples, whose values may decide on sizes.
         """
         if self.op.sampler is None:
             return Samples(self.op, self.seed, "meta").blank(self.recipe)
@@ -203,7 +198,9 @@ def _bucket_edge_sizes(op: Op, recipe: SampleRecipe) -> Iterator[dict[str, Any]]
 
 
 def given_ones(spec: OpSpec, recipe: SampleRecipe) -> dict[str, int]:
-    """Return the sizes in a recipe of dims that broadcast. These are 1, whatever the other sizes of the call are."""
+    """Return the sizes, by name, that the recipe gives to dims which broadcast. They are 1, and stay so if the other
+    sizes are changed.
+    """
     return {n: v for n, v in recipe.sizes if n in spec.broadcasts}
 
 

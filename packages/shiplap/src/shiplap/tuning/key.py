@@ -50,8 +50,8 @@ class Key:
 
 @cache
 def rooms_digest(*rooms: str) -> str:
-    """Return the digest of the source files of these packages of Shiplap, such as ``"dispatch"``, so that an edit there
-    makes keys stale.
+    """Return the digest of the source files in the packages ``rooms`` of Shiplap, such as ``"dispatch"``. It is part of
+    a key, so that choices made by other code are not used.
     """
     package = Path(__file__).parents[1]
     files = sorted(f for room in rooms for f in (package / room).rglob("*.py"))

@@ -182,8 +182,8 @@ class Timing:
 def race_runs(
     runs: Mapping[int, CandidateRun], clock: Clock, plan: RacePlan, at: Callable[[int], None] = lambda index: None
 ) -> dict[int, Timing]:
-    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early. ``at`` is called
-    with the index before each run.
+    """Time ``runs`` in turns and return the timings by index. Clearly slower ones are dropped early. ``plan`` has the
+    rounds and the seconds, and ``at`` is called with the index before each run.
     """
     deadline = monotonic() + plan.seconds
     samples: dict[int, list[float]] = {}
@@ -198,7 +198,7 @@ def race_runs(
         live.append(index)
 
     def remeasure(index: int) -> float:
-        """Return the seconds of one more run."""
+        """Return the seconds of one more run of the candidate at ``index``."""
         at(index)
         return clock.sample(runs[index], 1)
 
@@ -226,9 +226,8 @@ def _count_sample() -> None:
 
 
 def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure: Callable[[int], float]) -> list[int]:
-    """Return the candidates in ``live`` whose best sample is at most four times that of the fastest.
-
-    A slow first sample is repeated, so that no candidate is dropped for one disturbed sample.
+    """Return the candidates in ``live`` whose best sample (seconds of a call) is at most four times the fastest. A slow
+    first sample is repeated by ``remeasure(index)``, so that no candidate is dropped for one disturbed sample.
     """
     fastest = min(samples[i][0] for i in live)
     for index in live:
@@ -240,9 +239,8 @@ def _drop_far_slower(live: list[int], samples: dict[int, list[float]], remeasure
 
 
 def _still_in_race(live: list[int], samples: dict[int, list[float]], number: int, plan: RacePlan) -> list[int]:
-    """Return the candidates in ``live`` that may still win: those whose best sample is within reach of the best median.
-
-    No candidate is dropped before it has three samples.
+    """Return the candidates in ``live`` that may still win: those whose best sample is at most ``plan.hopeless`` times
+    the best median. In the first two rounds (``number`` 0 and 1) all are returned.
     """
     if number < 2:
         return live

@@ -110,8 +110,8 @@ def _list_tables(source: Path, output: Path) -> list[Path]:
 
 
 def _replaces_choice(one: Choice, other: Choice) -> bool:
-    """Return whether the choice ``one``, of a later table, replaces ``other`` under the same key: if it was measured,
-    and as faster or alone.
+    """Return whether the choice ``one``, of a later table, replaces ``other`` under the same key: it was measured, and
+    either ``other`` was not or ``one`` has the smaller time.
     """
     return one.time > 0 and (other.time <= 0 or one.time < other.time)
 

@@ -124,8 +124,8 @@ def _entries_for_op(path: Path, op: Op) -> list[ChoiceEntry]:
 
 @cache
 def _read_packaged_table(path: Path) -> Mapping[str, Any]:
-    """Return the content of a packaged table, with its entries as pairs of key and value. Empty, with a notice, if the
-    file is not a table.
+    """Return the content of a packaged table: ``python``, the version of Python that made it, ``files``, and
+    ``entries`` as pairs of key and value. An empty mapping, with a notice, if the file is no valid table.
     """
     try:
         about = safe_io.parse_json(safe_io.read_file(path, LIMIT, safe_io.NAMED))

@@ -55,10 +55,9 @@ def keep_proof(key: Key, value: Mapping[str, Any]) -> bool:
 
 
 def kept_proofs() -> list[tuple[StoredEntry, str]]:
-    """Return the kept proofs, each with the reason why a process like this one cannot use it, or an empty text.
-
-    Whether the proven code has changed since only the process knows that has the code. Of a proof on an accelerator the
-    device is not asked for: this process may see another one.
+    """Return the kept proofs, each with the reason why a process like this one cannot use it, or an empty text. A
+    change of the proven code is not noticed, since only the process that has the code sees it, and for a proof on an
+    accelerator the device is not compared.
     """
     listed = []
     for entry in _store().entries():
@@ -87,7 +86,9 @@ def _software() -> dict[str, str]:
 
 
 def _circumstances(device: str) -> dict[str, str]:
-    """Return the key fields that describe software, machine and library versions for a proof on a device."""
+    """Return the key fields that a proof on a device depends on besides the proven code: Shiplap's own code, torch's
+    commit, the machine and the versions of libraries.
+    """
     return {**_software(), **key_environment(device)}
 
 

@@ -78,8 +78,8 @@ class CallRecorder:
         self._stop_native_binding(op)
 
     def _stop_native_binding(self, op: OpState) -> None:
-        """Keep the native binding of an op, which calls no Python, from taking over the op's calls while they are
-        recorded.
+        """Keep native code from being attached to the kernels of an op while calls are recorded. It is attached after a
+        number of calls, and then checks the arguments of later calls without Python, which could not record them.
         """
         for kernel in (k for kernels in op.kernels.values() for k in kernels):
             form = kernel.native

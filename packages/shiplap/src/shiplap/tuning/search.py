@@ -43,8 +43,9 @@ class Ranking:
 
     @property
     def order(self) -> list[int]:
-        """The indices of the measured candidates, fastest first. The reference (index 0) comes first only if it is
-        clearly faster than a tie.
+        """Return the indices of the measured candidates, fastest first. Those that were dropped from the race come
+        last. The time of the reference (index 0) is multiplied by ``TIE``, so that it comes first only if it is clearly
+        faster.
         """
 
         def rank(index: int) -> tuple[bool, float]:
@@ -91,8 +92,8 @@ class _Search:
         return right
 
     def drop(self, index: int, check: str, why: str, *, skipped: bool = False) -> None:
-        """Take the candidate at ``index`` out of the search with a finding of ``check``, and with a notice if it is
-        wrong and not only skipped.
+        """Take the candidate at ``index`` out of the search, with a finding of the check named ``check`` and the reason
+        ``why``. It counts as failed, with a notice to the user, or as left out with ``skipped``.
         """
         fix = "" if skipped else "correct the kernel, or leave this config out"
         evidence = f"{candidate_label(self.candidates[index])}: {why}"
@@ -109,8 +110,8 @@ class _Search:
         )
 
     def race(self, indices: Sequence[int], plan: RacePlan) -> None:
-        """Measure the candidates at ``indices`` in turns, store their timings in the ranking, and drop those that
-        cannot be measured.
+        """Measure the candidates at ``indices`` in turns, store their times in the ranking, and drop those that cannot
+        be measured, with the reason.
         """
         self.report(f"race {len(indices)} candidates", 0, 1)
         # A race may take twice its time, and preparing the runs comes before it.
@@ -213,8 +214,8 @@ def _seconds_to_examine(work: _Search) -> float:
 
 
 def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> list[int]:
-    """Return the index of the fastest config of each other kernel that is near the candidate ``best`` in time and not
-    confirmed yet, those of at most ``BESIDE`` kernels.
+    """Return, for each other kernel whose time is near that of the candidate ``best`` and that is not in ``factors``
+    (confirmed already), the index of its fastest config; of at most ``BESIDE`` kernels.
     """
     timings, kernels = work.ranking.timings, {work.candidates[best].kernel, *factors}
     near: list[int] = []
@@ -227,7 +228,10 @@ def _nearby_kernels(work: _Search, best: int, factors: Mapping[str, float]) -> l
 
 
 def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, float]) -> None:
-    """Race all candidates again except those of kernels whose reported times a confirmation has shown to be wrong."""
+    """Race the measured candidates again, except those of kernels that a confirmation has shown to be slower than they
+    claim. ``factors`` has the measured time over the claimed one for each confirmed kernel; the new times are
+    multiplied by it.
+    """
     honest = [i for i in work.ranking.timings if factors.get(work.candidates[i].kernel, 1.0) <= FALSE]
     work.race(honest, plan)
     for index in honest:
@@ -236,8 +240,9 @@ def _race_trusted_again(work: _Search, plan: RacePlan, factors: Mapping[str, flo
 
 
 def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Set[str]) -> None:
-    """Measure the kernels that are nearly as fast as the best by one clock, and correct their times, unless they were
-    timed ``together`` before.
+    """Measure the kernels that are nearly as fast as the best by one clock and correct their times, unless they were
+    timed ``together`` (a set of kernels) before. ``factors`` has the measured time over the claimed one of each
+    confirmed kernel.
     """
     ranking = work.ranking
     fastest = [min(of, key=lambda i: ranking.timings[i].median) for k in factors if (of := _timed_configs(work, k))]
@@ -256,13 +261,13 @@ def _compare_finalists(work: _Search, factors: Mapping[str, float], together: Se
 
 
 def _timed_configs(work: _Search, kernel: str) -> list[int]:
-    """Return the indices of the configs of this kernel that have a time."""
+    """Return the indices of the candidates of this kernel, one for each config, that have a time in the ranking."""
     return [i for i in work.ranking.timings if work.candidates[i].kernel == kernel]
 
 
 def _next_contender(work: _Search, best: int, factors: Mapping[str, float]) -> int:
     """Return the index of the fastest config of the next kernel that may be faster than the confirmed candidate
-    ``best``, or -1.
+    ``best`` and is not confirmed yet (not in ``factors``), or -1.
     """
     timings = work.ranking.timings
     near = [i for i in work.ranking.order if work.candidates[i].kernel not in factors]
@@ -278,8 +283,8 @@ def _scale_timing(ranking: Ranking, index: int, factor: float) -> None:
 
 
 def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[int]:
-    """Run short races, each with the faster half of the candidates of the one before, and return the remaining
-    candidates.
+    """Run short races of the candidates ``right``, each race with the faster half of the one before, until few are left
+    or the time is over. Returns those; the times of short races do not count in the ranking.
     """
     rounds = 2
     while len(right) > WHOLE // 4 and work.seconds_left > 0:
@@ -295,10 +300,9 @@ def _run_short_races(work: _Search, right: list[int], plan: RacePlan) -> list[in
 
 
 def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[int]:
-    """Return the indices of the candidates to verify first.
-
-    For a small space these are all candidates. For a large space they are the first of each kernel, and the best WHOLE
-    by prior or by spread.
+    """Return the indices of the candidates to verify first. These are all of at most ``WHOLE`` candidates. Of more,
+    they are the first config of each kernel and ``WHOLE`` others: the best by the kernels' own estimates, or else
+    evenly spaced ones.
     """
     if len(candidates) <= WHOLE:
         return list(range(len(candidates)))

@@ -137,8 +137,8 @@ def _make_local_bench(task: SelectionTask) -> Bench:
 
 
 def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
-    """Return the choice of the installed frozen table for the bucket (class of sizes) of ``drawn``, or the declared
-    default. Raises SL607 for a missing entry in strict mode.
+    """Return the choice that the installed frozen table, in which choices are fixed, has for the bucket (class of
+    sizes) of ``drawn``, or the declared default. Raises SL607 for a missing entry in strict mode.
     """
     blank = Choice(
         op.spec.name,
@@ -166,8 +166,8 @@ def _frozen_choice(op: Op, drawn: Inputs, key: Key) -> Choice:
 
 
 def choice_in_use(blank: Choice, op: Op) -> Choice | None:
-    """Return ``blank``, a choice without a kernel, with the kernel and config that this process uses for its calls, or
-    None without such an entry.
+    """Return ``blank``, a choice for some calls that names no kernel, with the kernel and config that this process has
+    in its table for these calls; None if there is no entry.
     """
     wanted = choice_table_entry(blank, op.identity)
     for entry in tuned_choices.choice_entries():
@@ -190,8 +190,9 @@ def _rank_task(task: SelectionTask, bench: Bench, report: Report) -> Ranking:
 
 
 def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
-    """Return a text that names what a verdict requires and nothing has examined for the candidate ``best``, with the
-    reason; empty if there is nothing.
+    """Return a text that names what nothing has examined for the candidate ``best`` though a verified choice requires
+    it, with the reason. ``confirms`` is the bench's verdict on confirming times. Empty if nothing is missing, and for
+    the reference.
     """
     if best.kernel == tuned_choices.REFERENCE:
         return ""
@@ -206,7 +207,7 @@ def _unverified(best: Candidate, confirms: tuple[str, str]) -> str:
 
 def _make_choice(task: SelectionTask, ranking: Ranking, confirms: tuple[str, str]) -> Choice:
     """Return the choice that follows from a ranking: its first candidate with times and reason, or the reference if
-    nothing was ranked.
+    nothing was ranked. ``confirms`` is the bench's verdict on whether times were confirmed, and the reason.
     """
     order, listed, drawn = ranking.order, task.candidates, task.inputs
     best = listed[order[0]] if order else listed[0]

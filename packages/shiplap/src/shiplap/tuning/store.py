@@ -168,8 +168,8 @@ class ChoiceStore:
         return [d for d in folders if not op or d.name == _directory_of_op(op)]
 
     def _distrusted(self, path: Path, e: safe_io.Distrusted) -> StoredEntry:
-        """Return an entry with a problem for a file that another user may have written. Each such place gives one
-        notice.
+        """Return an entry that has a problem in place of a value, for a file of the store that another user may have
+        written, and issue one notice for each such place.
         """
         why = f"cannot be trusted: {safe_io.unsafe_reason(e)}"
         notice(

@@ -58,7 +58,9 @@ class Verifier:
         self._references: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
     def check(self, candidate: Candidate) -> VerifyOutcome:
-        """Run ``candidate`` on every case, and return the first error, a refusal, or an outcome without a problem."""
+        """Run ``candidate`` on every verification case. Returns an outcome with the first wrong result or exception,
+        with the refusal of a call of the requested sizes, or without a problem. Cases of other sizes may be refused.
+        """
         for number, case in enumerate(verification_cases(self.inputs, candidate)):
             other = number > 1  # of other sizes, which it may refuse
             try:
@@ -74,8 +76,8 @@ class Verifier:
         return VerifyOutcome()
 
     def _compare(self, candidate: Candidate, number: int, case: SampleCase) -> str:
-        """Run a candidate on case number ``number`` with poisoned memory, and return its difference from the reference,
-        or an empty text.
+        """Run a candidate on case number ``number``, with allocated memory filled with a byte so that reads of
+        uninitialised memory show, and return its difference from the reference, or an empty text.
         """
         from shiplap.tuning.poison_memory import (
             Poison,  # defining a function mode takes torch 80 ms: not when shiplap is imported

@@ -83,12 +83,15 @@ class WorkerProcess:
             self.launcher.close()
 
     def bench(self, provider: str = "") -> Callable[[SelectionTask], Bench]:
-        """Return a function that makes the bench of a task: in locked processes or a worker where the op can be
-        imported there, else in a fork, else in this process with a notice.
+        """Return a function that makes the bench, which verifies and times candidates, for a task. It uses locked
+        processes or a worker if these can import the op (or ``provider``, a function that lists candidates), else a
+        locked fork of this program, else this process, with a notice.
         """
 
         def make(task: SelectionTask) -> Bench:
-            """Return the safest bench that can serve the task."""
+            """Return the bench for ``task`` that isolates candidates best: locked processes or the worker, else locked
+            forks, else this process.
+            """
             reason = why_not_importable(task.op, provider)
             if not reason:
                 bench = (
@@ -117,7 +120,9 @@ class WorkerProcess:
         return make
 
     def _judged(self, task: SelectionTask, hosts: KernelProcesses) -> JudgedBench:
-        """Return a bench that runs each kernel of the task in a locked process of ``hosts``."""
+        """Return a bench that runs each kernel of the task in a locked process, one that may read only system files and
+        the op's, and write only to its own folder. ``hosts`` starts the processes.
+        """
         return JudgedBench(hosts, task.op, task.inputs, task.candidates, _opening_message(task, ""))
 
     def _forked_hosts(self) -> KernelProcesses:
@@ -185,7 +190,9 @@ class WorkerProcess:
         worker.run = current_run
 
     def close(self) -> None:
-        """End the worker and the launcher for good. A thread that waits for the worker gets WorkerDied."""
+        """End the worker and the launcher (the process that starts locked processes) for good. A thread that waits for
+        the worker gets WorkerDied.
+        """
         self._closed = True
         self.launcher.finish()
         if self._fork is not None:
@@ -201,7 +208,7 @@ class WorkerProcess:
             self._heartbeat = None
 
     def stop(self) -> None:
-        """End the worker and the launcher with all processes."""
+        """End the worker, and the launcher with all locked processes that it started."""
         self.end_worker()
         self.launcher.close()
 
@@ -255,7 +262,7 @@ class RemoteBench:
 
     @property
     def _compiling(self) -> bool:
-        """Whether the current worker may still be compiling candidates that are not verified yet."""
+        """Whether candidates were started to compile in the present worker, and not in an earlier one that has died."""
         return self._begun == self.isolation.started
 
     def quiet(self) -> None:
@@ -322,7 +329,7 @@ class RemoteBench:
 
     @cached_property
     def _judged(self) -> JudgedBench:
-        """The bench of locked processes by which claimed times are confirmed."""
+        """The bench of locked processes for this task, by which the times that candidates claim are checked."""
         task = self.task
         opening = _opening_message(task, self.provider)  # without the environment, which may hold secrets
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)

@@ -157,3 +157,20 @@ def test_arguments_named_like_macros_compile(ns, tmp_path):
     assert not {"errno", "linux", "stdin"} & {p.name for p in c_prototype(named.spec)}
     for compiler in ("cc", "c++"):
         compile_c(tmp_path, "named", {"named": named}, "#include <errno.h>\n", compiler=compiler)
+
+
+def test_a_prototype_has_the_whole_first_paragraph_of_its_op():
+    @sl.op("header_paragraph::total")
+    def total(x: Float[Tensor, "n c"]) -> Float[Tensor, "n"]:
+        """Return the sum of each row of ``x``, in the dtype of ``x`` and in the order of the columns; of rows without a
+        column, zero.
+
+        The rest is not shown.
+        """
+        return x.sum(1)
+
+    text = header_text({"header_paragraph_total": total.spec}, "demo")
+    summary, _, lines = text.partition("/* Return the sum of each row of ``x``, ")[2].partition("\n *   ")
+    assert summary.replace("\n * ", " ").endswith("; of rows without a column, zero.")
+    assert lines.startswith("header_paragraph::total(")
+    assert "rest" not in text

@@ -224,8 +224,9 @@ def hashmap_build_sparse_conv_neighbour_map(
     D: int,
     *window: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, all bits set without a neighbour, and that
-    of the way back, ``[n, V]``, or an empty one unless ``include_bwd``.
+    """Return the neighbour map of a strided convolution, ``uint32 [m, V]``, the input row under each tap of each
+    output, all bits set without one, and its transpose, ``[n, V]``, the output row that reads each input by each tap,
+    or an empty one unless ``include_bwd``.
     """
     table = ops.conv_table(in_coords, out_coords, [W, H, D], *_window(window))
     back = ops.transpose_table(table, in_coords.shape[0]) if include_bwd else table.new_empty(0)
@@ -277,8 +278,8 @@ def neighbor_map_post_process_for_masked_implicit_gemm_2(
 
 
 def _plan_of_map(neighbor: Tensor, rows: int, splitk: int = 1) -> Plan:
-    """Return the neighbour map ``[m, V]`` of ``rows`` inputs as a plan, over which features are convolved, cut into
-    ``splitk`` parts of its taps if that is above 1.
+    """Return the neighbour map ``[m, V]`` of ``rows`` inputs as a plan, the object by which features are convolved, cut
+    into ``splitk`` parts of its taps if that is above 1.
     """
     plan, taps = Plan(_as_signed(neighbor).contiguous(), rows), neighbor.shape[1]
     return plan.sorted(max(min(splitk, taps), -(-taps // ops.MAX_PART))) if splitk > 1 and taps else plan

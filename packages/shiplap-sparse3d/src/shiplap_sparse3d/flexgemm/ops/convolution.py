@@ -36,8 +36,8 @@ Result = tuple[Tensor, Tensor, torch.Size, NeighborCache]
 
 
 def on_outputs(feats: Tensor, cache: NeighborCache) -> Result:
-    """Return the result of a function with outputs of its own: ``feats``, their coordinates, their shape with the
-    channels last, and the cache. Raises SL208 if the cache has no output grid.
+    """Return the result of a function whose outputs lie on other voxels than its input: ``feats``, their coordinates,
+    their shape with the channels last, and the ``cache`` of neighbours. Raises SL208 if the cache has no output grid.
     """
     grid = cache.output_sparse_shape
     if grid is None:

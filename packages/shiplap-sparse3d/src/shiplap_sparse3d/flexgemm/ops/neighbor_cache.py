@@ -105,7 +105,7 @@ class NeighborCache(PlanCache):
 
     @property
     def T(self) -> NeighborCache:
-        """Return the cache with inputs and outputs exchanged, made once: ``cache.T.T`` is ``cache``."""
+        """Return the cache of neighbours with inputs and outputs exchanged, made once: ``cache.T.T`` is ``cache``."""
         if self._other is None:
             if not self._built.whole:
                 self._use_plan(self._built.complete())
@@ -124,7 +124,7 @@ class NeighborCache(PlanCache):
         return self._other
 
     def transpose(self) -> NeighborCache:
-        """Return :attr:`T`, the cache with inputs and outputs exchanged."""
+        """Return :attr:`T`, the cache of neighbours with inputs and outputs exchanged."""
         return self.T
 
     def assert_match(
@@ -136,7 +136,9 @@ class NeighborCache(PlanCache):
         kernel_delta: Tensor | None = None,
         **signature: Ints | None,
     ) -> None:
-        """Raise SL830 unless the cache was made with these values, of which those that are None are ignored."""
+        """Raise SL830 unless this cache of neighbours was made with these values, of which those that are None are
+        ignored.
+        """
         for name, given in (("input_coords", input_coords), ("output_coords", output_coords)):
             if given is not None and not _same_tensor(getattr(self, name), given):
                 raise _mismatch(name, "another tensor", "the tensor that the cache was built from")
@@ -563,7 +565,7 @@ def _plan_in_grid(
     given: tuple[torch.Size, torch.Size] | None,
 ) -> tuple[Plan, Tensor]:
     """Return the plan (neighbour tables) from the finer to the coarser voxels and the output coordinates, for a box
-    kernel in a grid, by the kernels that find voxels in grids.
+    kernel in a grid. The kernels for grids make them, which are faster than a search by offsets.
 
     ``given``: the usual grid of the outputs and the one to use in its place.
     """

@@ -59,8 +59,8 @@ def _block_cache(
     *,
     up: bool,
 ) -> NeighborCache:
-    """Return the cache of blocks of ``factor`` voxels that do not overlap: from the coarse to the fine voxels if
-    ``up``, and otherwise from the fine to the coarse. Raises SL208 for a factor below 1.
+    """Return the cache of neighbours of blocks of ``factor`` voxels that do not overlap: from the coarse to the fine
+    voxels if ``up``, and otherwise from the fine to the coarse. Raises SL208 for a factor below 1.
     """
     if min(factor) < 1:
         raise error("SL208", where=f"{where}, the factor", got=tuple(factor), expected="1 or more per axis")

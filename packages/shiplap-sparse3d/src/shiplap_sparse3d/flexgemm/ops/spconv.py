@@ -116,8 +116,8 @@ class SpConvConfig:
     kernel: Triple
 
     def conv(self, feats: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the frozen neighbours:
-        ``[m, co]``. Raises SL202 for another kernel size or number of rows.
+        """Return the convolution of ``feats [n, ci]`` with ``weight [co, kw, kh, kd, ci]`` over the neighbours that
+        this config has kept: ``[m, co]``. Raises SL202 for another kernel size or number of rows.
         """
         if tuple(weight.shape[1:-1]) != self.kernel:
             raise error(
@@ -148,8 +148,8 @@ class WindowCache(PlanCache):
 
     @property
     def neighbor_map_bwd(self) -> Tensor:
-        """Return the neighbour map of the way back, ``int32 [n, k]``: the output row that reads each input by each tap,
-        or -1.
+        """Return the transposed neighbour map, ``int32 [n, k]``: the output row that reads each input by each tap, or
+        -1.
         """
         return flat_table(self._built.t)
 
@@ -158,8 +158,9 @@ class WindowCache(PlanCache):
         return getattr(self, name)
 
     def freeze(self, splitk: int = 1, algorithm: str = DEFAULT) -> SpConvConfig:
-        """Return the neighbours as a config for compiled code, with the plan for ``algorithm`` and FlexGEMM's lists of
-        taps and pairs (None for more than 32 taps). Raises SL208 for an unknown algorithm and ``splitk`` below 1.
+        """Return the neighbours as a config, an object without lazily built parts for compiled code, with the tables
+        for ``algorithm`` and FlexGEMM's lists of taps and pairs (None for more than 32 taps). Raises SL208 for an
+        unknown algorithm and ``splitk`` below 1.
         """
         check_algorithm(algorithm, splitk)
         table, parts = self.neighbor_map, splitk if algorithm.endswith("splitk") else 1
@@ -174,8 +175,8 @@ class WindowCache(PlanCache):
         return SpConvConfig(table, order, taps, begins, sizes, *signals, parts, algorithm, plan, kernel)
 
     def check(self, rows: int, grid: Triple, window: StepWindow) -> None:
-        """Raise SL208 unless this is the cache of a convolution with this number of input ``rows``, this ``grid`` and
-        this ``window``.
+        """Raise SL208 unless this is the cache of neighbours of a convolution with this number of input ``rows``, this
+        ``grid`` and this ``window`` (kernel, stride, padding, dilation).
         """
         mine, asked = (self._built.rows, self.grid, *self.window), (rows, grid, *window)
         if mine != asked:
@@ -369,8 +370,8 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple, needs_grad: bool = True
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution: its plan, grid and window. ``shape`` is (B, C, W, H, D), and
-        ``needs_grad`` is not read.
+        """Return the cache of a submanifold convolution: its neighbour tables, grid and window. ``shape`` is (B, C, W,
+        H, D), and ``needs_grad`` is not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, (1, 1, 1), (0, 0, 0), dilation)
         return SubMConv3dNeighborCache(submanifold_plan(coords, grid, kernel_size, dilation), grid, window)
@@ -379,8 +380,8 @@ class SubMConv3dFunction:
     def _compute_neighbor_cache_torch(
         coords: Tensor, shape: Sequence[int], kernel_size: Triple, dilation: Triple
     ) -> SubMConv3dNeighborCache:
-        """Return the cache of a submanifold convolution, found by a table of offsets and not by the kernels that find
-        voxels in grids.
+        """Return the cache (neighbour tables, grid and window) of a submanifold convolution, whose neighbours are found
+        by offsets and not by the kernels that find voxels in grids.
         """
         low = [k // 2 * d for k, d in zip(kernel_size, dilation, strict=True)]
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=low), coords.device)
@@ -460,8 +461,8 @@ class SparseConv3dFunction:
         needs_grad: bool = True,
         is_out_coords_given: bool = False,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its plan, grid, window and outputs.
-        ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
+        """Return the cache of a convolution from ``coords`` onto ``out_coords``: its neighbour tables, grid, window and
+        outputs. ``shape`` is (B, C, W, H, D), and the last two arguments are not read.
         """
         grid, window = _check_grid(shape), StepWindow(kernel_size, stride, padding, dilation)
         return SparseConv3dNeighborCache(connect_voxels(window, coords, grid, out_coords), grid, window, out_coords)
@@ -477,8 +478,8 @@ class SparseConv3dFunction:
         dilation: Triple,
         needs_grad: bool = True,
     ) -> SparseConv3dNeighborCache:
-        """Return the cache of a convolution onto given outputs, found by a table of offsets and not by the kernels that
-        find voxels in grids.
+        """Return the cache (neighbour tables, grid, window and outputs) of a convolution onto given outputs, whose
+        neighbours are found by offsets and not by the kernels that find voxels in grids.
         """
         taps = _tap_columns(box_offsets(kernel_size, dilation, padding=padding), coords.device)
         plan = connect_by_offsets(coords, out_coords, taps, (1, *stride))

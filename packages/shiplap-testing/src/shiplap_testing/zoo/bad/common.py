@@ -12,15 +12,15 @@ SPECIMENS: list[Specimen] = []
 
 
 def bad(name, op, *checks, note=""):
-    """Add the broken op ``op`` to ``SPECIMENS`` under ``name``, with the ``checks`` of the audit that must fail
-    on it.
+    """Add the broken op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``, with the
+    ``checks`` of the audit that must fail on it.
     """
     SPECIMENS.append(Specimen(name, op, frozenset(checks), note))
 
 
 def adopt(name, **declaration):
-    """Return the decorator ``sl.adopt`` for the operator ``name``, without an autocast rule unless ``declaration`` has
-    one.
+    """Return the decorator ``sl.adopt`` for the foreign operator ``name``, whose function is the reference of the op
+    that it makes. Without an ``autocast`` rule in ``declaration``, the op has none.
     """
     # Most of these operators have no autocast rule, so they are declared to be left alone.
     return sl.adopt(name, **{"autocast": None, **declaration})

@@ -14,8 +14,8 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return 2 * x. Wrong under capture: the op takes device memory by ``cudaMalloc`` and releases it by ``cudaFree``
-    in each call.
+    """Return 2 * x. Wrong under CUDA graph capture: the op takes device memory by ``cudaMalloc`` and releases it by
+    ``cudaFree`` in each call.
     """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
     checked(cudart().cudaMalloc(ctypes.byref(room), size))
@@ -35,7 +35,7 @@ _handles = {}
 
 
 def _handle(x):
-    """Return 2 * x. Wrong under capture: the first call of each shape takes device memory for a handle."""
+    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape takes device memory for a handle."""
     if x.shape not in _handles:
         room = ctypes.c_void_p()
         checked(cudart().cudaMalloc(ctypes.byref(room), ctypes.c_size_t(4096)))
@@ -49,7 +49,7 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
-    """Return 2 * x. Wrong under capture: the host reads the largest magnitude and waits for the device."""
+    """Return 2 * x. Wrong under CUDA graph capture: the host reads the largest magnitude and waits for the device."""
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
 
@@ -57,7 +57,7 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return 2 * x. Wrong under capture: the host waits for the stream."""
+    """Return 2 * x. Wrong under CUDA graph capture: the host waits for the stream."""
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -69,7 +69,7 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
-    """Return 2 * x. Wrong under capture: it is computed on the default stream, not the current one."""
+    """Return 2 * x. Wrong under CUDA graph capture: it is computed on the default stream, not the current one."""
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
 
@@ -82,7 +82,9 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return 2 * x. Wrong at replay: the result passes through a workspace, which a larger call replaces and frees."""
+    """Return 2 * x. Wrong at replay of a CUDA graph: the result passes through a workspace, which a larger call
+    replaces and frees.
+    """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _workspace or _workspace[key].nbytes < x.nbytes:
         # The smaller one is freed here, while a captured graph may still use it.
@@ -97,8 +99,8 @@ _tables = {}
 
 
 def _evicted(x):
-    """Return 2 * x. Wrong at replay: the factors are a table of the last shape, which a call with another shape
-    frees.
+    """Return 2 * x. Wrong at replay of a CUDA graph: the factors are a table of the last shape, which a call with
+    another shape frees.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _tables or _tables[key].shape != x.shape:
@@ -146,8 +148,8 @@ _plans = {}
 
 
 def _plan(x):
-    """Return 2 * x. Wrong under capture: the factor is kept by shape, and a first call under capture records its
-    computation without running it.
+    """Return 2 * x. Wrong under CUDA graph capture: the factor is kept by shape, and a first call under capture records
+    its computation without running it.
     """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
@@ -188,7 +190,9 @@ def host_scalar(x: V) -> Float[Tensor, ""]:
 
 
 def _mean(x):
-    """Return the mean of x. Wrong at replay: its factor is read from pinned host memory, which later calls change."""
+    """Return the mean of x. Wrong at replay of a CUDA graph: its factor is read from pinned host memory, which later
+    calls change.
+    """
     if not _factor:
         # Pinned memory is copied without the host waiting, so a capture records its address.
         _factor.append(torch.empty((), dtype=torch.float64, pin_memory=True))
@@ -204,7 +208,9 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return 2 * x. Wrong under capture: the first call of each shape times two candidates and waits for events."""
+    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape times two candidates and waits for
+    events.
+    """
     if x.shape not in _chosen:
         times = []
         for candidate in (lambda t: t * 2, lambda t: t + t):
@@ -224,7 +230,7 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
-    """Return 2 * x. Wrong under capture: the host branches on whether x has NaN, and waits for the device."""
+    """Return 2 * x. Wrong under CUDA graph capture: the host branches on whether x has NaN, and waits for it."""
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
 

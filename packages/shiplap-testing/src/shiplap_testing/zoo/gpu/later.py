@@ -58,7 +58,9 @@ _staging = {}
 
 
 def _staged(x, weight):
-    """Return x * weight. Wasteful under replay: the weight is copied to a buffer of the op in each call."""
+    """Return x * weight. Wasteful under replay of a CUDA graph: the weight is copied to a buffer of the op in each
+    call.
+    """
     key = weight.shape, weight.dtype, weight.device, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _staging:
         _staging[key] = torch.empty_like(weight)
@@ -91,8 +93,8 @@ good("result that starts as a copy of an input", appended)
 
 
 def _on_host(x):
-    """Return the number of positive elements of x as a tensor on the host. Wrong under capture: the host waits for the
-    device.
+    """Return the number of positive elements of x as a tensor on the host. Wrong under CUDA graph capture: the host
+    waits for the device.
     """
     return (x > 0).sum().cpu()
 
@@ -114,7 +116,7 @@ bad("result on the host", on_host, "Cannot copy between CPU and CUDA tensors", "
 
 
 def _callback(x):
-    """Return 2 * x. Wrong under replay: a host function, which does nothing, is put into the stream."""
+    """Return 2 * x. Wrong under replay of a CUDA graph: a host function, which does nothing, is put into the stream."""
     y = x * 2
     nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)
     checked(cudart().cudaLaunchHostFunc(stream_of(x), nothing, None))

@@ -38,8 +38,8 @@ if importlib.util.find_spec("triton"):
         """
 
         def run(x):
-            """Return 2 * x, computed by the Triton kernel. Wrong unless ``masked``: up to 7 elements past the end of
-            the result are written.
+            """Return 2 * x, computed by the Triton kernel. Wrong unless ``masked`` (argument of ``_run``): up to 7
+            elements past the end of the result are written.
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():

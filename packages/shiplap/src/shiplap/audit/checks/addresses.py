@@ -30,7 +30,7 @@ BESIDE_FIX = "load no element beyond the last one, nor before the first: mask th
 
 
 def addresses_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain ones, one for every dtype, and a larger one."""
+    """Yield the samples of this check: the base sample, one for every dtype, and one with larger sizes."""
     yield from chain(samples.plain(), samples.dtypes(), islice(samples.grown(1), 1))
 
 
@@ -71,8 +71,8 @@ def _difference_on(op: Op, case: SampleCase, args: tuple[Any, ...]) -> str:
 
 
 def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterator[tuple[str, tuple[Any, ...], str]]:
-    """Yield ``(description, arguments, fix)``: one independent argument moved, then all, each to another address, then
-    to one aligned to an element only.
+    """Yield ``(description, arguments, fix)``: one argument of ``first``, then all, at another address with other
+    values, then at an address that is aligned to one element only.
     """
     changed = with_other_values(op, case).fresh()
     # A builder of samples may return other sizes, which would test nothing about addresses.
@@ -94,7 +94,7 @@ def _moved_arguments(op: Op, case: SampleCase, first: tuple[Any, ...]) -> Iterat
 
 
 def _at_odd_address(t: Tensor) -> Tensor:
-    """Return a copy of ``t`` at an address that is only aligned to one element."""
+    """Return a copy of ``t`` at an address that is a multiple of the element size, but of no larger alignment."""
     return apply_layout(t, "offset")
 
 

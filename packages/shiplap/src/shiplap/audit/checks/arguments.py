@@ -102,8 +102,8 @@ def _tensors_with_data(args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
-    """Yield wrong calls of the op: for each tensor argument, for each argument with choices, then for each declared
-    precondition.
+    """Yield wrong calls of the op: with a wrong tensor for each tensor argument, a value outside of the choices of each
+    restricted argument, and a violation of each declared precondition.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -120,7 +120,7 @@ def _wrong_calls(op: Op, case: SampleCase) -> Iterator[WrongCall]:
 
 
 def _other_choice(arg: Arg) -> str | int:
-    """Return a value of the argument's type that is none of its choices."""
+    """Return a value of the argument's type that is none of the values to which an Enum or Literal restricts it."""
     if arg.scalar == "str":
         return max(map(str, arg.choices)) + "x"
     return max(map(int, arg.choices)) + 1
@@ -129,8 +129,8 @@ def _other_choice(arg: Arg) -> str | int:
 def _wrong_tensors(
     op: Op, case: SampleCase, arg: Arg, t: Tensor
 ) -> Iterator[tuple[str, Tensor, tuple[str, ...], bool]]:
-    """Yield ``(description, wrong tensor, expected error ids, narrower)`` for one argument. ``narrower`` marks
-    restrictions that an adopted op may lack.
+    """Yield ``(description, wrong tensor, expected error ids, narrower)`` for the tensor ``t`` of one argument.
+    ``narrower`` marks restrictions that an op of another library, declared here, may lack.
     """
     assert arg.tensor is not None
     kind, name = arg.tensor, arg.name

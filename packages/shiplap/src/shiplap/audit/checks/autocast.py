@@ -34,7 +34,7 @@ def why_skip_autocast(op: Op) -> str:
 
 
 def autocast_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain ones, and those without optional arguments."""
+    """Yield the samples of this check: the base sample, and samples without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
@@ -71,8 +71,8 @@ def observe_autocast(op: Op, case: SampleCase) -> Observation:
 
 
 def _narrowings(op: Op, present: list[str]) -> list[set[str]]:
-    """Return the sets of argument names that are tried in bfloat16, one call each. A single one among several arguments
-    makes a call of mixed dtypes.
+    """Return sets of argument names. In one call for each set, the arguments in it are passed in bfloat16, so that
+    calls with mixed dtypes occur as well. ``present`` has the names of arguments that can be narrowed.
     """
     if op.spec.autocast is None:  # mixed calls are refused, and nothing else may change
         kinds = [a.tensor.dtypes for a in op.spec.tensors if a.tensor and a.name in present]
@@ -90,8 +90,8 @@ def _narrow_argument(arg: Arg, value: object, narrow: set[str]) -> object:
 
 
 def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments cast by the declared autocast rule. It is written here a second time, as the implementation
-    is under test.
+    """Return the arguments cast by the declared autocast rule. The rule is implemented here a second time, independent
+    of the op's own code.
     """
     # Arguments of a fixed dtype are not cast.
     kinds = {a.name: a.tensor.dtype_class for a in op.spec.tensors if a.tensor and not a.tensor.concrete}
@@ -105,7 +105,9 @@ def _cast_by_rule(op: Op, args: tuple[object, ...]) -> tuple[object, ...]:
             target[kind] = widest if widest == torch.float64 else rules.get(op.spec.autocast or "", widest)
 
     def cast(arg: Arg, value: object) -> object:
-        """Return the value with its floating-point tensors in the dtype of its dtype class."""
+        """Return the value with its floating-point tensors in the one dtype that the autocast rule gives to arguments
+        annotated with the same name, such as ``Float``.
+        """
         to = target.get(kinds.get(arg.name, ""))
         return value if to is None else tree_map(lambda t: t.to(to) if t.is_floating_point() else t, (value,))[0]
 

@@ -36,14 +36,16 @@ SAVE_FIX = "read tensors from saved, for which sl.op keeps them with save_for_ba
 
 
 def backward_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, larger, optional and scalar ones, other ranks, and a wide one."""
+    """Yield the samples of this check: the base sample, one larger, samples without optional arguments, with other
+    scalars, with other ranks, and one with a long dim.
+    """
     yield from chain(samples.plain(), islice(samples.grown(1), 1), samples.optionals(), samples.scalars())
     yield from chain(islice(samples.ranks(), 2), islice(samples.wide(), 1))
 
 
 def observe_backward(op: Op, case: SampleCase) -> Observation:
-    """Run the backward in all ways that the check covers, such as twice or on another thread. The observation has the
-    first problem.
+    """Run the backward in different ways, such as twice, on another thread and under a checkpoint. The observation has
+    the first problem.
     """
     if reason := why_no_backward(op, case):
         return Observation(skip=reason)
@@ -74,15 +76,15 @@ Forward = Callable[[tuple[Any, ...]], Sequence[Tensor]]  # an op or its referenc
 
 def _record_call(op: Op, names: list[str], forward: Forward, args: tuple[Any, ...]) -> AutogradGraph:
     """Return ``(outputs, inputs)`` of an autograd graph: the outputs of ``forward(args)`` that require a gradient, and
-    the arguments ``names``, which require one.
+    the arguments called ``names``, which are set to require one.
     """
     wanted = [v.requires_grad_() for n, v in arguments_by_name(op, args).items() if n in names]
     return [o for o in forward(args) if o.requires_grad], wanted
 
 
 def _record_autograd_graph(op: Op, case: SampleCase, names: list[str]) -> AutogradGraph:
-    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op, with gradients for the arguments
-    ``names``.
+    """Return ``(outputs, inputs)`` of the autograd graph of one call of the op on copies of the sample, with gradients
+    required for the arguments ``names``.
     """
     return _record_call(op, names, partial(call_op, op), case.fresh())
 
@@ -94,7 +96,9 @@ def _random_directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 
 
 def _pull_gradients(outs: list[Tensor], wanted: list[Tensor], seed: int, **keywords: Any) -> list[Tensor]:
-    """Return the gradients of ``wanted`` for random gradients of the outputs, zeros where a tensor has none."""
+    """Return the gradients of the tensors ``wanted`` for random gradients of ``outs``, drawn from ``seed``. Zeros stand
+    for a tensor without a gradient.
+    """
     return gradients_or_zeros(outs, wanted, _random_directions(outs, seed), **keywords)
 
 
@@ -137,8 +141,8 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
 
 
 def _cases_in_between(op: Op, case: SampleCase) -> Iterator[SampleCase]:
-    """Yield samples for a call between forward and backward: with other values and, for the base sample, with another
-    scalar and with other sizes.
+    """Yield samples for a call between forward and backward: with other values and, after the op's base sample, with
+    another scalar and with other sizes.
     """
     yield with_other_values(op, case)
     samples = Samples(op, case.seed, case.device)
@@ -199,7 +203,9 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
     expected = _pull_gradients(*_record_autograd_graph(op, case, names), case.seed)
 
     def repeating(args: tuple[Any, ...]) -> Any:
-        """Return the results of the op, called inside a checkpoint."""
+        """Return the results of the op on ``args``, called inside of a checkpoint, which repeats the call in the
+        backward.
+        """
         return checkpoint(lambda *given: call_op(op, given), *args, use_reentrant=False)
 
     graph = _record_call(op, names, repeating, case.fresh())
@@ -214,8 +220,8 @@ def _observe_checkpoint(op: Op, case: SampleCase, names: list[str]) -> Observati
 def _why_derivative_differs(
     op: Op, case: SampleCase, derive: Callable[[Forward, tuple[Any, ...]], list[Tensor]]
 ) -> str:
-    """Return in words how the derivatives that ``derive`` computes of the op differ from those of the reference. Empty
-    if they agree or the reference has none.
+    """Return in words how the derivatives of the op differ from those of the reference. ``derive(forward, args)``
+    computes them for one of the two. Empty if they agree or the reference has none.
     """
     try:
         own, wide, widened = reference_derivatives(op, case, derive)
@@ -240,7 +246,7 @@ def _observe_single_outputs(op: Op, case: SampleCase, names: list[str]) -> Obser
         return Observation()
 
     def alone(at: int, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradients of the inputs with only the output number ``at`` used."""
+        """Return the gradients of the inputs if only the output number ``at`` gets a gradient in the backward."""
         outs, wanted = _record_call(op, names, forward, args)
         return _pull_gradients([outs[at]], wanted, case.seed)
 
@@ -257,7 +263,7 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
     given = arguments_by_name(op, case.args)
 
     def shared(i: str, j: str, forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the gradient of the argument ``i``, which is passed as ``j`` too."""
+        """Return the gradient of the argument ``i``, whose tensor is also passed as the argument ``j``."""
         values = arguments_by_name(op, args)
         values[j] = values[i]
         return _pull_gradients(*_record_call(op, [i], forward, tuple(values.values())), case.seed)
@@ -272,8 +278,8 @@ def _observe_shared_argument(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _declined_second_order(reason: str) -> Observation:
-    """Return an observation that declines the second order on this sample, because gradients of gradients do not exist
-    or are refused for this reason.
+    """Return an observation without a problem, which records that gradients of gradients were not examined on this
+    sample, for the given reason.
     """
     return Observation(note=reason, declined=((SECOND, reason),))
 
@@ -296,13 +302,14 @@ def _observe_gradient_memory(op: Op, case: SampleCase, names: list[str]) -> Obse
 
 
 def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observation:
-    """Return an observation with a problem if the gradients of the gradients, by the inputs and by the output's
-    gradient, differ from those of the reference. It is declined where autograd cannot compute them.
+    """Return an observation with a problem if the gradients of the gradients, with respect to the inputs and to the
+    gradients of the outputs, differ from those of the reference. Where autograd cannot compute them, the reason is
+    noted.
     """
 
     def second(outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of a random sum of the gradients, by the inputs and by the gradients of the outputs,
-        None where there is none.
+        """Return the gradients of a randomly weighted sum of the gradients of ``wanted``, with respect to these inputs
+        and to the gradients of the outputs. None where there is none.
         """
         pulled = [d.requires_grad_() for d in _random_directions(outs, case.seed)]
         grads = torch.autograd.grad(outs, wanted, pulled, allow_unused=True, create_graph=True)
@@ -315,12 +322,12 @@ def _observe_second_order(op: Op, case: SampleCase, names: list[str]) -> Observa
         return list(torch.autograd.grad(torch.stack(total).sum(), [*wanted, *pulled], allow_unused=True))
 
     def whole(gradients: list[Tensor | None], outs: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
-        """Return the gradients with zeros in place of None."""
+        """Return second-order gradients with zeros in place of None, in the shapes of the inputs and the outputs."""
         like = [*wanted, *outs]
         return [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
 
     def derive(forward: Forward, args: tuple[Any, ...]) -> list[Tensor]:
-        """Return the second-order gradients of ``forward`` at ``args``."""
+        """Return the gradients of the gradients of ``forward`` at ``args``, zeros where there are none."""
         graph = _record_call(op, names, forward, args)
         return whole(second(*graph), *graph)
 

@@ -24,14 +24,16 @@ def why_skip_bound(op: Op) -> str:
 
 
 def bound_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all kinds of values twice, larger sizes, edge sizes and other scalars."""
+    """Yield the samples of this check: each kind of values drawn twice, larger sizes, sizes 0 and 1 and around powers
+    of two, and other scalars.
+    """
     more = [with_other_values(samples.op, c) for c in samples.values()]
     yield from chain(samples.values(), more, islice(samples.grown(2), 2), samples.edges(), samples.scalars())
 
 
 def observe_bound(op: Op, case: SampleCase) -> Observation:
-    """Compare the sizes of the results with the declared bounds and with the ranges that the fake promised. The
-    observation's error is how much of a bound is used.
+    """Compare the data-dependent sizes of the results with the declared bounds and with the ranges that the fake
+    implementation promised. The observation's ``error`` is the largest fraction of a bound that a size reached.
     """
     outs = call_op(op, case.fresh())
     promised = _ranges_of_fake(op, case)

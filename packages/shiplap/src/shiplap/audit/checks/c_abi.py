@@ -151,8 +151,8 @@ def _describe_leak(result: dict[str, Any]) -> str:
 def _run_attempts(
     library: Path, symbol: str, attempts: list[CCallAttempt]
 ) -> tuple[dict[int, dict[str, Any]], list[ProcessDeath]]:
-    """Return the measured results by attempt number, and the deaths of processes. After a death a new process continues
-    with the next attempt.
+    """Return the measured results by attempt number, and the deaths of the child processes that call the C function
+    ``symbol``. After a death a new process continues with the next attempt.
     """
     results: dict[int, dict[str, Any]] = {}
     deaths: list[ProcessDeath] = []
@@ -187,7 +187,9 @@ def _run_child_process(task: str) -> tuple[int, str, str]:
 
 
 def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallAttempt]:
-    """Yield the calls to attempt: the plain sample, then wrong values, then tensors with a wrong rank or dtype."""
+    """Yield the calls of the C function to attempt: the sample as it is, then wrong values, then tensors described with
+    a wrong rank or dtype.
+    """
     plain = _make_attempt(op, kernel, "its plain sample", case.args)
     assert plain is not None
     # The plain sample is first: if it leaks or dies, wrong values are no evidence.
@@ -211,8 +213,8 @@ def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> 
 
 
 def _spec_of_call(op: Op, kernel: CKernel, call: Binding) -> dict[str, Any] | None:
-    """Return the call as JSON values for ``c_child_process``: workspace, arguments in the order of the C function, and
-    config. None for too large outputs.
+    """Return the call as JSON values for ``c_child_process``: workspace (scratch memory), arguments in the order of the
+    C function, and config. None for too large outputs.
     """
     env = {**call.env, **{dim: bound(call.env) for dim, bound in op.spec.bounds}}
     given = arguments_by_name(op, call.args)
@@ -254,7 +256,9 @@ def _spec_of_tensor(t: Tensor) -> dict[str, Any]:
 
 
 def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
-    """Return a scalar argument with this role and C type as JSON values for ``c_child_process``."""
+    """Return a scalar argument as JSON values for ``c_child_process``. ``role`` says whether it is a value, a list, the
+    length of one, or a pointer to a size.
+    """
     if role == "extent":
         return {"kind": "int64s", "value": [0]}
     if role == "length":
@@ -266,8 +270,8 @@ def _spec_of_scalar(role: str, ctype: str, value: Any) -> dict[str, Any]:
 
 
 def _wrong_values(op: Op, case: SampleCase) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield ``(description, arguments)`` with values that the types admit and no sample has, such as NaN, huge sizes or
-    long texts.
+    """Yield ``(description, arguments)`` with values that the types admit but no generated sample has, such as NaN,
+    huge sizes or long texts.
     """
     for position, arg in enumerate(op.spec.args):
         value = case.args[position]
@@ -302,8 +306,8 @@ def _extreme_values(t: Tensor) -> list[tuple[str, Any]]:
 
 
 def _misdescribed_tensors(plain: CCallAttempt) -> Iterator[CCallAttempt]:
-    """Yield calls with a wrong rank or dtype of one tensor, which the declaration would refuse: the kernel may fail,
-    but not throw or leak.
+    """Yield calls like ``plain`` with a wrong rank or dtype of one tensor, which the declaration would refuse: the
+    kernel may return an error, but not throw or leak.
     """
     for index, argument in enumerate(plain.spec["arguments"]):
         if argument["kind"] != "tensor":

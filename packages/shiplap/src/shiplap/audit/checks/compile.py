@@ -25,8 +25,8 @@ SIZES, MOST_RECOMPILES = 4, 2
 
 
 def compile_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain and larger ones, two strided layouts, and those without optional
-    arguments.
+    """Yield the samples of this check: the base sample, larger ones, samples with all tensors strided in one of two
+    ways, and samples without optional arguments.
     """
     layouts = [c for c in samples.layouts() if "every" in dict(c.recipe.layouts)]
     usual = [c for c in layouts if dict(c.recipe.layouts)["every"] in ("transposed", "padded")]
@@ -41,8 +41,8 @@ def _is_strided(case: SampleCase) -> bool:
 
 
 def _make_doubled_call(op: Op) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a function that calls the op and doubles each floating result, so that Inductor compiles a neighbour which
-    reads the promised strides.
+    """Return a function that calls the op and doubles each floating result, so that Inductor compiles a kernel that
+    reads the results with the strides that the fake implementation promised.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
@@ -74,8 +74,8 @@ def observe_compile(op: Op, case: SampleCase) -> Observation:
 
 
 def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
-    """Run all sample sizes through one compiled function, with aot_eager and with inductor. The observation has a
-    problem for wrong results, graph breaks or too many recompiles.
+    """Run all sample sizes through one compiled function, with each of the backends aot_eager and inductor. The
+    observation has a problem for wrong results, graph breaks or too many recompiles.
     """
     plain = [
         c for c in cases if not c.recipe.layouts and c.graph_key == cases[0].graph_key and not _broadcasts_a_size(op, c)
@@ -104,7 +104,9 @@ def observe_all_sizes(op: Op, cases: list[SampleCase]) -> Observation:
 
 
 def _broadcasts_a_size(op: Op, case: SampleCase) -> bool:
-    """Whether the sample changes the own size of a broadcast dim, for which torch compiles a graph of its own."""
+    """Whether the sample sets the own size of a dim annotated ``#n``, which broadcasts (it is 1 or ``n``), so that
+    torch compiles a graph of its own.
+    """
     return not op.spec.broadcasts.keys().isdisjoint(dict(case.recipe.sizes))
 
 

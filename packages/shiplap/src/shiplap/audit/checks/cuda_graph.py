@@ -57,7 +57,7 @@ CAPACITY_FIX = (
 
 
 def cuda_graph_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain ones, and those without optional arguments."""
+    """Yield the samples of this check: the base sample, and samples without optional arguments."""
     yield from samples.plain()
     yield from samples.optionals()
 
@@ -74,7 +74,9 @@ class _GraphTrial:
 
     @classmethod
     def of(cls, op: Op, case: SampleCase) -> _GraphTrial:
-        """Return a trial of the op on one sample, with two new CUDA streams."""
+        """Return a trial of the op, which is its state for all captures and replays on one sample, with two new CUDA
+        streams.
+        """
         return cls(op, case, torch.cuda.Stream(case.device), torch.cuda.Stream(case.device))
 
     def run(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -82,7 +84,7 @@ class _GraphTrial:
         return run_on(self.op, args)
 
     def warm_up(self, case: SampleCase) -> None:
-        """Call the op on the sample a few times on the trial's stream, so that plans and caches exist."""
+        """Call the op on the sample a few times on the trial's stream, to fill its caches before a capture."""
         with on_stream(self.stream):
             for _ in range(WARM):
                 self.run(case.fresh())
@@ -99,8 +101,8 @@ class _GraphTrial:
         return case
 
     def grown(self, steps: int) -> SampleCase | None:
-        """Return the sample after ``steps`` steps of growth, or None if the declaration does not let it grow so far in
-        the same graph.
+        """Return the trial's sample with sizes raised ``steps`` times, or None if the declaration admits no larger one
+        that the same graph could serve.
         """
         *_, sample = [None, *Samples(self.op, self.case.seed, self.case.device).grown(steps)]
         return sample if sample is not None and sample.graph_key == self.case.graph_key else None
@@ -300,8 +302,8 @@ def _observe_new_values(trial: _GraphTrial, recording: GraphRecording, old: tupl
 
 
 def _observe_after_larger(trial: _GraphTrial, recording: GraphRecording, _: Any) -> Observation | None:
-    """Return an observation with a problem if a replay after a larger call, which may have replaced a buffer that the
-    graph still uses, goes wrong, else None.
+    """Return an observation with a problem if a replay after an eager call with larger sizes, which may have replaced a
+    buffer that the graph still uses, goes wrong, else None.
     """
     before = [t.clone() for t in recording.replay(trial.with_new_values().args)]
     larger = trial.grown(LARGER)

@@ -58,14 +58,16 @@ class _ArgumentHolder(torch.nn.Module):
 
 
 def _position_of_varying(op: Op, case: SampleCase) -> int:
-    """Return the position of the first tensor argument that is not mutated, which changes from call to call, or -1."""
+    """Return the position of the first tensor argument that the op does not write to, which gets new values in each
+    call of the test, or -1 without one.
+    """
     pairs = zip(op.spec.args, case.args, strict=True)
     return next((i for i, (a, v) in enumerate(pairs) if isinstance(v, Tensor) and not a.mutated), -1)
 
 
 def observe_cudagraph_trees(op: Op, case: SampleCase) -> Observation:
-    """Search a captured graph for copies, then compile the op in a module with CUDA graphs. The observation has a
-    problem if inputs are copied or the graph is skipped.
+    """Search a captured graph for copies of inputs, then compile the op in a module with CUDA graphs. The observation
+    has a problem if inputs are copied or torch uses no graph.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="graphs are captured on a CUDA device: audit with device='cuda'")
@@ -114,8 +116,8 @@ def _observe_compiled_module(op: Op, case: SampleCase, note: str) -> Observation
 
 
 def _difference_with_input(op: Op, case: SampleCase, moving: int, x: Tensor, got: tuple[Tensor, ...]) -> str:
-    """Return in words how ``got`` differs from the reference's results with ``x`` as the argument at position
-    ``moving``.
+    """Return in words how the results ``got`` differ from the reference's with ``x`` as the argument at position
+    ``moving``. Empty if they agree.
     """
     args = (*case.args[:moving], x, *case.args[moving + 1 :])
     return against_reference(op, case.with_args(args), got).problem
@@ -126,7 +128,7 @@ def _observe_copies(op: Op, case: SampleCase) -> Observation:
     stream = torch.cuda.Stream(case.device)
 
     def run(args: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        """Return the results of the op."""
+        """Return the results of the op on ``args``, the arguments that a graph capture passes."""
         return call_op(op, args)
 
     with on_stream(stream):

@@ -16,7 +16,9 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check, one for each kind of values."""
+    """Yield the samples of this check, one for each kind of random values (such as normal, positive or constant) and
+    then larger ones.
+    """
     yield from samples.values()
 
 

@@ -34,7 +34,9 @@ def why_skip_distribution(op: Op) -> str:
 
 
 def distribution_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, scalar, dtype and optional ones, some kinds of values, and larger ones."""
+    """Yield the samples of this check: the base sample, samples with other scalars, four dtypes, without optional
+    arguments, with some kinds of values, and with larger sizes.
+    """
     kinds = (c for c in samples.values() if c.recipe.values in COMPARED_VALUES)
     yield from chain(samples.plain(), samples.scalars(), islice(samples.dtypes(), 4), samples.optionals(), kinds)
     yield from islice(samples.grown(2), 2)
@@ -66,8 +68,8 @@ def observe_distribution(op: Op, case: SampleCase) -> Observation:
 
 
 def _product_of_magnitudes(a: Tensor, b: Tensor) -> Tensor:
-    """Return the elementwise product of the magnitudes, which is large where two results draw the same numbers. Empty
-    where their shapes differ.
+    """Return the elementwise product of the magnitudes of two results, which is large on average where both draw the
+    same random numbers. Empty where their shapes differ.
     """
     return a.abs().double() * b.abs().double() if a.shape == b.shape else torch.zeros(0, dtype=torch.float64)
 
@@ -91,8 +93,8 @@ def _seeded_arguments(op: Op, case: SampleCase, seed: int) -> tuple[Any, ...]:
     torch.manual_seed(seed + 1000)
 
     def seeded(name: str, value: Any) -> Any:
-        """Return the argument ``name``, or the new seed in its form (int, tensor or generator) if it is the one that
-        seeds the op.
+        """Return ``value`` of the argument ``name``, or the new seed in its form (int, tensor or generator) if this
+        argument seeds the op.
         """
         if name != op.spec.random or value is None:
             return value

@@ -16,8 +16,8 @@ from shiplap.sampling.samples import Samples
 
 
 def edges_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: edge sizes, and all layouts of plain, larger, single-element and other dtype
-    samples.
+    """Yield the samples of this check: sizes 0, 1 and around powers of two, and all layouts of the base sample, of a
+    larger one, of single elements and of other dtypes.
     """
     grown = (samples.layouts(c.recipe) for c in islice(samples.grown(1), 1))
     yield from chain(samples.edges(), samples.layouts(), *grown, layouts_of_ones(samples), layouts_of_dtypes(samples))
@@ -45,8 +45,8 @@ def observe_edges(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_refusal(op: Op, case: SampleCase, e: ArgumentError) -> Observation:
-    """Return the observation of a sample that the reference refuses with ``e``: a problem unless the op refuses it with
-    the same error id.
+    """Return the observation of a sample that the reference, the op's body in PyTorch, refuses with ``e``: a problem
+    unless the op refuses it with the same error id.
     """
     try:
         run_op(op, case)

@@ -24,8 +24,8 @@ from shiplap.sampling.samples import Samples
 
 
 def fake_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all dtypes, layouts, scalars and edge sizes, and sizes beyond one tile and beyond
-    constants of the code.
+    """Yield the samples of this check: all dtypes, layouts, scalars and edge sizes such as 0, and sizes beyond one
+    block of a kernel and beyond integers in its code.
     """
     yield from chain(samples.plain(), samples.dtypes(), samples.optionals(), samples.scalars(), samples.layouts())
     yield from chain(samples.edges(), padded_multiples(samples), samples.grown(2), samples.wide())
@@ -64,7 +64,9 @@ def _can_vary_sizes(case: SampleCase) -> bool:
 
 
 def _make_fake_tensor(mode: Any, symbolic: bool, t: Tensor) -> Tensor:
-    """Return a fake tensor of ``t`` in the fake mode ``mode``, with symbolic sizes if ``symbolic``."""
+    """Return a fake tensor like ``t``, that is one without data, in the fake mode ``mode``, with symbolic sizes if
+    ``symbolic``.
+    """
     return torch_private.make_fake_tensor(mode, t, dynamic=symbolic)
 
 
@@ -94,10 +96,14 @@ def _difference_of_outputs(real: tuple[Tensor, ...], args: Any, fake: tuple[Tens
 
 
 def _properties_of_output(r: Tensor, f: Tensor, known: dict[str, int]) -> Iterable[tuple[str, Any, Any]]:
-    """Yield ``(property, real value, fake value)`` of one output. ``known`` has the sizes of symbols."""
+    """Yield ``(property, real value, fake value)`` of one output, real as ``r`` and fake as ``f``. ``known`` maps
+    symbols in sizes of the fake to numbers.
+    """
 
     def plain(sizes: Iterable[Any]) -> tuple[int | None, ...]:
-        """Return the sizes as numbers, with the sizes of the real output for known symbols."""
+        """Return the symbolic sizes or strides of a fake output as numbers, with the values that ``known`` has for
+        symbols. None for other symbols.
+        """
         return tuple(torch_private.size_value(s, known) for s in sizes)
 
     yield "dtype", r.dtype, f.dtype

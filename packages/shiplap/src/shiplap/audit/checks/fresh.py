@@ -21,8 +21,8 @@ from shiplap.sampling.samples import Samples, with_other_values
 
 
 def fresh_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain and large ones, and those in which a view could be returned in place of a
-    copy.
+    """Yield the samples of this check: the base sample, larger and very large ones, and those in which a kernel might
+    return a view in place of a copy, such as with sizes of 1.
     """
     yield from chain(samples.plain(), samples.grown(1))
     ones = (c for c in samples.edges() if 1 in dict(c.recipe.sizes).values())

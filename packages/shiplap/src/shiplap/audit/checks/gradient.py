@@ -63,8 +63,8 @@ AnyCallable = Any
 
 
 def gradient_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all forms, values at kinks and at overflow, odd scalars, and large sizes as long
-    as they are quick.
+    """Yield the samples of this check: ranks, dtypes, scalars, layouts and edge sizes, values at kinks and at overflow,
+    and large sizes as long as they are quick.
     """
     wide = (c for c in samples.dtypes() if {"float64", "complex128"} & set(dict(c.recipe.dtypes).values()))
     grown = islice(samples.grown(1), 1)
@@ -160,8 +160,8 @@ def observe_gradient(op: Op, case: SampleCase) -> Observation:
 
 
 def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return ``(inputs that need a gradient, whether they are leaves, layout of the output's gradient)`` of
-    each run.
+    """Return the gradient computations to compare, each as ``(inputs that need a gradient, whether they are autograd
+    leaves, layout of the output's gradient)``.
     """
     runs = [([n], True, "") for n in names] + ([(names, True, "")] if len(names) > 1 else [])
     runs += [(list(pair), True, "") for pair in combinations(names, 2)] if len(names) == 3 else []
@@ -169,17 +169,20 @@ def _gradient_runs(names: list[str]) -> list[tuple[list[str], bool, str]]:
 
 
 def _runs_with_layouts(names: list[str]) -> list[tuple[list[str], bool, str]]:
-    """Return a run with all inputs for each layout in which the gradient of the output may arrive."""
+    """Return one gradient computation with all inputs, as :func:`_gradient_runs` describes it, for each layout in which
+    the gradient of the output may arrive.
+    """
     return [(names, True, layout) for layout in INCOMING]
 
 
 def _observe_against_reference(op: Op, case: SampleCase, names: list[str], leaf: bool, layout: str) -> Observation:
-    """Return an observation with a problem if the gradients of ``names`` differ from autograd through the reference
-    beyond rounding.
+    """Return an observation with a problem if the gradients of the arguments ``names`` differ from autograd through the
+    reference beyond rounding. ``leaf``: whether they are autograd leaves; ``layout``: that of the output's gradient.
     """
 
     def directions(outs: Sequence[Tensor]) -> list[Tensor]:
-        """Return random gradients of the outputs in ``layout``, identical for the op and its reference.
+        """Return random gradients of the outputs in the enclosing call's ``layout``, identical for the op and its
+        reference.
 
         ``layout`` covers the expanded gradient that ``sum().backward()`` passes. The values are rounded to bfloat16, so
         that a kernel which computes in TF32 reads them without a rounding error.
@@ -234,8 +237,9 @@ def _round_to_bfloat16(t: Tensor) -> Tensor:
 def _gradients_of_inputs(
     op: Op, names: list[str], directions: AnyCallable, forward: AnyCallable, args: tuple[Any, ...], leaf: bool = True
 ) -> list[Tensor]:
-    """Return the gradients of the arguments ``names`` for given gradients of the outputs, zeros for an unused input.
-    Raises RuntimeError if no output requires one.
+    """Return the gradients of the arguments ``names`` in the results of ``forward(args)``, for gradients of the outputs
+    that ``directions(outputs)`` returns. Zeros stand for an unused input. Raises RuntimeError if no output requires a
+    gradient.
     """
     given = arguments_by_name(op, args)
     wanted = [given[n].requires_grad_() for n in names]
@@ -285,7 +289,9 @@ def _why_differences_disagree(op: Op, case: SampleCase, names: list[str]) -> str
         return ""
 
     def forward(*values: Tensor) -> Any:
-        """Return the floating and complex results of the op with ``values`` as the arguments of these names."""
+        """Return the floating and complex results of the op with ``values`` as the arguments that are varied and the
+        sample's values for the others.
+        """
         fresh = case.fresh() if op.spec.random else given.values()  # a generator where it was
         rewound = dict(zip(given, fresh, strict=True))
         args = tuple({**rewound, **dict(zip(names, values, strict=True))}.values())
@@ -330,8 +336,8 @@ def _why_list_gradients_differ(op: Op, case: SampleCase) -> str:
 
 
 def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
-    """Return in words the fault if a gradient is finite where that of the reference is infinite or NaN, as the output's
-    gradient is. Empty if there is none.
+    """Return in words the fault if a gradient of the op is finite where that of the reference is infinite or NaN
+    because the output's gradient is. Empty if there is none.
 
     Inputs that have no part in an output are left out: there a mask and a product with zero differ.
     """
@@ -339,7 +345,9 @@ def _why_infinity_lost(op: Op, case: SampleCase, names: list[str]) -> str:
         return ""
 
     def pulled(forward: AnyCallable, value: float) -> list[Tensor]:
-        """Return the gradients of the inputs where all gradients of outputs are ``value``."""
+        """Return the gradients of the arguments under test in ``forward`` if every element of the outputs' gradients is
+        ``value``.
+        """
         return _gradients_of_inputs(
             op, names, lambda outs: [torch.full_like(o, value) for o in outs], forward, case.fresh()
         )

@@ -40,7 +40,9 @@ def why_skip_kernels(op: Op) -> str:
 
 
 def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: all kinds, but fewer where every plain call runs the only kernel."""
+    """Yield the samples of this check: all kinds of samples, but fewer for an op with one kernel without conditions or
+    configs, which all other checks have called.
+    """
     if _plainly_served(samples.op, str(samples.device)):  # every other check calls it: only op.out is new
         yield from chain(samples.values(), samples.dtypes(), samples.edges(), samples.wide())
         return
@@ -51,8 +53,8 @@ def kernels_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def _plainly_served(op: Op, device: str) -> bool:
-    """Whether every plain call on the device runs the only kernel in its only config, so that other checks have called
-    it.
+    """Whether each call on the device runs the same kernel, which has no conditions and no configs (compile-time
+    values), so that other checks have called it.
     """
     kernels = kernels_for_device(op, device)
     plain = all(k.supports is None and not k.dtypes and k.space is None and k.template is None for k in kernels)
@@ -65,8 +67,8 @@ def kernels_for_device(op: Op, device: str) -> list[Kernel]:
 
 
 def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
-    """Yield the kernel with each of its configs, at most ``MOST_CONFIGS``, if it accepts the call. A template chooses
-    its config itself.
+    """Yield the kernel with each of its configs (compile-time values), at most ``MOST_CONFIGS``, if it accepts the
+    call. A template chooses its config itself.
     """
     # A template chooses its own variant for a call.
     if kernel.template is not None:
@@ -83,8 +85,8 @@ def kernel_variants(kernel: Kernel, call: Binding) -> Iterator[Kernel]:
 
 
 def observe_kernels(op: Op, case: SampleCase) -> Observation:
-    """Run each variant of each kernel, and ``op.out``. The observation has a problem if a result differs from the
-    reference's or from a repetition.
+    """Run each kernel in each of its configs (compile-time values), and ``op.out``. The observation has a problem if a
+    result differs from the reference's or from a repetition.
     """
     try:
         own = reference_effects(op, case.args)
@@ -113,7 +115,9 @@ def observe_kernels(op: Op, case: SampleCase) -> Observation:
 
 
 def _effects_of_kernel(op: Op, case: SampleCase, kernel: Kernel) -> tuple[Tensor, ...]:
-    """Return the results of this kernel on copies of the sample's arguments, and the arguments that it mutates."""
+    """Return the results of this kernel on copies of the sample's arguments, and the arguments that the op writes to,
+    as they are afterwards.
+    """
     args = case.fresh()
     return op_effects(op, args, flatten_op_results(op.run_bound_call(op.bind(args), kernel)))
 
@@ -155,8 +159,8 @@ def _make_patterned_memory(count: int, dtype: torch.dtype, args: tuple[Any, ...]
 
 
 def observe_untouched_kernels(op: Op, cases: list[SampleCase]) -> Observation:
-    """Return an observation that is missed, that is without evidence, if a kernel accepts none of the samples
-    ``cases``, else a note that all were run.
+    """Return an observation marked as missed, so that the check is incomplete, if a kernel accepts none of the samples
+    ``cases``, else a note that every kernel was run.
     """
     device = cases[0].device
     untouched = []

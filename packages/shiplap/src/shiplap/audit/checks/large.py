@@ -45,7 +45,9 @@ def observe_large(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
-    """Return ``(fault, note)`` of the fake where each free dim in turn makes an argument larger than 2^31 elements."""
+    """Return ``(fault, note)`` of the fake implementation, which runs without data, where each freely sized dim in turn
+    makes an argument larger than 2^31 elements.
+    """
     grown = []
     scalars = dict(case.recipe.scalars)
     for name, size in case.recipe.sizes:
@@ -70,8 +72,8 @@ def _observe_large_fakes(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
-    """Whether an argument or a result of these sizes would have more bytes than an address can count, so that no such
-    tensor exists.
+    """Whether an argument or a result with the sizes ``env`` would have more bytes than an address can count, so that
+    no such tensor exists.
     """
     tensors = [(a.name, a.tensor) for a in op.spec.tensors if a.tensor] + [(o.name, o.tensor) for o in op.spec.outputs]
     known = {**env, **{d: e(env) for d, e in op.spec.bounds}}
@@ -79,8 +81,8 @@ def _overflows_address_space(op: Op, env: dict[str, Any]) -> bool:
 
 
 def _fake_shapes(op: Op, case: SampleCase, env: dict[str, Any]) -> str:
-    """Return in words the first output of the fake whose shape is not the declared one for the sizes ``env``. Empty if
-    there is none.
+    """Return in words the first output of the fake implementation whose shape is not the declared one for ``env``, the
+    sizes by dim name. Empty if there is none.
     """
 
     def grow(arg: Arg, value: Any) -> Any:

@@ -23,8 +23,8 @@ OPCHECK_TESTS = (
 
 
 def opcheck_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, transposed, optional and larger ones, with positive values where the
-    reference would return NaN.
+    """Yield the samples of this check: the base sample, transposed and larger ones and those without optional
+    arguments, with positive values where the reference would return NaN.
     """
     transposed = (c for c in samples.layouts() if dict(c.recipe.layouts).get("every") == "transposed")
     for case in chain(samples.plain(), transposed, samples.optionals(), islice(samples.grown(1), 1)):

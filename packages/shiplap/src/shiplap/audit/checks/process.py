@@ -43,7 +43,9 @@ _deterministic_settings: Any = torch.utils.deterministic
 
 
 def process_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain and optional ones, and one large enough for several threads."""
+    """Yield the samples of this check: the base sample, samples without optional arguments, and one large enough for
+    several threads.
+    """
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grains(), 1))
 
 
@@ -84,8 +86,8 @@ def observe_process(op: Op, case: SampleCase) -> Observation:
 
 
 def _sets_repeatedly(loaded: Iterable[tuple[str, Any, Any]], run: Callable[[], Any]) -> str:
-    """Return in words the state that a call of ``run`` changes again after the first call had changed it. Empty if
-    there is none.
+    """Return in words the process state that a call of ``run`` changes again after its first call had changed it.
+    ``loaded`` has ``(name, value before, value after)`` of the first changes. Empty if there is none.
     """
     for name, before, _ in loaded:
         write = STATE_WRITERS.get(name)
@@ -352,7 +354,9 @@ def _observe_leaks(what: str, run: Callable[[], Any]) -> Observation:
 
 
 def _measure_longer_round(run: Callable[[], Any], calls: int) -> tuple[float, float]:
-    """Return ``(objects, bytes)`` that a round of twice as many runs leaves behind, minus those of a single round."""
+    """Return ``(objects, bytes)`` that twice as many runs leave behind, minus those that ``calls`` runs leave: the
+    growth that is due to the calls and not to the measurement.
+    """
     once, twice = _measure_growth(run, calls), _measure_growth(run, 2 * calls)
     return twice[0] - once[0], twice[1] - once[1]
 

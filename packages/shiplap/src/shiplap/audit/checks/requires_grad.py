@@ -29,8 +29,8 @@ from shiplap.sampling.samples import Samples
 
 
 def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
-    """Compare calls with gradients and in inference mode with calls without gradients. The observation has a problem if
-    bits differ.
+    """Compare calls on inputs that require gradients, and calls in inference mode, with calls without gradients. The
+    observation has a problem if bits of the results differ.
     """
 
     def program(*args: Any) -> tuple[Tensor, ...]:
@@ -65,8 +65,8 @@ def observe_requires_grad(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_detached_results(op: Op, case: SampleCase, names: list[str]) -> Observation | None:
-    """Return an observation with a problem if a result requires a gradient although that of the reference does not,
-    else None.
+    """Return an observation with a problem if a result of the op requires a gradient although that of its reference
+    does not, else None. ``names`` are the arguments that require one.
     """
     try:
         wanted = [o.requires_grad for o in surrogate_results(op, require_gradients(op, case.fresh(), names))]

@@ -32,7 +32,9 @@ FIXES_BY_TOOL = {
 
 
 def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, edge, larger, optional and dtype ones."""
+    """Yield the samples of this check: the base sample, edge sizes, larger ones, samples without optional arguments,
+    and all dtypes.
+    """
     edges = (c for c in samples.edges() if c.numel)
     yield from chain(
         samples.plain(), islice(edges, MOST_EDGE_SAMPLES), samples.grown(1), samples.optionals(), samples.dtypes()
@@ -40,8 +42,8 @@ def sanitizer_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_sanitizer(op: Op, case: SampleCase) -> Observation:
-    """Return an empty observation if compute-sanitizer can run for the device, else one that is skipped or missed.
-    ``observe_under_tool`` runs the samples.
+    """Return an empty observation if compute-sanitizer can run for the device, else one that is skipped or missed. The
+    samples themselves run later, in ``observe_under_tool``.
     """
     if not case.device.startswith("cuda"):
         return Observation(skip="compute-sanitizer looks at CUDA kernels: audit with device='cuda'")
@@ -63,8 +65,8 @@ def observe_under_tool(tool: str, op: Op, cases: list[SampleCase]) -> Observatio
 
 
 def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: int) -> Observation:
-    """Return the observation of a compute-sanitizer report: a problem for errors, missed if the tool gave no result.
-    ``wanted`` is the number of samples.
+    """Return the observation of a compute-sanitizer report: a problem for errors, marked as missed (no evidence) if the
+    tool gave no result. ``wanted`` is the number of samples.
     """
     how = f"{tool} of compute-sanitizer"
     if report.errors:
@@ -80,7 +82,9 @@ def observation_of_report(report: sanitizer.SanitizerReport, tool: str, wanted: 
 
 
 def _make_check(tool: str, symbol: str) -> Check:
-    """Return the audit check that runs one tool of compute-sanitizer. ``symbol`` is its name in this module."""
+    """Return the audit check that runs ``tool`` of compute-sanitizer, such as memcheck. ``symbol`` is the variable of
+    this module that holds the check.
+    """
     return Check(
         "sanitizer",
         observes="no kernel reads or writes beside its memory, without torch's allocator in between",

@@ -130,8 +130,8 @@ def _why_schema_differs(op: Op) -> str:
 
 
 def _unequal(theirs: Any, mine: Any) -> bool:
-    """Whether two defaults differ. Lists equal tuples, and values other than numbers, texts and lists are not
-    compared.
+    """Whether the default in an adopted op's schema differs from the declared one. Lists equal tuples, and values other
+    than numbers, texts and lists are not compared.
     """
     theirs, mine = (list(v) if isinstance(v, (list, tuple)) else v for v in (theirs, mine))
     plain = (bool, int, float, str, list, type(None))

@@ -33,13 +33,13 @@ def why_skip_sharding(op: Op) -> str:
 
 
 def sharding_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, optional and larger ones."""
+    """Yield the samples of this check: the base sample, some without optional arguments, and two larger ones."""
     yield from chain(samples.plain(), samples.optionals(), islice(samples.grown(2), 2))
 
 
 def observe_sharding(op: Op, case: SampleCase) -> Observation:
-    """Compare the merged results of the op on shards with its results on the whole, for each sharding rule and each
-    division. The observation has a problem if they differ.
+    """Divide the arguments as each sharding rule of DTensor says, and compare the merged results of the op on the
+    shards with its results on the whole. The observation has a problem if they differ.
     """
     rules = known_rules(op, case.args)
     if not rules:
@@ -60,16 +60,16 @@ def observe_sharding(op: Op, case: SampleCase) -> Observation:
 
 
 def shard_sizes(size: int) -> list[Sequence[int]]:
-    """Return lists of shard sizes for a dim of this size: DTensor's own for each mesh size, and uneven ones with empty
-    shards.
+    """Return lists of shard sizes for a dim of this size: the division that DTensor makes for each tried number of
+    devices, and uneven ones with empty shards.
     """
     uneven = [[size - 1, 0, 1], [1, size - 1, 0, 0]] if size > 1 else []
     return [*(chunk_sizes(size, world) for world in MESH_SIZES), *uneven]
 
 
 def _compare_cut(op: Op, rule: ShardingRule, case: SampleCase, sizes: Sequence[int]) -> tuple[str, float]:
-    """Return ``(fault, error)`` of the op on shards of these sizes. Both are empty where the declaration or the rule
-    does not admit them.
+    """Return ``(fault, error)`` of the op on shards of these sizes, compared with the whole: the fault in words and the
+    largest error. ``("", 0.0)`` where the declaration or the rule does not admit such shards.
     """
     if 0 in sizes and not rule.empty:
         return "", 0.0

@@ -25,7 +25,9 @@ SHARED, TIMES, AGAIN_S = 1 << 20, 8, 0.1  # elements from which on a call is rep
 
 
 def sizes_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: those with long dims, and with sizes around tiles."""
+    """Yield the samples of this check: those with one long dim, and those with sizes around the blocks into which
+    kernels divide their work.
+    """
     yield from chain(samples.long(), samples.tiles())
 
 

@@ -28,7 +28,9 @@ from shiplap.sampling.work_estimate import why_too_large
 
 
 def special_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: special values, odd scalars, lists, and values at thresholds."""
+    """Yield the samples of this check: lists of other lengths, values at numbers in the op's code, odd scalars, special
+    values such as NaN, and sizes that are powers of two.
+    """
     yield from chain(
         samples.lists(), samples.thresholds(), samples.odd_scalars(), samples.special(), powers_of_two(samples)
     )

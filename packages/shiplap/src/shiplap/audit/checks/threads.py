@@ -25,7 +25,7 @@ INTERPRETER_MODULE = "triton.runtime.interpreter"
 
 
 def threads_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain and larger ones, and some large enough for several threads."""
+    """Yield the samples of this check: the base sample, larger ones, and some large enough for several threads."""
     yield from samples.plain()
     yield from samples.grown(1)
     yield from islice(samples.wide(), 1)
@@ -68,14 +68,16 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
             return Observation(f"on another thread: {problem}")
 
     def agrees(which: int, got: tuple[Tensor, ...]) -> str:
-        """Return in words how ``got`` differs from the expected results of the sample number ``which``, empty if they
-        agree.
+        """Return in words how ``got`` differs from the results of a single thread for the sample number ``which``,
+        empty if they agree.
         """
         sums = derive_reduction(op.spec, case.env)
         return against_run(op, got, expected[which], sums, lambda body: body(op, pair[which].args)).problem
 
     def caller(which: int) -> str:
-        """Call the op several times on the sample number ``which``, and return the first difference in words."""
+        """Call the op several times on the sample number ``which``, and return in words the first difference from the
+        results of a single thread, empty if there is none.
+        """
         rounds = ROUNDS if case.numel < 1 << 14 else 2
         return next((p for _ in range(rounds) if (p := agrees(which, run_op(op, pair[which])))), "")
 
@@ -93,8 +95,8 @@ def observe_threads(op: Op, case: SampleCase) -> Observation:
 
 
 def _observe_intra_op_threads(op: Op, case: SampleCase, agrees: object) -> Observation:
-    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem if results
-    differ.
+    """Call the op with several settings of ``torch.set_num_threads``. The observation has a problem where ``agrees(0,
+    results)`` returns a difference in words.
     """
     assert callable(agrees)
     before = torch.get_num_threads()

@@ -35,7 +35,7 @@ def why_skip_transforms(op: Op) -> str:
 
 
 def transforms_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, scalar and larger ones."""
+    """Yield the samples of this check: the base sample, samples with other scalars, and one with larger sizes."""
     yield from chain(samples.plain(), samples.scalars(), islice(samples.grown(1), 1))
 
 
@@ -63,8 +63,8 @@ def observe_transforms(op: Op, case: SampleCase) -> Observation:
 
 
 def _compare_vmap(op: Op, case: SampleCase, batched: list[str], count: int = 0) -> tuple[str, str]:
-    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop. The note is the reason
-    where there was no comparison.
+    """Return ``(problem, note)`` of vmap over the arguments ``batched``, compared with a loop. ``count`` is the size of
+    the batch, 0 for a chosen one. The note is the reason where there was no comparison.
     """
     count = count or _batch_of_row_count(op, case, batched)
     members = [
@@ -102,8 +102,8 @@ def _batch_of_row_count(op: Op, case: SampleCase, batched: list[str]) -> int:
 
 
 def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ...]], got: Sequence[Tensor]) -> str:
-    """Return in words how vmap's results ``got`` differ from one call for each row, beyond rounding. Empty if they
-    agree.
+    """Return in words how vmap's results ``got`` differ, beyond rounding, from one call of the op for each tuple of
+    arguments in ``rows``. Empty if they agree.
     """
     looped = _stack_results(call_op(op, row) for row in rows)
     difference = against_run(
@@ -113,7 +113,7 @@ def _difference_from_loop(op: Op, case: SampleCase, rows: Sequence[tuple[Any, ..
 
 
 def _stack_results(rows: Iterable[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the results of all rows, each stacked along a new first dim."""
+    """Return the results of all single calls, each result stacked along a new first dim."""
     return [torch.stack(outs) for outs in zip(*rows, strict=True)]
 
 

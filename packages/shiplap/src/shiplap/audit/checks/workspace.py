@@ -28,7 +28,9 @@ FILL_BYTES = (0x00, 0xFF, 0x7F, 0xA5)
 
 
 def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of the check: plain, larger, optional and large ones."""
+    """Yield the samples of this check: the base sample, larger and very large ones, and samples without optional
+    arguments.
+    """
     yield from samples.plain()
     yield from samples.grown(2)
     yield from samples.optionals()
@@ -36,12 +38,14 @@ def workspace_cases(samples: Samples) -> Iterable[SampleCase]:
 
 
 def observe_workspace(op: Op, case: SampleCase) -> Observation:
-    """Compare calls whose workspaces and new tensors are filled with different bytes. The observation has a problem if
-    results depend on them.
+    """Compare calls whose workspaces (scratch memory) and new tensors are filled with different bytes. The observation
+    has a problem if results depend on them.
     """
 
     def filled(byte: int) -> tuple[Tensor, ...]:
-        """Return the results of a call whose workspaces are filled with ``byte``."""
+        """Return the results of a call whose scratch memory is filled with ``byte`` and whose new tensors are filled
+        with NaN or the largest integer.
+        """
         with poisoned_workspace(byte), _filled_empty_tensors():
             return run_op(op, case)
 

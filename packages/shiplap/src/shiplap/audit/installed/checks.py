@@ -35,8 +35,8 @@ def invoke(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def call_op(op: Any, arguments: dict[str, Any]) -> Any:
-    """Return the result of the op for a fixed random state. An exception of the call is raised as NotApplicable, since
-    the op refuses these arguments.
+    """Return the result of the op for a fixed random state. An exception of the call becomes NotApplicable, so that a
+    check skips arguments which the op refuses.
     """
     torch.manual_seed(0)
     try:
@@ -293,7 +293,7 @@ def check_compile(op: Any, make: Make) -> str:
 
 
 def check_crash(op: Any, make: Make) -> str:
-    """Call the op and return an empty text. The process that runs this check observes a crash."""
+    """Call the op once and return an empty text. A crash ends the process, which the parent process reports."""
     call_op(op, make())
     return ""
 

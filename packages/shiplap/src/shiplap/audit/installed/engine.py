@@ -67,8 +67,8 @@ def audit_installed_ops(
     jobs: int = 1,
     done: Callable[[InstalledOp], None] = lambda op: None,
 ) -> list[InstalledOp]:
-    """Return the audit result of each torch op, in the order of ``ops``, by ``jobs`` threads. ``recorded`` has calls by
-    op name, ``done`` is called with each result.
+    """Return the audit result of each torch op, in the order of ``ops``, by ``jobs`` threads. ``recorded`` has calls
+    that a program made, by op name. ``done`` is called with each result.
     """
 
     def audit_one(name: str) -> InstalledOp:
@@ -105,8 +105,8 @@ def audit_installed_op(
 def _plan_jobs(
     op: Overload, form: SchemaForm, recorded: Sequence[DispatchedCall], asked: InstalledRequest
 ) -> tuple[list[_Job], list[InstalledFinding], str]:
-    """Return ``(jobs, crashes, reason)``: the checks to run on calls of the op, the findings of calls that ended the
-    search's process, and why there are no jobs.
+    """Return ``(jobs, crashes, reason)``: the checks to run, each on one call of the op, the findings of calls that
+    crashed during the search for valid calls, and why there are no jobs.
     """
     reason = "no call that was tried is taken"
     avoided: list[str] = []
@@ -118,7 +118,9 @@ def _plan_jobs(
             break
 
         def search(send: SendEvent, seed: int = asked.seed + attempt, left: float = left) -> None:
-            """Find calls that the op accepts, in a child process, and send the jobs for them."""
+            """Find calls that the op accepts, within ``left`` seconds in a child process, and send the jobs (checks of
+            single calls) for them.
+            """
             with suppress_warnings():
                 calls = [recipe_of_call(call, seed + i) for i, call in enumerate(recorded)]
                 calls = [c for c in calls if not why_refused(op, c, wrap="")] or search_calls(
@@ -149,8 +151,8 @@ def _is_crash(death: ChildDeath) -> bool:
 
 
 def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
-    """Yield the jobs of a call: all checks of it, some of the call with other sizes, and a crash check of malformed
-    calls.
+    """Yield the jobs of a call, each one check of one call: all checks of it, some of the call with other sizes, and a
+    crash check of calls with arguments that do not fit each other.
     """
     texts = call.texts()
     for check in CHECKS:
@@ -173,8 +175,8 @@ def _jobs_of_call(call: CallRecipe, form: SchemaForm) -> Iterator[_Job]:
 
 
 def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
-    """Return the result of all jobs on an op, with the first finding of each check. After a job that ends its process a
-    new one continues.
+    """Return the result of all jobs (checks of single calls) on an op, with the first finding of each check. After a
+    job that ends its process a new process continues.
     """
     found: dict[str, InstalledFinding] = {}
     missing: dict[str, None] = {}
@@ -204,13 +206,13 @@ def _run_jobs(name: str, op: Overload, jobs: Sequence[_Job]) -> InstalledOp:
 
 
 def _make_finding(name: str, check: str, problem: str, job: _Job) -> InstalledFinding:
-    """Return the finding of a check on the call of ``job``."""
+    """Return the finding that ``check`` has made on the call of ``job``, with the problem in words."""
     return InstalledFinding(name, check, problem, job.texts, job.origin, job.note)
 
 
 def _run_in_child(op: Overload, jobs: Sequence[_Job], first: int, send: SendEvent) -> None:
-    """Run the jobs from number ``first`` on in a child process. Each is announced through ``send``, so that the parent
-    knows which one ended the process.
+    """Run the jobs (checks of single calls) from number ``first`` on in a child process. Each is announced through
+    ``send``, so that the parent knows which one ended the process.
     """
     done: set[str] = set()  # checks that have found something: one finding of each is enough
     unsteady: list[Mapping[str, str]] = []  # calls whose results are not a function of the arguments
@@ -244,8 +246,8 @@ def _run_check(op: Overload, job: _Job) -> dict[str, Any]:
 
 
 def _reproduced(result: InstalledOp, asked: InstalledRequest) -> InstalledOp:
-    """Return the result with only those findings whose script shows them again in a new process. The names of the
-    others are noted.
+    """Return ``result`` with only those findings whose generated script shows them again in a new process. The checks
+    of the other findings are noted.
     """
     kept, lost = [], []
     for finding in result.findings:

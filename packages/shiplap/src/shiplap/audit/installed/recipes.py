@@ -113,8 +113,8 @@ def _text_of(value: ArgumentRecipe, wrap: str) -> str:
 
 
 def recipe_of_call(call: DispatchedCall, seed: int) -> CallRecipe:
-    """Return a recipe with the sizes, dtypes and scalars of a recorded call, and with new values in the recorded
-    ranges.
+    """Return a recipe, from which equal arguments can be made again, with the sizes, dtypes and scalars of a recorded
+    call, and with new values in the recorded ranges.
     """
 
     def recipe(seen: SeenTensor) -> TensorRecipe:
@@ -139,7 +139,7 @@ class CallDraws:
         self.numbers: list[int] = []
 
     def first(self) -> CallRecipe:
-        """Return a drawn call in which all tensors have one rank and size, and scalars their defaults."""
+        """Return a random call in which all tensors have one rank and size, and scalars have their defaults."""
         rank, size = self.random.choice((2, 1, 3, 4, 2, 1)), self.random.choice((6, 4, 8))
         return CallRecipe({a.name: self._argument(a, rank, size) for a in self.form.arguments})
 
@@ -151,7 +151,9 @@ class CallDraws:
         return call
 
     def hint(self, refusal: str) -> None:
-        """Extract from the text of a refusal the quoted words, dtypes and numbers, and keep them as values to try."""
+        """Extract from ``refusal``, the text of an op's exception, the quoted words, dtypes and numbers, and keep them
+        as values to try.
+        """
         self.words += [w for w in re.findall(r"['\"](\w[\w.-]{0,30})['\"]", refusal) if w not in self.words]
         named = [_NAMED_DTYPES.get(w.lower(), w.lower()) for w in re.findall(r"[A-Za-z]+\d*", refusal)]
         self.dtypes += [d for d in named if d in _DTYPES and d not in self.dtypes]
@@ -198,8 +200,8 @@ class CallDraws:
         return self.random.choice((*used, *used, *near, *ints, 1, 2, 3, 4, 5, 6, 8, 16))
 
     def _argument(self, field: SchemaField, rank: int, size: int, given: bool = False) -> ArgumentRecipe:
-        """Return a drawn argument: None, the default, one value, or a list of as many as the schema demands. ``given``
-        prefers values over None and defaults.
+        """Return a random argument for ``field``, a parameter of the schema: None, the default, one value, or a list of
+        as many as the schema demands. ``given`` prefers values over None and defaults.
         """
         if field.optional and not (given and self.random.random() < 0.7):
             return None
@@ -212,8 +214,8 @@ class CallDraws:
         return tuple(made) if bracket else made[0]
 
     def _one(self, field: SchemaField, element: str, rank: int, size: int) -> ArgumentRecipe:
-        """Return one drawn value of the schema type ``element``: a tensor recipe, a common scalar, or a value that a
-        refusal named.
+        """Return one random value of the schema type ``element``: a tensor recipe of this rank and size, a common
+        scalar, or a value that an exception of the op has named.
         """
         if element == "Tensor":
             return self._tensor(field, rank, size)
@@ -223,8 +225,8 @@ class CallDraws:
         return self.random.choice((*choices, *more))
 
     def _tensor(self, field: SchemaField, rank: int, size: int, dtype: str = "") -> TensorRecipe:
-        """Return a tensor recipe with the dtype, shape and range that the argument's name suggests, such as ascending
-        offsets or indices.
+        """Return a tensor recipe whose dtype, shape and range follow from the name of the argument, such as ascending
+        integers for ``offsets``, else floats of this rank and size.
         """
         seed, name = self.random.randrange(1000), field.name
         if _OFFSETS.search(name):

@@ -30,7 +30,7 @@ class InstalledFinding:
 
     @property
     def key(self) -> str:
-        """The text that identifies the finding in a baseline: the op and the check."""
+        """The text that identifies the finding in a baseline, a file of known findings: the op and the check."""
         return f"{self.op} {self.check}"
 
 
@@ -68,7 +68,7 @@ class InstalledReport:
 
     @property
     def new(self) -> list[InstalledFinding]:
-        """The findings that the baseline does not list."""
+        """The findings that the baseline, a file of known findings, does not list."""
         return [f for f in self.findings if f.key not in self.known]
 
     def summary(self) -> dict[str, Any]:
@@ -107,7 +107,9 @@ class InstalledReport:
 
 
 def _finding_row(f: InstalledFinding, known: bool) -> tuple[tuple[str, str], ...]:
-    """Return the table row of a finding, as ``(text, style)`` cells. A finding of the baseline is dimmed and marked."""
+    """Return the table row of a finding, as ``(text, style)`` cells. A finding that is ``known`` from the baseline file
+    is dimmed and marked.
+    """
     style = "dim" if known else "red"
     problem = f"{f.problem}{f' [{f.note}]' if f.note else ''}{' (in the baseline)' if known else ''}"
     return (f.op, ""), (f.check, style), (problem, "dim" if known else ""), (f.script, "dim")

@@ -68,7 +68,9 @@ def write_script(found: InstalledFinding, package: str, version: str) -> str:
 
 @cache
 def _helpers() -> str:
-    """Return the source of the modules of which the checks consist, without their imports from Shiplap, as one text."""
+    """Return the source of the modules that contain the checks, without their imports from Shiplap, as one text that a
+    script can include.
+    """
     parts = []
     for module in (guarded_memory, tensors, checks):
         source = re.sub(r'\A""".*?"""\n', "", inspect.getsource(module), flags=re.DOTALL)

@@ -19,8 +19,8 @@ _FRONTIER = 24  # calls with the newest refusals, from which the next are drawn
 
 
 def refusal_form(text: str) -> str:
-    """Return the text of a refusal with its numbers replaced by ``#``, so that refusals from one place of the op are
-    equal.
+    """Return the text of an exception with its numbers replaced by ``#``, so that exceptions raised at one place of the
+    op are equal.
     """
     return re.sub(r"[-\d.]+", "#", text)[:200]
 
@@ -64,8 +64,8 @@ def search_calls(
 
 
 def why_refused(op: Any, call: CallRecipe, wrap: str = "guarded") -> str:
-    """Return the reason why the op or its fake refuses a call, or an empty text if it accepts the call and returns
-    something.
+    """Return the reason why the op or its fake implementation refuses a call, or an empty text if it accepts the call
+    and returns something. ``wrap`` names the function that places each tensor, by default beside a guard page.
     """
     try:
         arguments = evaluate(call.texts(wrap))

@@ -39,8 +39,8 @@ class _FrameLayout:
 
 @cache
 def _frame_layout(ranks: tuple[int, ...]) -> _FrameLayout:
-    """Return the layout of a call's memory for tensors of these ranks: the context, then a descriptor, sizes and
-    strides of each tensor, then the error message.
+    """Return the layout of the memory that a C function gets at a call with tensors of these ``ranks`` (-1 for None): a
+    context, then a descriptor, sizes and strides of each tensor, then room for an error message.
     """
     text, places = CONTEXT, []
     for rank in ranks:

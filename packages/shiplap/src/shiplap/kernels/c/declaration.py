@@ -99,12 +99,12 @@ class CAbiImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The name of the C function, by which the kernel is called in reports and choices."""
+        """The name of the C function, by which reports and stored tuning choices name the kernel."""
         return self.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) on which the kernel's identity in caches depends: the declared function, and the
-        digest of the library's content.
+        """Yield pairs (text, value) from which the key of the kernel in caches is computed: the arguments of its
+        declaration, and the digest of the library's content.
         """
         yield f"cabi {self.library.name} {self.symbol} {sorted(self.strided)} {self.align}", None
         yield library_digest(self.library), None
@@ -170,7 +170,9 @@ class CFunctionKernel(PackedKernel):
         self._array: ctypes.Array[ctypes.c_int64] | None = None  # holds them
 
     def configure(self, values: Values) -> None:
-        """Store the integer values of a config as an array for the function's context, in the order of ``values``."""
+        """Store the integer values of a config (tuning parameters by name) in order as an array, which the C function
+        reads through its context.
+        """
         self._array = (ctypes.c_int64 * len(values))(*[int(v) for v in values.values()])
         self.values = ctypes.addressof(self._array), len(values)
 
@@ -191,8 +193,8 @@ class CFunctionKernel(PackedKernel):
         extents: Extents,
         scratch: Tensor | None,
     ) -> None:
-        """Call the C function with a frame of ``tensors`` on the current stream. Raise SL211 or SL305, with the
-        kernel's message, if its status is not SL_OK.
+        """Call ``function`` with a frame, that is C descriptors of ``tensors``, the workspace ``scratch`` and a
+        context, on the current stream. Raise SL211 or SL305, with the kernel's message, if its status is not SL_OK.
         """
         device = call.device
         rest = [_ctypes_argument(p, call.env, extents) for p in self.parameters[len(tensors) :]]
@@ -232,8 +234,8 @@ class CKernel(CFunctionKernel):
         function, times = self._loaded(), [0.0]
 
         def between(*args: object) -> int:
-            """Measure the C function on its arguments ``args`` with the clock, then call it once and return its
-            status.
+            """Stand in for the C function once: time it on its arguments ``args`` with the clock that ``timed`` was
+            given, then call it and return its status.
             """
             times[0] = clock(lambda: function(*args))
             return function(*args)
@@ -254,8 +256,8 @@ class CKernel(CFunctionKernel):
         return self._function
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call`` and return its outputs, with a function that repeats it for other addresses, or None where more
-        than addresses may change.
+        """Run ``call`` and return its outputs, with a function that repeats the call for tensors that differ in their
+        addresses alone, or None where a stream, a data-dependent size or a number of threads may change too.
         """
         outs = self.run_call(call)
         return outs, self._rerun(call, outs) if self.can_repeat else None
@@ -278,15 +280,15 @@ class CKernel(CFunctionKernel):
         return rerun
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
-        """Run ``call`` into ``outs`` and return a function that does so for other addresses, or None where more than
-        addresses may change.
+        """Run ``call`` into ``outs`` and return a function that repeats it for tensors that differ in their addresses
+        alone, or None where a stream, a data-dependent size or a number of threads may change too.
         """
         self.run_into(call, outs, None)
         return self._refill(call, outs) if self.can_repeat else None
 
     def _refill(self, call: Binding, outs: Outputs) -> Refill:
-        """Return a function ``refill(args, outs)`` that writes the addresses of a call into a free frame and calls the
-        C function.
+        """Return a function ``refill(args, outs)`` that calls the C function for a call like ``call`` with other
+        addresses. It writes these into a frame (C descriptors of the tensors) that no other thread is using.
         """
         pack, function, where = self._pack, self._loaded(), self.where
         count = len(self.spec.tensors)
@@ -297,7 +299,8 @@ class CKernel(CFunctionKernel):
 
         def refill(args: Args, given_outs: Outputs, _holds: object = holds) -> None:
             """Call the C function on ``args`` and into ``given_outs``, for a call that differs from the first one in
-            addresses alone. Raise SL211 or SL305 if it fails.
+            addresses alone. ``_holds`` is not read: it keeps the config's array alive. Raise SL211 or SL305 if the
+            function fails.
             """
             tensors, _ = pack(args)
             tensors += given_outs
@@ -320,8 +323,8 @@ class CKernel(CFunctionKernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Call the C function on packed inputs and outputs. It writes data-dependent sizes into ``extents`` and may use
-        the workspace ``scratch``.
+        """Call the C function on ``tensors``, the inputs (copied where the kernel needs it) and then the outputs. It
+        writes data-dependent sizes into ``extents`` and may use the workspace ``scratch``.
         """
         self.call_function(self._function or self._loaded(), call, tensors, extents, scratch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 
 from shiplap.codegen import c_prototype, render_source
 from shiplap.declare.schema import schema_text
@@ -58,7 +59,7 @@ def header_text(symbols: Mapping[str, OpSpec], target: str, configs: Mapping[str
     kernels = [
         {
             "symbol": symbol,
-            "summary": _comment_block((spec.doc.splitlines() or [spec.name])[0]),
+            "summary": "\n * ".join(wrap(_comment_block(spec.doc.partition("\n\n")[0] or spec.name), 117)),
             "lines": [_comment_block(line) for line in _declaration_lines(spec)],
             "signature": prototype_signature(spec, (configs or {}).get(symbol, ())),
             "configs": [f"{symbol}_{name}".upper() for name in (configs or {}).get(symbol, ())],

@@ -56,12 +56,12 @@ class SourceImplementation(Implementation):
 
     @property
     def name(self) -> str:
-        """The name of the C function, by which the kernel is called in reports and choices."""
+        """The name of the C function, by which reports and stored tuning choices name the kernel."""
         return self.function.symbol
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) on which the kernel's identity in caches depends: the function, the compiler's
-        options, and the content of each source.
+        """Yield pairs (text, value) from which the key of the kernel in caches is computed: the function's name, the
+        compiler's options, and the content of each source.
         """
         yield from self.function.code_parts()
         yield f"source {self.request}", None

@@ -47,8 +47,8 @@ class OpEntrance(NativeEntrance):
         self._define(op)
 
     def _define(self, op: Op) -> None:
-        """Define the torch op ``<op>__python``, and that of the out-variant, which native code calls for arguments that
-        it does not support.
+        """Define the torch op ``<op>__python``, which runs the op in Python, and that of the variant with given
+        outputs. Native code calls them for arguments that it does not support.
         """
         python = Registrations(op.spec.namespace, op.edition)
         name = f"{op.spec.stem}__python"
@@ -85,8 +85,9 @@ class OpEntrance(NativeEntrance):
         return run
 
     def lead_calls_to(self, device: str, binding: ctypes.CDLL, index: ctypes.c_uint64, kernels: Path) -> str:
-        """Make calls on ``device`` run the code of the library ``binding``, for op number ``index``, with the kernel
-        library ``kernels``. Return the reason if torch refuses that, else an empty text.
+        """Make calls of the op on ``device`` run its generated C++ in the library ``binding``, where the op has the
+        number ``index``, with the kernels of the library ``kernels``. Return the reason if torch refuses that, else an
+        empty text.
         """
         if binding not in self.bindings:
             self.bindings = [*self.bindings, binding]
@@ -106,8 +107,8 @@ class OpEntrance(NativeEntrance):
         binding.shiplap_lead(index, None)
 
     def refusal(self, cause: Exception) -> ShiplapError | None:
-        """Return the catalogue error that native code or Python raised, of which torch passed on only the text
-        ``cause``, or None.
+        """Return the catalogue error that native code or Python raised, given the exception ``cause`` with which torch
+        passed on only its text, or None where it is no such error.
         """
         message = str(cause)
         python: ShiplapError | None = getattr(self.raised, "error", None)
@@ -136,7 +137,7 @@ class AttachedBinding(NativeBinding):
 
     @property
     def records(self) -> bool:
-        """Whether C++ records the gradients of the op's calls."""
+        """Whether C++ and not Python records the op's calls for autograd."""
         return self.recorder is not None
 
     @property
@@ -158,8 +159,8 @@ class AttachedBinding(NativeBinding):
             library.shiplap_record(route, None)
 
     def start_recording(self) -> None:
-        """Let C++ record the gradients of the op's calls from now on, if its gradient can be recorded there and the ops
-        of the gradient are native too.
+        """Let C++ record the op's calls for autograd from now on, if the op's gradient can be recorded there and the
+        ops that compute the gradient have native code too.
         """
         gradient = self.op.gradient
         if self.recorder is not None or gradient is None:
@@ -171,15 +172,17 @@ class AttachedBinding(NativeBinding):
                 self.op.install_fast_path()
 
     def update_choices(self) -> None:
-        """Send the tuned choices of the op to the native code, in place of earlier ones."""
+        """Send the choices that tuning has made for the op (a kernel and its config by sizes and dtypes) to the native
+        code, in place of those sent earlier.
+        """
         tables = _choice_tables(self.op, self.parts.values())
         for index, entry in self.parts.items():
             _send_choices(self.binding, index, *tables[entry.device])
 
 
 def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tuple[list[list[int]], bool]]:
-    """Return for each device type the tuned choices of ``op`` as rows of numbers, and whether calls without a row have
-    to go to Python.
+    """Return for each device type of ``entries`` the tuned choices of ``op`` as rows of integers, as of
+    ``choice_rows``, and whether calls that fit no row have to go to Python, since the choices are frozen.
     """
     return {
         e.device: (
@@ -192,8 +195,8 @@ def _choice_tables(op: Op, entries: Iterable[NativeKernelEntry]) -> dict[str, tu
 
 
 def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defer: bool) -> None:
-    """Copy the tuned choices ``table`` into the native code of op number ``index``. ``defer`` says that calls without a
-    row go to Python.
+    """Copy ``table``, the tuned choices as rows of integers, into the native code of op number ``index`` in the library
+    ``binding``. ``defer`` makes calls that fit no row go to Python.
 
     Choices with other values than numbers, or for tensors that are not contiguous, stay with Python. Native code passes
     calls with other layouts to Python as long as there are choices.
@@ -204,8 +207,8 @@ def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defe
 
 
 def attach_plan(plan: LibraryPlan) -> None:
-    """Open the library of ``plan`` and register its code for every op in it that has no native binding yet. Then let
-    C++ record gradients where it can.
+    """Load the library of ``plan`` and make its native code serve each op in it that has none yet. Then let C++ record
+    calls for autograd where it can.
     """
     binding = _load_plan_library(plan)
     for op in dict.fromkeys(e.op for e in plan.entries.values()):
@@ -217,15 +220,18 @@ def attach_plan(plan: LibraryPlan) -> None:
 
 
 def start_recording() -> None:
-    """Let C++ record the gradients of all attached ops that Python still records, where that is possible."""
+    """Let C++ record for autograd the calls of all ops with native code that Python still records, where their
+    gradients permit that.
+    """
     for op in registry.declared_op_list():
         if op.gradient is not None and isinstance(op.native, AttachedBinding):
             op.native.start_recording()
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
-    """Register the native code of ``op`` for the devices in ``entries``. A device that torch refuses stays with Python,
-    which a notice reports. Raise SL405 if all are refused.
+    """Make the native code in the library ``binding``, at ``path``, serve ``op`` on the devices of ``entries``, which
+    are keyed by number in the library. A device that torch refuses stays with Python, with a notice. Raise SL405 if all
+    are refused.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)

@@ -54,8 +54,9 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call that Python served. At the first call and from the 32nd on, attach the native binding if there is
-    one, start its build, or give a notice.
+    """Count a call that Python served for the kernel ``form`` of an op. At the first call and from the 32nd on, attach
+    the native binding (generated C++ that serves calls without Python) if there is one, start its build, or give a
+    notice.
     """
     # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
@@ -95,8 +96,8 @@ def how_to_build(name: str) -> str:
 
 
 def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
-    """Attach the op's native binding if its library is there, else start its build if the op is called often. Return
-    the reason if there will be no binding, else an empty text.
+    """Attach the op's native binding if its library is built, else start its build if ``form``, the kernel, has been
+    called often. Return the reason if there will be no binding, else an empty text.
     """
     if not settings().native:
         return BINDING_OFF
@@ -122,8 +123,8 @@ def _advance_binding(spec: OpSpec, form: NativeForm) -> str:
 
 
 def _attach_installed(op: Op) -> bool:
-    """Attach the native library in the package of ``op``. Return whether it is attached. A notice reports once that a
-    library is there and cannot be used.
+    """Attach the prebuilt native library that came with the package of ``op``. Return whether it is attached. A notice
+    reports once that a library is there and cannot be used.
     """
     plan, why = prebuilt.find_prebuilt_library(op)
     if plan is not None:
@@ -144,8 +145,8 @@ def _attach_installed(op: Op) -> bool:
 
 
 def attach_installed_library(op: Op) -> bool:
-    """Attach the native library in the package of ``op`` before its first call. Return whether the op has native code
-    now.
+    """Attach the prebuilt native library that came with the package of ``op``, before the first call of the op. Return
+    whether the op has native code now.
     """
     if not settings().native or torch.compiler.is_compiling():
         return False
@@ -197,8 +198,8 @@ def build(op: Op) -> Path:
 
 
 def compile_plan(plan: LibraryPlan, op: Op) -> None:
-    """Compile the library of ``plan`` into the cache, unless it is there. Raise SL405 or SL410, with the name of
-    ``op``, when it cannot be built.
+    """Compile the library of ``plan``, generated C++ for one or more ops, into the cache unless it is there. Raise
+    SL405 or SL410, with the name of ``op``, when it cannot be built.
     """
     if is_library_present(plan.place, op.spec.name):
         return
@@ -244,8 +245,8 @@ def state(op: Op, device: str = "cpu") -> tuple[str, str]:
 
 
 def build_error(where: str, problem: str) -> ShiplapError:
-    """Return the error of a binding that was not built, for ``problem``, the builder's text: SL410 if the machine
-    lacked something, else SL405.
+    """Return the error of an op ``where`` whose native binding could not be built, given ``problem``, the builder's
+    output: SL410 if the machine lacked something, else SL405.
     """
     if problem.startswith(LACKING):
         return error("SL410", where=where, got=problem, expected="a machine with room for the build")

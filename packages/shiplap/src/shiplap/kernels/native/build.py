@@ -44,7 +44,9 @@ LOCK_WAIT_S = 300.0  # seconds that a builder waits for another one of the same 
 
 
 def is_sealed_folder(folder: Path) -> bool:
-    """Whether ``folder`` holds a complete library whose two seals fit: it is undamaged, and this user built it."""
+    """Whether ``folder`` holds a complete library whose two seals fit: a checksum that shows that it is undamaged, and
+    a keyed one that shows that this user built it.
+    """
     try:
         with os.fdopen(_open_regular_file(folder / LIBRARY, os.O_RDONLY), "rb") as library:
             text = seal_text(folder.name, library)
@@ -56,8 +58,8 @@ def is_sealed_folder(folder: Path) -> bool:
 
 
 def seal_text(digest: str, library: IO[bytes]) -> str:
-    """Return the seal of a library: a sha256 over ``digest`` and its content. Raise OSError for a library over 256
-    MiB.
+    """Return the checksum (seal) of a library: a sha256 over ``digest``, which names it, and its content. Raise OSError
+    for a library over 256 MiB.
     """
     hashed, length = hashlib.sha256(digest.encode()), 0
     while piece := library.read(1 << 20):
@@ -69,13 +71,15 @@ def seal_text(digest: str, library: IO[bytes]) -> str:
 
 
 def keyed_seal(seal: str) -> str:
-    """Return the seal of the text ``seal`` that only this user can make: an HMAC with the user's secret."""
+    """Return a seal that only this user can make for ``seal``, the checksum of a library: an HMAC of it with the user's
+    secret.
+    """
     return hmac.new(user_key()[0], seal.encode(), "sha256").hexdigest()
 
 
 def user_key() -> tuple[bytes, str]:
-    """Return the secret of this user's seals, made if missing, and an empty text. Where it cannot be kept on disk,
-    return one of this process alone, and the reason.
+    """Return the secret with which this user's seals of compiled libraries are made, created if missing, and an empty
+    text. Where it cannot be kept on disk, return a secret of this process alone, and the reason.
     """
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if home not in _keys:
@@ -252,8 +256,8 @@ def _acquire_build_lock(lock: FileIO, path: Path, wait: float) -> None:
 
 
 def _compile_source(scratch: Path, digest: str, source: str, command: list[str]) -> str:
-    """Compile ``source`` to a library in the folder ``scratch`` and write its seals. Return the problem, or an empty
-    text.
+    """Compile ``source`` to a library in the folder ``scratch`` and write its two seals (checksums, one of them keyed)
+    beside it. Return the problem as text, or an empty text.
     """
     (scratch / SOURCE).write_text(source)
     tools = list(takewhile(lambda word: not word.startswith("-"), command))  # two for "ccache g++"
@@ -338,8 +342,8 @@ def _remove_path(path: Path) -> None:
 
 
 def _builder_main(pipe: IO[bytes]) -> None:
-    """Build the order, JSON from :func:`build_detached`, that is read from ``pipe``, and write its problem to standard
-    output. This is the main function of a builder process.
+    """Read from ``pipe`` the JSON arguments that :func:`build_detached` sent, build that library, and write the
+    problem, if any, to standard output. This is the main function of a builder process.
     """
     root, digest, source, command, key = json.load(pipe)
     # The key comes with the order, since under a process of this one it may not be kept on disk.

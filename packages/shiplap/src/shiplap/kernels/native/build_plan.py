@@ -154,8 +154,8 @@ def compile_command(op: Op) -> list[str]:
 
 
 def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
-    """Return the generated code and the form of the only C ABI kernel of ``op`` on ``device``. Raise SL404 for none or
-    several.
+    """Return the data for generating C++ and the native form (library, symbol, layout demands) of the only C ABI kernel
+    of ``op`` on ``device``. Raise SL404 for none or several.
     """
     form = _first_native_forms(op).get(device)
     if form is None:
@@ -174,25 +174,29 @@ def _no_native_form_error(op: Op, device: str) -> ShiplapError:
 
 
 def _forms_on(op: Op, device: str) -> list[NativeForm]:
-    """Return the native forms (library, symbol, layout demands) of the kernels of ``op`` among which native code picks
-    on ``device``.
+    """Return the native forms (library, symbol, layout demands) of those kernels of ``op`` on ``device`` that generated
+    C++ can call, in the order in which it tries them.
     """
     return [kernel.native for kernel in op.native_choices(device) if kernel.native is not None]
 
 
 def _first_native_forms(op: Op) -> dict[str, NativeForm]:
-    """Return, by device type, the form of the first C ABI kernel of ``op`` among those that native code picks from."""
+    """Return by device type the native form (library, symbol, layout demands) of the first kernel of ``op`` that
+    generated C++ can call.
+    """
     return {device: forms[0] for device in DEVICES if (forms := _forms_on(op, device))}
 
 
 def form_is_native(op: Op, form: NativeForm) -> bool:
-    """Whether ``form`` is still that of a kernel of ``op`` among which native code picks."""
+    """Whether ``form`` still belongs to a kernel of ``op`` that generated C++ can call. A kernel that was bound later
+    may exclude it.
+    """
     return any(form is other for device in DEVICES for other in _forms_on(op, device))
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return the data from which native code of ``op`` on ``device`` is generated: the same object while nothing
-    changes, since it caches its text.
+    """Return the data from which C++ that serves ``op`` on ``device`` is generated. ``form`` is its first C ABI kernel.
+    The same object is returned while nothing changes, since it caches the generated text.
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
@@ -203,8 +207,8 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return a new object with the data from which native code of ``op`` on ``device`` is generated: declaration, names
-    of overloads, and its kernels.
+    """Return a new object with the data from which C++ that serves ``op`` on ``device`` is generated: declaration,
+    names of overloads, and its kernels, of which ``form`` is the first one.
     """
     names = kernel_overload_names(op.spec, op.needs_autograd)
     kernel, *others = op.native_choices(device)
@@ -230,7 +234,9 @@ def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _native_choice(kernel: Kernel) -> NativeChoice:
-    """Return a kernel as an alternative in native code: symbol, dtypes, workspace and config space."""
+    """Return the data by which generated C++ can call ``kernel`` as one of several of an op: symbol, dtypes, workspace
+    and the names of its config.
+    """
     assert kernel.native is not None
     return NativeChoice(kernel.native.symbol, kernel.dtypes, kernel.workspace, kernel.space)
 
@@ -255,8 +261,8 @@ def bindable_entries(op: Op) -> list[NativeKernelEntry]:
 
 
 def _form_library_file(form: NativeForm) -> Path:
-    """Return the library file of a kernel's C function. A generated function is in the binding itself, so its symbol
-    stands for the file.
+    """Return the library file of the C function of ``form``, or for a generated function, which is compiled into the
+    binding itself, its symbol as a path.
 
     A generated function is in the binding, and gets a name that no other op has.
     """
@@ -264,8 +270,8 @@ def _form_library_file(form: NativeForm) -> Path:
 
 
 def _related_entries(op: Op, entries: list[NativeKernelEntry]) -> list[NativeKernelEntry]:
-    """Return those of ``entries`` whose kernel library is used by ``op``, or by an op that shares one with it,
-    transitively. They become one translation unit.
+    """Return those of ``entries`` that have to be compiled together with ``op``: those whose kernel library the op
+    uses, or another op does that shares a library with it, and so on.
     """
     ops, files = {op.spec.name}, set[Path]()
     while True:

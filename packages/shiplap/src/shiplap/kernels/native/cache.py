@@ -46,8 +46,8 @@ def cache_root() -> Path:
 
 
 def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> bool:
-    """Whether a complete library with fitting seals is in the folder ``place``. Raise SL406 if a user that ``rule``
-    excludes could have written it.
+    """Whether the folder ``place`` has a complete library with fitting seals (checksums). Raise SL406, with the name
+    ``op``, if a user that ``rule`` excludes could have written it.
     """
     try:
         os.close(_open_checked_library(place, rule))
@@ -60,8 +60,9 @@ def is_library_present(place: Path, op: str, rule: safe_io.OwnershipRule = safe_
 
 
 def load_library(place: Path, op: str, rule: safe_io.OwnershipRule = safe_io.CODE) -> ctypes.CDLL:
-    """Return the library in the folder ``place``, loaded once in a process through the descriptor by which it was
-    checked. Raise SL405 or SL406 where it does not fit.
+    """Return the native library in the folder ``place``, loaded once in a process, through the file descriptor by which
+    its owner (``rule``) and seals (checksums) were checked. Raise SL405 or SL406, with the name ``op``, where these do
+    not fit.
 
     The descriptor stays open. The loader identifies a library by its name, ``/proc/self/fd/<n>``, which must not come
     to mean another file.
@@ -100,8 +101,8 @@ def find_library(place: Path, op: str) -> ctypes.CDLL | None:
 
 
 def _open_checked_library(place: Path, rule: safe_io.OwnershipRule = safe_io.CODE) -> int:
-    """Return a descriptor of the library in ``place``, after its owners (``rule``) and its seals were checked. Raise
-    OSError where they do not fit.
+    """Return a descriptor of the library in ``place``, after checking that the owners of its files are those that
+    ``rule`` admits and that its seals (checksums) fit. Raise OSError where they do not.
     """
     handle = safe_io.open_file(place / LIBRARY, rule)
     try:

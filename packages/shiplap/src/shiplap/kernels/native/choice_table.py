@@ -10,8 +10,8 @@ from shiplap.dtypes import number
 
 
 def choice_rows(op: Op, device: str) -> list[list[int]]:
-    """Return the tuned choices of ``op`` on ``device`` as rows of integers for native code: the key of a call, whether
-    Python runs it, and the config.
+    """Return the choices that tuning has made for ``op`` on ``device`` as rows of integers for native code: the key
+    (numbers that stand for the sizes, dtypes and layout of a call), 1 if Python has to run such calls, and the config.
 
     Of several kernels a config begins with the number of the kernel.
     """
@@ -37,23 +37,25 @@ def choice_rows(op: Op, device: str) -> list[list[int]]:
 
 
 def packed_rows(op: Op, device: str) -> tuple[tuple[int, ...], ...]:
-    """Return the rows of tuned choices, as of :func:`choice_rows`, that a library without Python can run."""
+    """Return those rows of tuned choices, as of :func:`choice_rows`, whose kernel native code can run, for a library
+    that is used without Python.
+    """
     count = len(lookup_key(op.spec, op.rule))
     # The number behind the key is 1 where Python runs the choice.
     return tuple(tuple(row) for row in choice_rows(op, device) if not row[count])
 
 
 def _takes_key(kernel: Kernel, key: Key) -> bool:
-    """Whether a kernel accepts the dtypes of a choice's key. A table may be written by hand, so that they need not
-    fit.
+    """Whether ``kernel`` accepts the dtypes in ``key``, the key of a tuned choice. They need not fit, since a table of
+    choices may be written by hand.
     """
     pairs = [pair.partition("=")[2] for pair in str(key[-2]).split(", ") if pair]
     return not kernel.dtypes or all(dtype.removeprefix("torch.") in kernel.dtypes for dtype in pairs)
 
 
 def _native_choice_key(op: Op, key: Key) -> list[int] | None:
-    """Return the key of a choice as the integers that C++ computes for a call. None for layouts that are not
-    contiguous, and for the keys of templates.
+    """Return the key of a tuned choice as the integers that C++ computes for a call. Return None for layouts that are
+    not contiguous, and for keys of choices among templates in compiled code.
     """
     *values, dtypes, layout = key[1:]
     if not isinstance(layout, str) or not isinstance(dtypes, str):

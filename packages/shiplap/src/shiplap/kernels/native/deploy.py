@@ -79,8 +79,9 @@ class DeployedLibrary:
 
 
 def make_on_demand_library(ops: Iterable[Op], where: str) -> DeployedLibrary:
-    """Return a library of ``ops`` for a package, which defines its ops when it is asked to. Its name contains a digest
-    of its content. ``where`` names the package in errors.
+    """Return a library of ``ops`` for ``where``, a package with a compiled model. It defines its ops only when it is
+    asked to, so that a process which has an op already does not get it twice. Its name contains a digest of its
+    content.
 
     No file's name ends in ``.so``, which a package has for models. Raises what :func:`deploy` raises.
     """
@@ -126,8 +127,8 @@ def _make_deployed(wanted: Sequence[Op], where: str | os.PathLike[str], on_deman
 
 
 def _packed_native(entry: NativeKernelEntry) -> NativeOp:
-    """Return the data for generating the code of an entry, together with all cubins and choices that this process has
-    for it.
+    """Return the data for generating the C++ of ``entry``, an op on one device, together with all compiled GPU kernels
+    (cubins) and tuned choices that this process has for it.
     """
     # Choices are read lazily, and a deployed library cannot read them later.
     tuned_choices.ensure_choices_loaded()

@@ -72,8 +72,8 @@ def can_record(op: Op) -> bool:
 
 
 def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
-    """Let the C++ library record the calls of ``op``. Return the library and the address of the op's route in it, or
-    None where Python records: for other gradients, or without the library.
+    """Let the C++ library record calls of ``op`` for autograd. Return the library and the address in it of the data for
+    this op, or None where Python records: for gradients that C++ cannot record, or without the library.
     """
     if not can_record(op) or (library := _open_recorder(op)) is None:
         return None
@@ -98,7 +98,9 @@ def record_in_cpp(op: Op) -> tuple[ctypes.CDLL, int] | None:
 
 
 def _define_recording_op(op: Op, python: Registrations) -> str:
-    """Define the torch op by which C++ lets Python record a call of ``op``, once, and return its name."""
+    """Define the torch op that C++ calls where Python has to record a call of ``op`` for autograd, unless it is
+    defined, and return its name. ``python`` registers implementations.
+    """
     name = f"{op.spec.stem}__record"
     if (known := find_overload(op.spec.namespace, name_of_edition(name, op.edition))) is not None:
         return str(known.name())
@@ -127,8 +129,8 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
 
 
 def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
-    """Yield two integers for each argument of ``part``, one op of a gradient: the kind of value that it takes
-    (gradient, saved tensor or scalar), and the value's number.
+    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient: the kind of value
+    that is passed (a gradient, a saved tensor of ``saves`` or a scalar of ``values``) and its position there.
     """
     for name, at in part.takes(spec):
         if at >= 0:

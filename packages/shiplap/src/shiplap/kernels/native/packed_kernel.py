@@ -48,18 +48,20 @@ class PackedKernel(Kernel):
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the kernel on ``tensors``, packed inputs and then outputs. It stores data-dependent sizes in
-        ``extents``.
+        """Run the kernel on ``tensors``, the inputs, copied where it needs that, and then the outputs. It stores
+        data-dependent sizes in ``extents`` and may use the workspace ``scratch``.
         """
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether it is settled, with a reason, that no native code will serve the calls of this kernel."""
+        """Whether it is certain that generated C++ will never serve the calls of this kernel, so that calls need not be
+        counted.
+        """
         return not self.native.counting and bool(self.native.why)
 
     def run_call(self, call: Binding) -> Outputs:
-        """Return the outputs of a call: allocated, at their upper bounds where sizes depend on data, filled by the
-        kernel, and cut to the sizes that it reports.
+        """Return the outputs of a call, filled by the kernel. An output whose size depends on data is allocated at its
+        upper bound and then cut to the size that the kernel reports.
         """
         spec = self.spec
         if not spec.bounds:
@@ -109,7 +111,9 @@ class PackedKernel(Kernel):
         return ""
 
     def _run(self, call: Binding, outs: Sequence[Tensor], extents: Extents, scratch: Tensor | None) -> None:
-        """Run the kernel on the packed inputs of ``call`` into ``outs``, and write copies of mutated arguments back."""
+        """Run the kernel into ``outs`` on the inputs of ``call``, which are copied first where their layout or
+        alignment is not one that it takes. Copies of arguments that the op changes are written back.
+        """
         inputs, copies = self._pack(call.args)
         if scratch is None and self.workspace is not None:
             scratch = allocate_workspace(self.workspace, call)
@@ -122,8 +126,8 @@ class PackedKernel(Kernel):
 
     @cached_property
     def _pack(self) -> Callable[[Args], Packed]:
-        """The generated function that packs arguments: it returns the tensors in order, copied where they are not
-        contiguous or aligned, and the copies to write back.
+        """The generated function that prepares the tensor arguments for the kernel: it returns them in order, copied
+        where they are not contiguous or aligned as needed, and those copies that have to be written back.
         """
         return compile_packing(self.spec, self.native.strided, self.native.align)
 

@@ -40,8 +40,8 @@ class ManifestRow:
 
 
 def library_manifest(entries: Sequence[NativeKernelEntry]) -> bytes:
-    """Return the manifest of a packaged library as JSON: format, machine type, torch releases, and its ops in the order
-    of the library.
+    """Return the JSON text of the manifest that is packaged beside a native library: format, machine type, releases of
+    torch, and for each of ``entries`` the op and its device, in the order of the library.
     """
     rows = [asdict(ManifestRow(e.op.spec.name, e.device, op_build_digest(e.native))) for e in entries]
     least, below = (".".join(map(str, version)) for version in TORCH)
@@ -80,7 +80,7 @@ def give_up_library(place: Path, why: str) -> None:
 
 
 def prebuilt_folders(op: Op) -> Iterator[Path]:
-    """Yield the folders of prebuilt libraries in the package that declares ``op``."""
+    """Yield the folders of prebuilt native libraries in the package that declares ``op``."""
     for folder in package_folders(op):
         yield from _listed_libraries(folder)
 
@@ -95,7 +95,9 @@ def _listed_libraries(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry_numbers(place: Path, entries: Sequence[NativeKernelEntry]) -> dict[int, NativeKernelEntry] | None:
-    """Return ``entries`` by their numbers in the library at ``place``, or None for a library of other ops.
+    """Return ``entries`` (ops with their kernels on a device) by their numbers in the prebuilt library at ``place``, or
+    None if that is a library of other ops. Raise ValueError if it was built for another declaration, platform or
+    release of torch.
 
     Raise ValueError for a library of another declaration, platform or release of torch.
     """

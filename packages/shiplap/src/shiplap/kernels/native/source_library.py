@@ -62,8 +62,8 @@ def source_texts(sources: Iterable[SourceText], include_dirs: Sequence[Path]) ->
 
 
 def link_named(path: Path) -> None:
-    """Give the checked library ``binding.so`` beside ``path`` that name as well, by a hard link, unless the name exists
-    with the same content.
+    """Give the library ``binding.so``, which was checked and lies in the folder of ``path``, the name ``path`` too, by
+    a hard link, unless that exists with the same content.
     """
     built = path.with_name(LIBRARY)
     for _ in range(2):
@@ -157,7 +157,9 @@ class SourceLibrary:
         return self.locate()
 
     def _unit(self) -> str:
-        """Return the C source of the unit that defines the signature functions, by which the library is accepted."""
+        """Return the C source that is compiled into the library in addition to the author's: functions that return the
+        signature of the declaration, by which the library is accepted when it is loaded.
+        """
         # C linkage: the loader looks the function up by its plain name.
         return f'#include "{HEADER}"\nextern "C" {{\nSL_SIGNATURES\n}}\n'
 

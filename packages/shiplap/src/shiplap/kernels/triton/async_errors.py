@@ -38,8 +38,8 @@ class LateErrors:
         self._words: dict[torch.device, tuple[Tensor, ctypes.c_int64]] = {}
 
     def code(self, op: str, message: str) -> int:
-        """Return the number of this message of ``op``, in which ``{row}`` stands for the row. The number comes from a
-        hash, so it is the same in every process.
+        """Return the number by which a kernel of ``op`` reports the error ``message``, whose ``{row}`` stands for the
+        row that the kernel stores beside it. It comes from a hash, so it is the same in every process.
         """
         known = self._codes.get((op, message))
         return known if known is not None else self._register(op, message)
@@ -59,8 +59,8 @@ class LateErrors:
         return self._messages.get(code, ("a kernel", f"code {code}, row {{row}}"))
 
     def word(self, device: torch.device) -> int:
-        """Return the address of the error word of ``device``, for a launch. Raise SL211 first if the word holds an
-        error of an earlier launch.
+        """Return the address of the error word of ``device``, an integer in host memory that kernels write an error to,
+        for a launch. If an earlier kernel has written an error there, raise it as SL211.
         """
         memory, value = self._words.get(device) or self._allocate_word(device)
         # A plain read of host memory: the device is not waited for.
@@ -69,12 +69,16 @@ class LateErrors:
         return memory.data_ptr()
 
     def address(self, device: torch.device) -> int:
-        """Return the address of the error word of ``device`` without reading the word."""
+        """Return the address of the error word of ``device``, an integer in host memory that kernels write an error to,
+        without reading it.
+        """
         memory, _ = self._words.get(device) or self._allocate_word(device)
         return memory.data_ptr()
 
     def _allocate_word(self, device: torch.device) -> tuple[Tensor, ctypes.c_int64]:
-        """Return the error word of ``device``, allocated if there is none: its memory, and a view of its value."""
+        """Return the error word of ``device``, an integer in host memory that kernels write an error to, as a tensor
+        and as a ctypes view of the same memory. It is allocated at the first request.
+        """
         with outside_modes():
             memory = self.memory(device)
         return self._words.setdefault(device, (memory, ctypes.c_int64.from_address(memory.data_ptr())))
@@ -87,7 +91,9 @@ class LateErrors:
         return torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
 
     def poll(self, device: torch.device) -> None:
-        """Raise SL211 if a finished kernel on ``device`` met a bad value. Each error is raised once."""
+        """Raise SL211 if a kernel on ``device`` that has ended wrote an error (a code and a row) into the device's
+        error word. Each error is raised once.
+        """
         _, value = self._words.get(device) or self._allocate_word(device)
         told = value.value
         if told:

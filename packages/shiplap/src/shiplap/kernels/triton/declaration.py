@@ -51,17 +51,21 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The launches, fills and sorts of the program as their author wrote them, in order."""
+        """The steps of the kernel as their author wrote them, in order: launches of Triton kernels, and fills and sorts
+        of the workspace.
+        """
         return self._steps
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The named integers of the program, by name, as dim expressions."""
+        """The integers that the author has named for use in expressions of the steps, as dim expressions by name."""
         return self._values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None."""
+        """The holder of the messages of late errors, which kernels report on the device after their launch has
+        returned, or None.
+        """
         return self._errors
 
     @property
@@ -116,12 +120,14 @@ class TritonLaunches(Implementation, ProgramSource):
 
     @property
     def name(self) -> str:
-        """The name of the first Triton kernel, by which the program is called in reports and choices."""
+        """The name of the first Triton kernel, by which reports and stored tuning choices name the whole series of
+        launches.
+        """
         return self.launches[0].name
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield pairs (text, value) on which the kernel's identity in caches depends: the steps in order, each with its
-        arguments, and the named integers.
+        """Yield pairs (text, value) from which the key of this series of launches in caches is computed: the steps in
+        order, each with its arguments, and the named integers.
         """
         yield f"program {self._values}", None
         for step in self._steps:
@@ -170,7 +176,9 @@ class LateLaunches(Implementation, ProgramSource):
 
     @cached_property
     def made(self) -> TritonLaunches:
-        """The program, from its module, which is imported now. Raises SL619 where the import fails."""
+        """The series of launches that the named module defines. The module is imported now. Raises SL619 where the
+        import fails.
+        """
         try:
             program = vars(import_module(self.module))[self.program]
         except ImportError as e:
@@ -182,27 +190,35 @@ class LateLaunches(Implementation, ProgramSource):
 
     @property
     def steps(self) -> tuple[DeclaredStep, ...]:
-        """The launches, fills and sorts of the program as their author wrote them, after importing its module."""
+        """The steps as their author wrote them, in order (launches of Triton kernels, fills and sorts of the
+        workspace), after importing their module.
+        """
         return self.made.steps
 
     @property
     def values(self) -> Mapping[str, str]:
-        """The named integers of the program, after importing the module."""
+        """The integers that the author has named for use in expressions of the steps, as dim expressions by name, after
+        importing the module.
+        """
         return self.made.values
 
     @property
     def errors(self) -> LateErrors | None:
-        """The holder of the messages of late errors, or None, after importing the module."""
+        """The holder of the messages of late errors, which kernels report on the device after their launch has
+        returned, or None. The module is imported for it.
+        """
         return self.made.errors
 
     @property
     def name(self) -> str:
-        """The name of the program in its module, by which it is called in reports and choices."""
+        """The variable of the module that holds the series of launches, by which reports and stored tuning choices name
+        it.
+        """
         return self.program
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield one pair (text, None) on which the kernel's identity in caches depends: a digest of the files of the
-        module's folder, which needs no import.
+        """Yield one pair (text, None) from which the key of this series of launches in caches is computed: a digest of
+        the files in the module's folder, which needs no import.
         """
         yield f"triton {self.module} {self.program} {_files_beside(self.module)}", None
 

@@ -98,15 +98,15 @@ class LaunchedKernel(CFunctionKernel):
             self.native.settle("Triton's interpreter runs the kernel")
 
     def configure(self, values: Values) -> None:
-        """Use the compile-time values of a config, by name, for launches from now on."""
+        """Use ``values``, the tuning parameters of a config by name, as compile-time values of launches from now on."""
         super().configure(values)
         self.config_values = dict(values)
 
     def invoke_function(
         self, call: Binding, tensors: Sequence[Tensor | None], extents: Extents, scratch: Tensor | None
     ) -> None:
-        """Run the program on packed inputs and outputs: by its generated C++ where that is attached, else launch by
-        launch through Triton.
+        """Run the declared steps (launches, fills, sorts) on ``tensors``, the inputs and then the outputs: by generated
+        C++ where that is attached, else launch by launch through Triton. ``scratch`` is the workspace.
         """
         if self.native.counting and not self.native.calls and not self.interpreted:
             self._attach_prebuilt(call, tensors, scratch)
@@ -125,8 +125,8 @@ class LaunchedKernel(CFunctionKernel):
             self._launch(numbers, scratch)
 
     def _attach_prebuilt(self, call: Binding, tensors: Sequence[Tensor | None], scratch: Tensor | None) -> None:
-        """Attach the generated C++ that came with the package of the op, if the package or Triton's compiler has the
-        forms that this call needs.
+        """Attach the generated C++ that came with the package of the op, if all compiled kernels that this call needs
+        are in the package or can be compiled by Triton here.
         """
         op = registry.find_declared_op(self.spec.name)
         if op is None or prebuilt.find_prebuilt_library(op)[0] is None:
@@ -169,8 +169,8 @@ class LaunchedKernel(CFunctionKernel):
                     _make_launcher(self.native.declared[number].kernel).compile(grid, *values, **options)
 
     def plain_launch(self, call: Binding) -> PlainLaunch | None:
-        """Return the launch of ``call`` as data if the program is one kernel with one output and nothing else, or
-        None.
+        """Return the launch of ``call`` as data, for Inductor, if the kernel is a single launch with one output and
+        needs nothing else such as a workspace. Return None otherwise.
         """
         form = self.native
         if (
@@ -194,8 +194,8 @@ class LaunchedKernel(CFunctionKernel):
         return PlainLaunch(form.declared[0].kernel, grid, dict(parts), values, options, form.strided)
 
     def _launch(self, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run the steps of the program whose conditions hold: launches, fills and sorts of the workspace
-        ``scratch``.
+        """Run, in order, those declared steps whose conditions hold for ``numbers``, the sizes and scalars of a call:
+        launches, and fills and sorts of the workspace ``scratch``.
         """
         form, number = self.native, -1
         for step in form.program.steps:
@@ -216,8 +216,8 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Launch kernel ``number`` of the program. An empty grid launches nothing. The first launch settles whether
-        generated C++ could make it.
+        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. The first launch also settles
+        whether generated C++ could make it, which only the compiled kernel shows.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)
@@ -245,8 +245,8 @@ class LaunchedKernel(CFunctionKernel):
         return grid, values, {k: v for k, v in given.items() if k in OPTIONS}
 
     def _value(self, p: KernelParameter, own: LaunchNumbers, scratch: Tensor | None) -> object:
-        """Return the value of one parameter of a launch: a tensor, a part of the workspace, a number or a compile-time
-        value.
+        """Return the value of the kernel's parameter ``p`` for a launch: a tensor, the part of the workspace
+        ``scratch`` from its offset on, a number from ``own``, or a compile-time value.
         """
         match p.kind:
             case "constant":
@@ -266,8 +266,8 @@ class LaunchedKernel(CFunctionKernel):
         return value
 
     def _numbers(self, call: Binding, *tensors: Tensor | None) -> LaunchNumbers:
-        """Return the numbers that expressions of the program read: sizes and scalars of ``call``, facts of ``tensors``
-        (inputs, then outputs), and the named integers.
+        """Return the numbers, by name, that expressions of the declared steps read: sizes and scalars of ``call``,
+        properties of ``tensors`` (inputs, then outputs) such as strides, and the integers that the author named.
         """
         names = [*(a.name for a in self.spec.tensors), *(o.name for o in self.spec.outputs)]
         numbers = LaunchNumbers(call.env, dict(zip(names, tensors, strict=True)))
@@ -278,7 +278,9 @@ class LaunchedKernel(CFunctionKernel):
         return numbers
 
     def _stand_ins(self, call: Binding) -> list[Tensor | None]:
-        """Return the packed inputs of ``call``, followed by meta tensors in place of its outputs."""
+        """Return tensors from which a launch can be compiled without running it: the inputs of ``call``, copied where
+        the kernel needs that, and meta tensors in place of its outputs.
+        """
         inputs, _ = self._pack(call.args)
         return [*inputs, *(_stand_in_tensor(output, call) for output in self.spec.outputs)]
 
@@ -297,7 +299,8 @@ class LaunchedKernel(CFunctionKernel):
 
 
 def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -> None:
-    """Compile the forms that ``calls`` need, for devices that need not be here, so that ``deploy`` packs them.
+    """Compile the Triton kernels of ``op`` for the dtypes, alignments and sizes of ``calls``, for GPUs that need not be
+    in this machine, so that ``deploy`` puts them into its library.
 
     Args:
         op: an op with a kernel of :func:`triton` for CUDA.

@@ -84,8 +84,8 @@ class Launcher:
         raise TypeError(f"{self.__qualname__} is launched with a grid: launcher[grid](...)")
 
     def remember(self, key: tuple[Any, ...], compiled: Any) -> None:
-        """Keep the compiled kernel that Triton's own launch returned under ``key``, if its source is known. A changed
-        source drops all earlier ones.
+        """Keep ``compiled``, the kernel that Triton's own launch returned, for later launches with the same ``key``
+        (properties of the arguments), if the kernel's source is known. A changed source drops all earlier ones.
         """
         source = getattr(self.kernel, "hash", None)
         if not isinstance(source, str) or source.startswith("recursion:"):  # being computed by another thread
@@ -97,8 +97,8 @@ class Launcher:
             self.compiled_by_key[key] = (compiled.run, compiled.function, compiled.packed_metadata, compiled)
 
     def _prepare(self) -> Callable[..., Any]:
-        """Return the function behind ``[grid]``, and keep it: generated for the kernel's signature, or Triton's own
-        launch, with a notice.
+        """Return the function ``launch(grid, *args)`` behind ``self[grid](*args)``, and keep it: one generated for the
+        kernel's parameters, or Triton's own launch, with a notice.
         """
         # Before the first compilation, so that Triton uses the assembler that Inductor uses.
         use_torch_assembler()
@@ -258,8 +258,8 @@ def _launcher_lines(kernel: Any) -> list[str]:
 
 
 def _bound_parameter_source(parameters: dict[str, Any], ordinary: str) -> tuple[list[str], str]:
-    """Return the lines that compute the value and the key entries of each parameter, and the source text of these
-    entries. ``ordinary`` is the source of Triton's own launch.
+    """Return the source lines that compute the value of each parameter of a Triton kernel and its entries in the key of
+    a launch, and the source text of these entries. ``ordinary`` is the source of a call of Triton's own launch.
     """
     free = [n for n, p in parameters.items() if _is_unspecialised(p)]
     # Their value is passed on and is no part of the key.
@@ -287,8 +287,8 @@ def _is_unspecialised(about: Any) -> bool:
 
 
 def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
-    """Return the lines that compute values and key entries of parameters that are not specialised: one check if all are
-    32-bit ints, else one for each.
+    """Return the source lines that compute the values and key entries of the parameters ``names``, on which Triton does
+    not specialise. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
     """
     if not names:
         return ["    _free = None"]
@@ -306,8 +306,8 @@ def _unspecialised_parameters(names: list[str], ordinary: str) -> list[str]:
 
 
 def _argument_key_source(a: str, ordinary: str) -> list[str]:
-    """Return the lines that compute the value and the two key entries of the specialised parameter ``a``. ``ordinary``
-    is the source of Triton's own launch, for other types.
+    """Return the source lines that compute the value of the kernel's parameter ``a`` and its two entries in the key of
+    a launch. ``ordinary`` is the source of a call of Triton's own launch, for values of other types.
 
     Triton specialises tensors on dtype and alignment, integers on width, divisibility by 16 and equality to 1, and
     other values on their type.

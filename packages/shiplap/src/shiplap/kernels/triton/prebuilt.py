@@ -52,8 +52,8 @@ class PrebuiltRow:
 
 
 def prebuilt_form_digest(kernel: Any, form: SpecializedForm, architecture: int) -> str:
-    """Return the digest of what Triton would compile for ``form`` of ``kernel`` on ``architecture``, or an empty text
-    where the kernel's source is not known.
+    """Return the digest of the input of Triton's compiler for ``form`` (types, constants and options of the arguments)
+    of ``kernel`` on ``architecture``. Return an empty text where the kernel's source is not known.
     """
     try:
         lines = list(_kernel_source_parts(kernel, set()))
@@ -136,8 +136,8 @@ def _stable_value_text(value: object) -> str:
 def find_prebuilt_form(
     op: Op, kernel: Any, form: SpecializedForm, number: int, key: Key, architecture: int
 ) -> Cubin | None:
-    """Return the compiled kernel for ``form`` that came with the package of ``op``, or None. A notice reports a file
-    that is damaged.
+    """Return the compiled kernel, from the package of ``op``, for ``form`` (types, constants and options) of launch
+    ``number``, or None if there is none. ``key`` is the form as integers. A notice reports a file that is damaged.
     """
     for folder in package_folders(op):
         rows = _read_index_rows(folder / FOLDER)

@@ -101,8 +101,8 @@ def read_program(
     values: Mapping[str, str] | None = None,
     errors: LateErrors | None = None,
 ) -> LaunchProgram:
-    """Return the program of an op: its steps, with a source of the value for every kernel parameter, its named integers
-    and error messages.
+    """Return the declared steps of an op as a program that can be run: expressions are parsed, every kernel parameter
+    has a source of its value, and named integers and error messages are kept.
 
     Raises:
         ShiplapError: SL105 for an expression that is none, SL618 for a parameter without a value and for a name
@@ -125,8 +125,8 @@ def read_program(
 def _read_step(
     spec: OpSpec, declared: DeclaredStep, configs: tuple[str, ...], known: frozenset[str], errors: LateErrors | None
 ) -> Step:
-    """Return one step of a program with its expressions parsed: a fill, a sort or a launch. Raise SL618 for a name that
-    nothing stands for.
+    """Return one declared step, a fill, a sort or a launch, with its expressions parsed. They may use the names
+    ``known`` and, in a launch, ``configs``. Raise SL618 for any other name.
     """
     if isinstance(declared, DeclaredLaunch):
         return _LaunchReader(spec, declared, configs, known, errors).launch()
@@ -283,7 +283,9 @@ class _LaunchReader:
         return KernelParameter(name, "integer", "", expr, None, type, specialises, aligns)
 
     def _report(self, name: str, type: str, specialises: bool, aligns: bool) -> KernelParameter:
-        """Return the parameter ``name`` for the address of the word of late errors, or for the code of a message."""
+        """Return the kernel's parameter ``name``, which takes the address of the error word that kernels report errors
+        to, or the code of an error message. The other arguments are its type and how Triton specialises on it.
+        """
         if name == self.declared.word:
             if type != "i64":
                 raise self._unfit(f"{name}, the address of a word, without its type", f"{name}: tl.int64")
@@ -353,7 +355,9 @@ class _LaunchReader:
 
 
 def _is_real_type(type: str) -> Kind:
-    """Return the kind of a floating-point parameter of the annotated type: 64 bits for ``fp64``, else 32."""
+    """Return the kind of a floating-point parameter with the annotated Triton type ``type``: 64 bits for ``fp64``, else
+    32.
+    """
     return "real64" if type == "fp64" else "real32"
 
 

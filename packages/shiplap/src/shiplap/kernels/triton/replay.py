@@ -126,7 +126,9 @@ class LaunchRecording:
     kept: list[CompiledTritonKernel] = field(default_factory=list)
 
     def share_scratch(self, tensor: Tensor) -> None:
-        """Make ``tensor`` a part of the scratch memory that each repeated call allocates."""
+        """Make ``tensor``, intermediate memory of the recorded launches, a part of the scratch memory that is allocated
+        anew whenever the recording is repeated.
+        """
         self.parts.append((tensor, self._take_scratch(tensor.numel() * tensor.itemsize)))
 
     def close(self) -> None:
@@ -134,8 +136,8 @@ class LaunchRecording:
         self.parts = []
 
     def add_launch(self, compiled: CompiledTritonKernel, grid: Sequence[int], given: Sequence[object]) -> None:
-        """Add a launch of a compiled kernel to the recording. ``given`` are its arguments, constants included. Set
-        ``unfit`` to the reason where C++ cannot repeat it.
+        """Add a launch of a compiled kernel, with its arguments ``given`` (constants included), to the launches that
+        C++ can repeat. Set ``unfit`` to the reason where C++ cannot.
         """
         if self.unfit:
             return
@@ -188,8 +190,8 @@ class LaunchRecording:
 
 
 def make_native_rerun(binding: ctypes.CDLL, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function of a call's arguments that repeats ``recording`` by C++ into a fresh output like ``out``.
-    ``places`` are the positions of its tensors among the arguments.
+    """Return a function of a call's arguments that repeats the launches in ``recording`` by C++ and returns a fresh
+    output like ``out``. ``places`` are the positions, among the arguments, of the tensors that the launches read.
     """
     words = [recording.device, recording.scratch, recording.launches, *recording.words]
     made = binding.shiplap_record((ctypes.c_int64 * len(words))(*words), ctypes.c_uint64(len(words)))
@@ -292,8 +294,9 @@ def _is_known_triton() -> bool:
 
 
 def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Sequence[int], out: Tensor) -> Rerun:
-    """Return a function that repeats ``recording``: by C++ if its library is there, else ``plain``, or one that calls
-    ``plain`` until the library is built.
+    """Return a function of a call's arguments that repeats the launches in ``recording``: by C++ if the library for
+    that is built, else ``plain``, which launches from Python, or a function that calls ``plain`` until the library is
+    built.
     """
     if not out.is_cuda or recording.unfit or _replay_state.why or len(places) >= REPLAY_TENSOR_COUNTS[-1]:
         return plain
@@ -301,8 +304,8 @@ def choose_rerun(op: Op, plain: Rerun, recording: LaunchRecording, places: Seque
         return make_native_rerun(binding, recording, places, out)
 
     def waiting(args: Args) -> Result:
-        """Return the result of the call ``args``, launched from Python. From the 32nd call on, look now and then for
-        the compiled library, and drop derived choices once it is there.
+        """Return the result of the call ``args``, launched from Python. From the 32nd call on, check now and then
+        whether the library is compiled, and if so make the next call of each kind be recorded anew.
         """
         number = next(_replay_state.calls)
         if (

@@ -80,8 +80,8 @@ class LaunchedForm(NativeForm):
 
     @cached_property
     def program(self) -> LaunchProgram:
-        """The program that the generated code runs, read from the author's steps. Raises SL618 or SL619 for steps that
-        cannot be launched.
+        """The program that the generated C++ runs, that is the author's launches, fills and sorts with their
+        expressions parsed. Raises SL618 or SL619 for steps that cannot be launched.
         """
         return read_program(self.spec, self.given.steps, self.configs, self.given.values, self.given.errors)
 
@@ -96,8 +96,8 @@ class LaunchedForm(NativeForm):
         return tuple([step for step in self.given.steps if isinstance(step, DeclaredLaunch)])
 
     def taken(self, numbers: Mapping[str, Any]) -> list[tuple[int, KernelLaunch]]:
-        """Return the launches of a call whose condition holds, as pairs (number, launch). ``numbers`` are the sizes and
-        integers of the call.
+        """Return those launches whose condition holds for ``numbers``, the sizes and integers of a call, as pairs
+        (number, launch).
         """
         return [(i, each) for i, each in enumerate(self.launches) if each.when is None or each.when(numbers)]
 
@@ -128,8 +128,9 @@ class LaunchedForm(NativeForm):
         return any(key[: len(config)] == config for _, _, key in self.cubins)
 
     def compile(self, number: int, target: int, key: Key) -> Cubin:
-        """Return the compiled kernel of launch ``number`` for the architecture ``target`` (90) and the key ``key``
-        without a device.
+        """Return the compiled kernel of launch ``number`` for the GPU architecture ``target`` (90 for compute
+        capability 9.0) and ``key``, the properties of its arguments as integers. No device is needed. The result is
+        kept.
 
         It is looked for once: in the package of the op, then asked of Triton's compiler.
         """
@@ -145,17 +146,21 @@ class LaunchedForm(NativeForm):
         return self.cubins[at]
 
     def read(self, number: int, key: Key) -> SpecializedForm:
-        """Return the form (types, constants, attributes, options) for which the key of launch ``number`` stands."""
+        """Return the input of Triton's compiler (types, constants, attributes, options) that ``key``, integers which
+        describe the arguments, stands for at launch ``number``.
+        """
         options = {name: v for name, v in self.declared[number].constants.items() if name in OPTIONS}
         return form_of_key(self.launches[number], key, self.configs, options)
 
     def compiled(self) -> list[tuple[Any, SpecializedForm, Cubin]]:
-        """Return each form that this process has compiled, as (Triton kernel, form, cubin)."""
+        """Return each kernel that this process has compiled, as (Triton kernel, form, cubin). The form holds the types,
+        constants and options for which it was compiled.
+        """
         return [(self.declared[n].kernel, self.read(n, key), cubin) for (n, _, key), cubin in self.cubins.items()]
 
     def connect(self, binding: ctypes.CDLL) -> None:
-        """Make the library ``binding`` call this process's compiler for forms that it lacks, from now on, and read its
-        late errors.
+        """Make the C++ library ``binding`` call Triton's compiler in this process, from now on, for kernels that it
+        lacks, and raise the errors that its kernels report on the device.
         """
         if any(each is binding for each in self.bindings):
             return
@@ -164,8 +169,9 @@ class LaunchedForm(NativeForm):
         add.restype = ctypes.c_char_p
 
         def missing(number: int, target: int, key: Any, keys: int, message: Any, size: int) -> int:
-            """Compile the form of launch ``number`` for a key of C++ and add it to the library. Write a problem as text
-            to ``message`` and return 1, else 0.
+            """Compile launch ``number`` for ``key``, ``keys`` integers from C++ that describe its arguments, and add
+            the kernel to the library. Return 0, or 1 after writing the problem as text to ``message``, of ``size``
+            bytes.
             """
             try:
                 values = tuple(key[:keys])

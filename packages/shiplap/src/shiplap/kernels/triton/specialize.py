@@ -83,8 +83,8 @@ def kernel_strides(tensor: Tensor) -> Sequence[int]:
 
 
 def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any]) -> LaunchNumbers:
-    """Return a copy of ``numbers`` with the compile-time values of this launch: those of the config, fixed ones and
-    computed ones.
+    """Return a copy of ``numbers``, the sizes and scalars of a call by name, that also has the compile-time values of
+    this launch: those of ``config``, fixed ones and ones computed from sizes.
     """
     own = LaunchNumbers({**numbers, **config}, numbers.tensors)
     for p in launch.parameters:
@@ -99,8 +99,8 @@ def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping
 def specialization_key(
     launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping[str, Any], workspace: int = 0
 ) -> Key:
-    """Return the key for which a launch is compiled: the config's values, then the properties of its arguments on which
-    Triton specialises.
+    """Return the key for which a launch is compiled, as integers: the values of ``config``, then for each argument the
+    properties on which Triton specialises. ``workspace`` is the address of the scratch memory.
 
     ``workspace`` is the address of the scratch memory.
     """
@@ -109,7 +109,9 @@ def specialization_key(
 
 
 def _key_entries(launch: KernelLaunch, own: LaunchNumbers, workspace: int) -> Iterator[int]:
-    """Yield the properties on which Triton specialises a launch, parameter by parameter: values, alignments, dtypes."""
+    """Yield, parameter by parameter, the properties on which Triton specialises a launch, as integers: values,
+    alignments, dtypes. ``own`` has the numbers of the launch, ``workspace`` is the address of the scratch memory.
+    """
     for p in launch.parameters:
         match p.kind:
             case "computed":
@@ -165,8 +167,8 @@ class SpecializedForm:
 def form_of_key(
     launch: KernelLaunch, key: Sequence[int], configs: Sequence[str], options: Mapping[str, object]
 ) -> SpecializedForm:
-    """Return the input of Triton's compiler for which a key stands. ``configs`` are the names whose values come first
-    in the key.
+    """Return the input of Triton's compiler (types, constants, attributes, options) for which ``key``, the integers of
+    :func:`specialization_key`, stands. ``configs`` are the names whose values come first in the key.
     """
     entries = iter(key)
     config = {name: next(entries) for name in configs}
@@ -187,8 +189,8 @@ _OPTIONS = ("num_warps", "num_stages", "maxnreg")
 def _read_key_entry(
     p: KernelParameter, entries: Iterator[int], config: Mapping[str, int]
 ) -> tuple[str, object, bool | None]:
-    """Return the Triton type of a parameter, its constant value, and whether it is a multiple of 16, or None where
-    Triton does not specialise. Entries of the key are consumed.
+    """Return the Triton type of the parameter ``p``, its constant value, and whether it is a multiple of 16 (None where
+    Triton does not specialise on that), read from ``entries``, the rest of a key, which advances.
     """
     match p.kind:
         case "constant":
@@ -267,8 +269,8 @@ def compile_options(kernel: Any, form: SpecializedForm) -> dict[str, object]:
 
 
 def why_form_unfit(metadata: Any) -> str:
-    """Return the feature that a compiled kernel needs and the generated launcher lacks, such as clusters, or an empty
-    text.
+    """Return the feature that a compiled kernel needs, by its ``metadata`` from Triton, and that the generated launcher
+    lacks, such as clusters, or an empty text.
     """
     facts = metadata._asdict()
     if facts["num_ctas"] != 1:

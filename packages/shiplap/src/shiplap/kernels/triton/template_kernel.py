@@ -83,7 +83,7 @@ class TemplateKernel(Kernel):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the launches, refusals and compiled functions of the config before."""
+        """Forget what was kept for the previous config: launches, refusals of calls, and compiled functions."""
         self._refusals: dict[Key, str] = {}
         self._launches: dict[Key, Launch] = {}
         self._passed: dict[Key, Callable[..., tuple[object, ...]]] = {}  # what a launch gives the kernel
@@ -101,16 +101,16 @@ class TemplateKernel(Kernel):
         return outs
 
     def run_first_call(self, call: Binding) -> tuple[Outputs, Rerun | None]:
-        """Run ``call`` and return its outputs, with a function that repeats it for other addresses of the same
-        alignment, or None where that is not possible.
+        """Run ``call`` and return its outputs, with a function that repeats the call for tensors that differ in their
+        addresses alone and are aligned alike, or None where that is not possible.
         """
         outs, kept = empty_outputs(self.spec, call), KeptLaunch()
         self._fill(call, outs[0], kept)
         return outs, self._rerun(call, outs[0], kept)
 
     def _rerun(self, call: Binding, out: Tensor, kept: KeptLaunch) -> Rerun | None:
-        """Return a function that repeats the launch ``kept`` for other addresses, by C++ or Python, or None where it
-        depends on more than the call's tensors.
+        """Return a function that repeats the recorded launch ``kept`` for tensors at other addresses, by C++ or Python,
+        or None where the launch depends on more than the call's tensors.
 
         Tables, copies of strided tensors, and the precision of float32 products are such dependencies.
         """
@@ -180,8 +180,8 @@ class TemplateKernel(Kernel):
             self._runner({}, partial(self.launch_for, verb="compile"))(call, out, split_k)
 
     def _runner(self, launches: dict[Key, Launch], launch_for: LaunchFor) -> RunTemplate:
-        """Return the generated function that looks up the launch of a call in ``launches``, makes a missing one with
-        ``launch_for``, and runs it.
+        """Return the generated function that runs a call of the template: it looks up the call's launch in
+        ``launches``, by its properties, or makes a missing one with ``launch_for``, and runs it.
         """
         return compile_template_run(
             self.spec,
@@ -337,8 +337,9 @@ class TemplateKernel(Kernel):
     def launch_for(
         self, key: Key, call: Binding, tensors: Sequence[Tensor | None], wide: bool, verb: str = "launch"
     ) -> Launch:
-        """Return ``launch(grid, out, out.shape, out.stride(), then of each tensor itself, its shape and its strides)``
-        for calls like ``call``, and keep it under ``key``.
+        """Return a function that launches the rendered kernel for calls like ``call``, and keep it under ``key``. Its
+        arguments are ``grid, out, out.shape, out.stride()``, then each of ``tensors`` with its shape and strides.
+        ``wide`` uses 64-bit offsets.
 
         With the verb ``compile``, a function of the same arguments that compiles what it would launch.
         """
@@ -435,7 +436,9 @@ def _with_descriptor_memory(launch: Launch) -> Launch:
         return torch.empty(size, dtype=torch.int8, device="cuda")
 
     def inside(args: tuple[object, ...]) -> replay.CompiledTritonKernel | None:
-        """Launch the kernel with ``args`` after setting PyTorch's allocator as Triton's in this context."""
+        """Run the launch that is wrapped, with ``args``, in a context in which Triton allocates memory for tensor
+        descriptors by PyTorch's allocator.
+        """
         triton.set_allocator(memory)
         return launch(*args)
 

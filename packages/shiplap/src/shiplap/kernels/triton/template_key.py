@@ -39,8 +39,8 @@ class KeptLaunch:
 
     @property
     def float32(self) -> bool:
-        """Whether a tensor of the launch is float32: products of such depend on a setting of torch, which may
-        change.
+        """Whether a tensor of the recorded launch is float32. Such a launch cannot be repeated blindly: matrix products
+        of float32 depend on a setting of torch, which may change.
         """
         return any(tensor is not None and tensor.dtype is torch.float32 for tensor, _, _ in self.tensors)
 
@@ -57,8 +57,8 @@ class RunTemplate(Protocol):
 
 
 def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Binding], Key]:
-    """Return a function from a bound call to a hashable key: sizes, scalars, dtypes, absent arguments, and strides and
-    alignment of the arguments ``layouts``.
+    """Return a function from a bound call to a hashable key: sizes, scalars, dtypes, which arguments are absent, and
+    for the arguments named in ``layouts`` also their strides and alignment.
     """
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
@@ -80,8 +80,9 @@ def compile_template_run(
     tables: Sequence[DeviceTable],
     **scope: object,
 ) -> RunTemplate:
-    """Return a generated function ``run(call, out, split_k, kept)`` that launches a template which mentions ``words``
-    and reads the arguments ``reads``.
+    """Return a generated function ``run(call, out, split_k, kept)`` that launches a kernel template. ``words`` are the
+    names in the template's text, on which the key of a launch depends, and ``reads`` the tensor arguments that it
+    reads.
 
     ``axes`` are those along which arguments have to be adjacent; ``tables`` are called with sizes and a device. The
     scope has ``grid``, ``config``, the dict ``launches`` by answers, and ``launch_for``, which makes a missing one.
@@ -102,7 +103,9 @@ def compile_template_run(
 def _template_run_lines(
     spec: OpSpec, words: frozenset[str], reads: Sequence[Arg], axes: Mapping[str, int], tables: int
 ) -> list[str]:
-    """Return the source lines of the function that :func:`compile_template_run` generates.
+    """Return the source lines of the function that :func:`compile_template_run` generates: it collects tensors, shapes
+    and strides of the call, computes a key from the properties that ``words``, the template's names, mention, and runs
+    the launch kept for it.
 
     ``t0, s0, d0`` are the first tensor that is read, its shape and its strides; tables come last.
     """
@@ -144,8 +147,8 @@ def _template_run_lines(
 
 
 def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -> list[str]:
-    """Return Python expressions for the facts of a call on which the template's text may depend, beside offset widths
-    and the split-K factor.
+    """Return Python expressions for the properties of a call on which the template's rendered text may depend, as far
+    as ``words``, the names in the template, mention them. Offset widths and the split-K factor are added elsewhere.
     """
     expressions = ["matmul.allow_tf32"] if "ALLOW_TF32" in words else []
     for i, arg in enumerate(spec.args):
@@ -169,8 +172,8 @@ def _template_facts(spec: OpSpec, words: frozenset[str], reads: Sequence[Arg]) -
 
 
 def _reach_source(arg: Arg, i: int) -> str:
-    """Return a Python expression for the largest offset, in elements, within the tensor ``arg``, whose variables have
-    the number ``i``.
+    """Return a Python expression for the largest offset, in elements, within the tensor ``arg``, whose shape and
+    strides are the variables ``s<i>`` and ``d<i>`` of the generated code.
     """
     assert arg.tensor is not None
     if arg.tensor.variadic:

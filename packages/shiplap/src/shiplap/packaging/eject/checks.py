@@ -30,7 +30,9 @@ class PlainWriter(PythonWriter):
     """The printer of steps whose refusals carry their texts, so that no table of rules is needed."""
 
     def check(self, rule: ArgumentRule) -> list[str]:
-        """Return the lines that check one rule by ``support.expect``, with the texts of the error in place."""
+        """Return the Python lines that check one rule for arguments by calling ``support.expect`` of the ejected
+        package, with the texts of the error as arguments.
+        """
         # The constants of a check are written into the new module as literals.
         self.constants |= rule.constants
         what, where, got, expected, fix = self._texts(rule)
@@ -44,7 +46,9 @@ class PlainWriter(PythonWriter):
         ]
 
     def step(self, step: Step) -> list[str]:
-        """Return the lines of one step. An evaluation that fails raises ValueError with the texts of its rule."""
+        """Return the Python lines of one step of a call's checks. Where a step evaluates an expression that can fail,
+        the lines raise ValueError with the texts of its rule then.
+        """
         match step:
             case EvaluateStep(variable, _, _, term, rule):
                 self.constants |= rule.constants
@@ -87,15 +91,17 @@ class CallPrinter:
         self.sizes = (*(["device"] if spec.tensors else []), *known, *(f"dtype_{c}" for c in spec.dtype_classes))
 
     def _output_names(self) -> set[str]:
-        """Return the names of dims and scalars that the outputs' sizes and bounds read."""
+        """Return the names of the dims and scalars that occur in the sizes of the op's outputs, and in the upper bounds
+        of sizes that depend on data.
+        """
         dims = [d for o in self.spec.outputs for d in o.tensor.dims]
         plain = {d.text for d in dims if d.kind in ("name", "variadic") and d.text != "..."}
         bounds = [e for _, e in self.spec.bounds]
         return plain.union(*(d.expr.names for d in dims if d.expr), *(e.names for e in bounds))
 
     def check_function(self) -> str:
-        """Return the source of ``_check_<op>``, which raises for wrong arguments, real or fake, and returns sizes and
-        dtypes.
+        """Return the Python source of ``_check_<op>``, which raises for wrong arguments, also fake tensors, and returns
+        the device, sizes and dtypes of the call.
         """
         parameters = ", ".join(argument_variable(a) for a in self.spec.args)
         lines = self.lines(self.plan.arguments)
@@ -122,8 +128,9 @@ class CallPrinter:
         return "\n".join([f"def _check_memory_{self.stem}({parameters}):", doc, *self.lines(self.plan.sharing)])
 
     def call(self, body: Sequence[str], *, memory: bool = True) -> list[str]:
-        """Return the lines of ``body`` behind calls of the check functions, in a function with the op's own parameters.
-        The sizes that the body reads are assigned.
+        """Return the lines of a function with the op's own parameters: calls of the check functions, whose results are
+        assigned to the names that ``body`` reads, then the lines ``body``. ``memory`` adds the check for shared memory,
+        which fake tensors do not have.
 
         ``memory``: whether arguments may share none, which fakes do not tell.
         """
@@ -137,7 +144,9 @@ class CallPrinter:
         return [*checks, *body]
 
     def bounds(self) -> list[str]:
-        """Return the lines that set each data-dependent size to its upper bound."""
+        """Return the Python lines that set the variable of each size that depends on data to the upper bound that the
+        declaration states for it.
+        """
         return [f"{self.plan.names(dim)} = {self.expression(expr)}" for dim, expr in self.spec.bounds]
 
     def allocated(self) -> list[str]:
@@ -147,7 +156,9 @@ class CallPrinter:
         return [_replace_words(line, self._parameters) for line in lines]
 
     def expression(self, expr: Expr) -> str:
-        """Return a declared expression as Python, in the variables of a function with the op's own parameters."""
+        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source for a function with
+        the op's own parameters and the variables of the checks.
+        """
         (text,) = self._copy_called([declared_value(expr, self.plan.names).python])
         return _replace_words(text, self._parameters)
 
@@ -157,12 +168,16 @@ class CallPrinter:
         return {self.plan.names(a.name): a.name for a in self.spec.scalars}
 
     def text_with(self, expr: Expr, variable: Callable[[str], str]) -> str:
-        """Return a declared expression as Python, with ``variable(name)`` in place of each name."""
+        """Return ``expr``, an expression of the declaration such as ``n // 2``, as Python source with
+        ``variable(name)`` in place of each name.
+        """
         (text,) = self._copy_called([ast.unparse(_Renamed(variable).visit(ast.parse(expr.source, mode="eval")))])
         return text
 
     def lines(self, steps: Block | Sequence[Step]) -> list[str]:
-        """Return the Python lines of plan steps, and copy the functions that they call into the new module."""
+        """Return the Python lines of ``steps`` (the checks and conversions of a call), and copy Shiplap's functions
+        that they call into the new module.
+        """
         # One function serves real and fake calls, so sizes may be symbols.
         writer = PlainWriter(careful=True)
         writer.write(steps)
@@ -171,7 +186,9 @@ class CallPrinter:
         return self._copy_called([_replace_words(line, constants) for line in writer.lines])
 
     def _copy_called(self, lines: Iterable[str]) -> list[str]:
-        """Return generated lines with the names under which the functions that they call are copied or imported."""
+        """Return the generated ``lines``, in which each call of a function of Shiplap has the name under which that
+        function is copied into the new module or imported there. Copies are made as needed.
+        """
         scope, renamed, given = rule_scope(), dict[str, str](), list(lines)
         for name in sorted({word for line in given for word in _WORD.findall(line)} & scope.keys()):
             value: Any = scope[name]
@@ -203,16 +220,20 @@ class _Renamed(ast.NodeTransformer):
         self.variable = variable
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
-        """Return the call with its arguments replaced and the function's name unchanged."""
+        """Return the call with the names in its arguments replaced by the wanted expressions, and the function's name
+        unchanged.
+        """
         return ast.Call(node.func, [self.visit(a) for a in node.args], [])
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the expression that replaces the name of this node."""
+        """Return the expression that the visitor was given for the name of this node."""
         return ast.parse(self.variable(node.id), mode="eval").body
 
 
 def _constant_text(value: Any) -> str:
-    """Return a constant of a rule, a dtype or a set of dtypes, as Python. Raise CannotCopy for any other."""
+    """Return ``value``, a constant that a rule for arguments compares with (a dtype or a set of dtypes), as Python
+    source. Raise CannotCopy for any other.
+    """
     if isinstance(value, torch.dtype):
         return str(value)
     if isinstance(value, frozenset):

@@ -224,8 +224,8 @@ class SourceCopy:
                 self._bind(name, source, world)
 
     def _bind(self, name: str, source: _ModuleSource, world: Mapping[str, Any]) -> str:
-        """Give ``name`` in the new module the meaning that it has in ``source``, whose globals are ``world``: an op, an
-        import, a literal or a copied statement. Return the name.
+        """Give ``name`` in the new module the meaning that it has in the module ``source``, whose globals are
+        ``world``: bind it to an op, an import, a literal or a copied statement. Return the name.
         """
         value = world[name]
         if name in self._names:
@@ -301,8 +301,8 @@ class SourceCopy:
         self.imports[f"import {module}" if module == name else f"import {module} as {name}"] = None
 
     def _refuse_own(self, module: str, name: str) -> None:
-        """Raise CannotCopy if ``module``, from which copied code uses ``name``, belongs to Shiplap or one of its
-        families.
+        """Raise CannotCopy if ``module``, from which copied code uses ``name``, belongs to Shiplap or to one of its
+        families, that is the packages that declare ops with it.
         """
         package = module.partition(".")[0]
         if package == "shiplap" or package.startswith("shiplap_"):

@@ -159,8 +159,8 @@ def _variable_of(op: Op) -> str:
 
 
 def _why_not_ejected(op: Op, lossy: bool) -> str:
-    """Return the reason why an op has no plain form, or an empty text. ``lossy`` accepts an op that loses templates or
-    tuned choices.
+    """Return the reason why an op cannot be ejected as plain source, or an empty text. ``lossy`` accepts an op whose
+    plain source has no templates or no choice among tuned configs.
     """
     spec = op.spec
     if isinstance(op, AdoptedOp) or op.adoption is not None:
@@ -182,8 +182,8 @@ def _why_not_ejected(op: Op, lossy: bool) -> str:
 
 
 def _generated_names(op: Op) -> set[str]:
-    """Return the names that generated functions with the op's own parameters use for something else, so that no
-    argument may have them.
+    """Return the names of variables in the generated functions of ``op``, which have the op's own parameters too, so
+    that no argument may have such a name.
     """
     spec = op.spec
     found = {*RESERVED, "torch", "math", "kind", "device_type", *(f"{p}_{a.name}" for p in "ct" for a in spec.tensors)}
@@ -221,14 +221,16 @@ def _template_losses(op: Op) -> list[str]:
 
 
 def _choice_losses(op: Op) -> list[str]:
-    """Return a text for each kernel of an op whose choice of a config by tuning is lost in the plain form."""
+    """Return a text for each kernel of ``op`` that has several configs to tune among, since its plain source contains
+    one of them only.
+    """
     spaces = [(k, k.space) for device in op.kernels for k in op.native_kernels(device) if k.space is not None]
     chosen = [k.name for k, space in spaces if space.derived is not None or len(space.fixed) > 1]
     return [f"its kernel {name} is chosen among configs by tuning" for name in dict.fromkeys(chosen)]
 
 
 def _losses(op: Op) -> list[str]:
-    """Return a text for each thing that the plain form of an op does not have."""
+    """Return a text for each thing that is lost when ``op`` is ejected as plain source, such as templates."""
     found = [*_template_losses(op), *_choice_losses(op)]
     if op.shardings is not None:
         found.append("rules for DTensor")

@@ -63,8 +63,8 @@ def native_kernel(op: Op, device: str) -> CKernel | None:
 
 
 def read_native_kernel(op: Op, device: str) -> NativeKernel:
-    """Return the C function of an op on a device with its generated code. Raise CannotCopy where generated C++ cannot
-    call it.
+    """Return the C function that implements ``op`` on ``device``, with the data from which the C++ that calls it is
+    generated. Raise CannotCopy where generated C++ cannot call it.
     """
     try:
         code, form = bound_native_kernel(op, device)

@@ -65,17 +65,17 @@ class PrintedOp:
 
     @property
     def qualified(self) -> str:
-        """The qualified name, ``namespace::name``, of the torch op that kernels implement."""
+        """The qualified name, ``namespace::name``, of the torch op for which implementations are registered."""
         return f"{self.spec.namespace}::{self.core}"
 
     @property
     def handle(self) -> str:
-        """The Python expression for the torch op that kernels implement."""
+        """The Python expression, in the ejected module, for the torch op for which implementations are registered."""
         return _torch_op(self.spec.namespace, self.core)
 
     def print(self) -> None:
-        """Print all functions and registrations of the op into ``functions`` and ``registrations``. Raise CannotCopy
-        for a function without a plain source.
+        """Append the sources of all functions of the op to ``functions``, and the statements that register them with
+        torch to ``registrations``. Raise CannotCopy for a function whose source cannot be copied.
         """
         self.functions.append(f"# {'-' * 4} {self.spec.name} {'-' * max(4, 105 - len(self.spec.name))}")
         if self.spec.view:
@@ -110,7 +110,7 @@ class PrintedOp:
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _asked_names(self) -> set[str]:
-        """Return the names of the sizes that the op's kernels need, beside those that its outputs need."""
+        """Return the names of the sizes that the op's launches and scratch memory need as well."""
         names: set[str] = set()
         for kernel in (k for kernels in self.kernels.values() for k in kernels):
             names |= kernel.workspace.names if kernel.workspace is not None else set()
@@ -133,8 +133,8 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Add the registrations that define the op's schemas. The op that returns its mutated arguments comes first,
-        since it calls the one that writes.
+        """Append the statements that define the op's torch schemas. The op that returns its mutated arguments comes
+        first, since it calls the one that writes to them.
         """
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
@@ -151,8 +151,8 @@ class PrintedOp:
         return f"_{self.spec.namespace}"
 
     def _implement(self, device: str, body: list[str], name: str) -> None:
-        """Print the function ``name``, which implements the op for ``device`` by ``body`` behind the checks, and its
-        registration.
+        """Append the source of a function ``name`` that checks the arguments and runs the lines ``body``, and the
+        statement that registers it as the op's implementation for ``device``.
         """
         # torch.library registers an implementation for "default" for all devices without one of their own.
         where = "where no kernel takes the call" if device == "default" else f"on {device}"
@@ -165,14 +165,14 @@ class PrintedOp:
         self.registrations.append(f"torch.library.impl({self.qualified!r}, {device!r}, {name}, lib={self._library()})")
 
     def _function(self, name: str, takes: str, doc: str, body: Iterable[str]) -> None:
-        """Add the source of a function ``name`` with the parameters ``takes``, the docstring ``doc`` and the lines
-        ``body``.
+        """Append to ``functions`` the source of a function ``name`` with the parameter list ``takes``, the docstring
+        ``doc`` and the lines ``body``.
         """
         lines = [f"    {line}" if line else "" for line in body]
         self.functions.append("\n".join([f"def {name}({takes}):", f'    """{doc}"""', *lines]))
 
     def _call(self, function: str) -> str:
-        """Return the source of a call of ``function`` with the op's own parameters."""
+        """Return the source of a call of ``function`` that passes on the op's own parameters."""
         given = [f"{a.name}={a.name}" if a.keyword_only else a.name for a in self.spec.args]
         return f"{function}({', '.join(given)})"
 
@@ -183,8 +183,8 @@ class PrintedOp:
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
-        """Return the lines that return those results in the variable ``result`` that kernels make, without arguments
-        that the reference returns too.
+        """Return the lines that return the results of the op's reference, held in the variable ``result``: copied where
+        they are views of arguments, and without the arguments that the reference returns after writing to them.
         """
         if not self.spec.results:
             return ["return None"]
@@ -195,7 +195,7 @@ class PrintedOp:
         return self._checked_return(f"support.owned({result}{', ' + tensors if tensors else ''})")
 
     def _checked_return(self, results: str) -> list[str]:
-        """Return the lines that return the expression ``results`` after a check of data-dependent sizes."""
+        """Return the lines that return ``results`` after checking that data-dependent sizes keep their bounds."""
         checks = [line for dim, expr in self.spec.bounds for line in self._bound_check(dim, expr)]
         return [f"results = {results}", *checks, "return results"] if checks else [f"return {results}"]
 
@@ -223,8 +223,8 @@ class PrintedOp:
         return [f"support.expect({value} <= {self.printer.expression(expr)}, lambda: ({', '.join(texts)}))"]
 
     def _print_device(self, device: str, kernels: Sequence[Kernel]) -> None:
-        """Print the implementation of the op for a device: the first of ``kernels`` that takes the call runs, else the
-        reference.
+        """Append the source of the op's implementation for ``device``: the first of ``kernels`` that accepts a call
+        runs it, else the reference does.
         """
         body: list[str] = []
         for index, kernel in enumerate(kernels):
@@ -246,7 +246,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return the Python condition, as text, under which a kernel takes a call, or an empty text if it takes all."""
+        """Return as text the Python condition under which ``kernel`` accepts a call, empty if it accepts all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -258,7 +258,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that call a Python or Triton kernel and return its results. ``name`` prefixes the copy."""
+        """Return the lines that run ``kernel``, of Python or Triton. ``name`` begins the name of a Python copy."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -308,7 +308,7 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs, launch a Triton program and return them. Raises CannotCopy."""
+        """Return the lines that allocate outputs, launch a Triton kernel and return them. Raises CannotCopy."""
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
         if program.late:
@@ -338,7 +338,9 @@ class PrintedOp:
         return [*lines, guard, *(f"    {line}" for line in inside), *wrote, f"return {outs}"]
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
-        """Return the lines of one step of a Triton program, a fill or a launch. Raises CannotCopy for a sort."""
+        """Return the lines of one step of a Triton kernel, a fill of the workspace or a launch. ``config`` and
+        ``values`` hold tuning parameters and named integers. Raises CannotCopy for a sort.
+        """
         match step:
             case WorkspaceFill(offset, size, byte):
                 start, length = (self._number(e, {}, values) for e in (offset, size))
@@ -363,7 +365,9 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of a launch's parameter as Python. ``fixed`` and ``values`` have constants and integers."""
+        """Return the Triton kernel's parameter ``p`` at a launch as Python source. ``config`` holds tuning parameters,
+        ``fixed`` compile-time values as source, and ``values`` named integers.
+        """
         match p.kind:
             case "constant":
                 return literal(p.value)
@@ -381,12 +385,14 @@ class PrintedOp:
         raise CannotCopy(f"its Triton kernel takes {p.name} in a way that has no plain form")
 
     def _number(self, expr: Expr, fixed: Mapping[str, str], values: Mapping[str, Expr]) -> str:
-        """Return an integer expression over sizes, scalars, facts of tensors and ``fixed`` constants as Python."""
+        """Return an integer expression of a launch as Python source, over sizes, scalars, properties of tensors such as
+        strides, the compile-time values ``fixed`` and the integers ``values`` that the author named.
+        """
         scalars = {a.name for a in self.spec.scalars}
 
         def variable(name: str) -> str:
-            """Return the Python expression for ``name``: a constant, a fact of a tensor, a named integer, a scalar or a
-            size.
+            """Return the Python source that stands for ``name`` in the converted expression: a compile-time value, a
+            property of a tensor such as a stride, an integer that the author named, a scalar or a size.
             """
             if name in fixed:
                 return fixed[name]
@@ -402,8 +408,8 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Print the fake implementation, which returns tensors of the right shapes: allocated from the dims, or, for an
-        op without declared outputs, by calling the reference.
+        """Append the op's fake implementation, which returns tensors of the right shapes: allocated from the dims, or,
+        for an op without declared outputs, by calling the copied function ``reference``.
         """
         body: list[str] = []
         if self.spec.traced:
@@ -429,7 +435,7 @@ class PrintedOp:
         )
 
     def _print_returning(self) -> None:
-        """Print the op that calls the one that writes, and returns its mutated arguments beside the other results."""
+        """Append the outer op, which calls the inner one that writes, and returns the mutated arguments too."""
         made = iter(range(len(self.spec.results)))
         count = len(self.spec.results)
         parts = [r.alias or ("made" if count == 1 else f"made[{next(made)}]") for r in self.spec.returns]
@@ -439,9 +445,7 @@ class PrintedOp:
         self.registrations.append(f'{self._library()}.impl({self.spec.opname!r}, {name}, "CompositeImplicitAutograd")')
 
     def _print_view(self) -> None:
-        """Print an op whose results may be views of its arguments: it is registered as its reference, which torch
-        traces through.
-        """
+        """Append an op that may return views of its arguments: a copy of its reference, which torch traces."""
         reference = self.copy.function(self.op.reference, f"{self.stem}_reference")
         self.functions.append(self.printer.check_function())
         self.registrations.append(f"{self._library()}.define({public_schema(self.spec, self.spec.opname)!r})")
@@ -456,8 +460,8 @@ class PrintedOp:
         self.registrations.append(f"{self.name} = {_torch_op(self.spec.namespace, self.spec.opname)}")
 
     def _print_autocast(self) -> None:
-        """Print the rule for autocast regions: arguments of one dtype class get one dtype, and kernels run outside of
-        autocast.
+        """Append the op's rule for autocast regions: arguments whose types are declared to have one common dtype are
+        cast to the same dtype, and kernels run outside of autocast.
         """
         groups: dict[str, list[Arg]] = {}
         for arg in self.spec.tensors:
@@ -492,7 +496,7 @@ class PrintedOp:
             )
 
     def _print_autograd(self) -> None:
-        """Print the gradient and register it, or register the error of an op that has none."""
+        """Append the op's gradient and its registration, or that of an error for an op without a gradient."""
         backward = self.op.gradient
         if backward is None:
             missing = f"support.no_gradient({self.spec.name!r})"
@@ -509,7 +513,7 @@ class PrintedOp:
         ]
 
     def _print_setup(self, backward: Backward) -> None:
-        """Print the function that saves the tensors and scalars which the backward reads."""
+        """Append the function that saves the tensors and scalars which the gradient formula reads."""
         results = list(self.spec.results)
         positional = [a.name for a in self.spec.args if not a.keyword_only]
         keyword = [a.name for a in self.spec.args if a.keyword_only]
@@ -527,7 +531,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Print the function that computes the gradients of the op's arguments from those of its results."""
+        """Append the function that computes the arguments' gradients from the results', by ``backward``."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -566,7 +570,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops of a declared gradient, and collect their results in ``gradients``."""
+        """Return the lines that call the ops of the gradient formula and collect their results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op

@@ -78,8 +78,8 @@ class _Runner:
         return ()
 
     def sample(self, repeats: int) -> float:
-        """Make ``repeats`` calls in the process and return the seconds of one, as the candidate's process claims them.
-        Raises _Lost.
+        """Make ``repeats`` calls in the candidate's process and return the seconds of one, as that process measures
+        them, but at least a part of the time seen from outside. Raises _Lost if the process fails.
         """
         try:
             spell = self.batch.sample(repeats)
@@ -155,13 +155,15 @@ class JudgedBench:
 
     @contextmanager
     def _ahead(self) -> Iterator[None]:
-        """Return a context during which a thread draws the arguments of a later confirmation. Nothing is timed
-        meanwhile.
+        """Return a context during which a thread draws the arguments with which the winner of a race will be confirmed.
+        It must not be used while something is timed.
         """
         drawn, over = ConfirmationInputs(self.op, self.inputs), Event()
 
         def draw() -> None:
-            """Draw arguments until the context has ended."""
+            """Draw arguments until the surrounding context has ended. An error is ignored, since the next draw raises
+            it again.
+            """
             with suppress(Exception):  # the next draw raises the same error
                 drawn.draw_ahead(over.is_set)
 
@@ -175,7 +177,9 @@ class JudgedBench:
         self._drawn = drawn
 
     def drawn(self) -> ConfirmationInputs:
-        """Return the arguments that were drawn ahead, once, and then new ones."""
+        """Return the arguments for a confirmation: those that were drawn ahead, which are used once, or else a source
+        of new ones.
+        """
         drawn, self._drawn = self._drawn, None
         return drawn or ConfirmationInputs(self.op, self.inputs)
 
@@ -187,9 +191,8 @@ class JudgedBench:
         """Do nothing: every process is stopped unless a request to it is pending."""
 
     def batch(self, index: int, sets: Sequence[Sequence[Any]], poison: int | None = None) -> CallBatch:
-        """Return calls of the candidate at ``index`` on each of ``sets``, ready to run in its process. Index -1 makes
-        calls that compute nothing, in the reference's process.
-
+        """Return calls of the candidate at ``index`` on each of ``sets`` (lists of arguments), ready to run in its
+        process. Index -1 makes calls that compute nothing. ``poison`` is a byte with which allocated memory is filled.
         Raises CandidateError, UnsupportedArguments or ProcessUnavailable.
         """
         name = self.candidates[max(index, 0)].kernel
@@ -219,15 +222,15 @@ class JudgedBench:
         return VerifyOutcome()
 
     def _suspicions(self, index: int) -> list[str]:
-        """Return the reasons why names in the source of the candidate's function are suspicious, empty for other
-        candidates.
+        """Return the reasons why names in the source of the candidate's function are suspicious, such as reads of
+        frames. Empty for candidates that are not kernels of the op.
         """
         candidate = self.candidates[index]
         return suspicious_names_of_function(candidate.bound.function) if isinstance(candidate, KernelCandidate) else []
 
     def _look(self, index: int, number: int, case: SampleCase) -> str:
-        """Run a candidate on case number ``number`` in its process, and return its error or difference, or an empty
-        text. The reference is only run.
+        """Run a candidate on verification case number ``number`` in its process, and return its error or its difference
+        from the reference, or an empty text. The results of the reference itself, index 0, are not compared.
         """
         try:
             with self.batch(index, [case.args], POISON[number % len(POISON)]) as batch:
@@ -277,8 +280,8 @@ class JudgedBench:
         return {}, failed
 
     def _entered(self, index: int) -> CallBatch:
-        """Return the batch of one call of a candidate in its process. Raises _Lost where the process cannot serve
-        it.
+        """Return a batch with one call of a candidate, prepared in its process, with which it takes part in a race.
+        Raises _Lost where the process cannot serve it.
         """
         try:
             return self.batch(index, [self.inputs.real[0].args])

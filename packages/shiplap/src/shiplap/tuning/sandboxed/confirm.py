@@ -67,11 +67,9 @@ class ConfirmingBench(Protocol):
 
 
 def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
-    """Return the effects of the op's reference on ``case``, and how they are compared, for checks of the results of a
-    sandboxed process.
-
-    Results that agree with the reference in its own precision are correct. The reference in float64 is therefore
-    computed only for the others.
+    """Return the effects of the op's reference on ``case`` (its results and changed arguments), with a function that
+    compares those of a sandboxed process with them. The reference in float64 is computed only for results that do not
+    agree without it.
     """
     with torch.no_grad():
         own = reference_effects(op, case.args)
@@ -81,8 +79,8 @@ def expected_effects(op: Op, case: SampleCase) -> ExpectedEffects:
     changed = tuple(i for i, t in enumerate(flat) if any(t is w for w in written))
 
     def against(got: Sequence[Tensor]) -> Difference:
-        """Return the difference of results ``got`` from those of the reference, without computing it in float64 where
-        that is not needed.
+        """Return the difference of results ``got`` from those of the reference, which is computed in float64 only if
+        they do not agree with its results in the dtypes of the case.
         """
         with torch.no_grad():
             if agrees_without_float64(got, own, sums, wide_sums=True):
@@ -114,12 +112,9 @@ class FreshValueTimes:
         self._took: dict[int, list[RequestTime]] = {i: [] for i in (-1, *claims)}
 
     def measure(self, rounds: int, seconds: float) -> dict[int, float | str]:
-        """Time the candidates in turns. Return the seconds of one call of each by index, or, alone, the index and error
-        of one that failed.
-
-        The least time counts, less the least time of a batch that computes nothing, because load can only increase
-        either. On a busy machine there are more rounds, until load explains no difference any more or ``seconds`` have
-        passed.
+        """Time the candidates in turns on new values. Return the seconds of one call by index; if a candidate fails,
+        only its index and its error. The least time of each counts, less that of a batch that computes nothing. There
+        are ``rounds`` rounds, and more while a busy machine may explain a difference, until ``seconds`` have passed.
         """
         ends = monotonic() + seconds
         for number in range(PATIENCE * rounds):
@@ -130,16 +125,18 @@ class FreshValueTimes:
         return {index: max(0.0, self._least(index)) for index in self.claims}
 
     def undisturbed_seconds(self, index: int) -> float:
-        """Return the seconds of one call of a candidate, without the time in which it waited for a processor."""
+        """Return the seconds of one call of a candidate, less the time in which its process waited for a processor."""
         return (min(t.quiet for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _least(self, index: int) -> float:
-        """Return the least seconds of one call of a candidate, less those of an empty batch."""
+        """Return the least seconds of one call of a candidate in any round, less those of a batch that computes
+        nothing.
+        """
         return (min(t.wall for t in self._took[index]) - min(t.wall for t in self._took[-1])) / self._count
 
     def _is_known(self, index: int) -> bool:
-        """Return whether the time of a candidate needs no further round: it had a processor for a whole batch, or is
-        hardly slower than claimed.
+        """Return whether a candidate needs no further round: in one round its process had a processor all the time, or
+        its least time is hardly above the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
@@ -147,8 +144,8 @@ class FreshValueTimes:
         return any(t.undisturbed for t in self._took[index]) or self._least(index) <= NEARLY * claimed
 
     def _round(self) -> dict[int, float | str]:
-        """Run each candidate on the same values, in separate memory, and record the times. Return the index and error
-        of one that failed, or an empty mapping.
+        """Run each candidate once on the same new values, in separate memory, and record the times. Return ``{index:
+        error}`` for the first that fails, or an empty mapping.
         """
         with ExitStack() as stack:
             known, values = self._values()
@@ -168,7 +165,9 @@ class FreshValueTimes:
         return {}
 
     def _describe_failure(self, index: int, e: Exception) -> str:
-        """Return the text on a candidate that failed on new values, and end its process if it can no longer be used."""
+        """Return the text of the error ``e`` with which a candidate failed on new values, and end its process if it can
+        no longer be used.
+        """
         why = self.bench.ended(index, e)
         return f"{why} ({e.check}) on new values" if isinstance(e, CandidateError) else why
 
@@ -190,8 +189,8 @@ class FreshValueTimes:
             prisoner.alone = False
 
     def _values(self) -> tuple[list[Any], list[list[SampleCase]]]:
-        """Return arguments with which calls are prepared, and lists of samples on whose values they then run, one list
-        after another.
+        """Return lists of arguments with which calls are prepared, then the lists of samples whose values are written
+        into these calls, one list after another, before they run.
         """
         first = self.fresh.cases(self._count)
         near = [replace(c, args=swap_stretches(c.args)) for c in first]
@@ -221,7 +220,9 @@ class Confirmation:
         self._kindest: dict[int, float] = {}
 
     def confirm_claims(self) -> dict[int, ConfirmedClaim]:
-        """Return the verdict on each candidate by index: a problem, or its time as a multiple of the claimed time."""
+        """Return for each candidate, by index, the problem that its confirmation has shown, or the factor of its
+        measured time over the time that it claimed in the race.
+        """
         asked = [i for i in self.claims if i and i not in self.believed]
         told = {i: ConfirmedClaim(problem) for i in asked if (problem := self._problem(i))}
         self._time([i for i in self.claims if i not in told], told)
@@ -234,8 +235,8 @@ class Confirmation:
         return told
 
     def _problem(self, index: int) -> str:
-        """Run a candidate on other inputs and in other orders of calls, and return the error that shows, or an empty
-        text.
+        """Run a candidate on the same tensors with other values, many times, and on other inputs. Return the error that
+        one of these checks shows, or that the claimed time is impossibly short, or an empty text.
         """
         if self.claims[index] < LEAST:
             return f"won with {self.claims[index] * 1e9:.3g} ns, which no call takes"
@@ -259,10 +260,9 @@ class Confirmation:
         return str(e)
 
     def _time(self, left: list[int], told: dict[int, ConfirmedClaim]) -> None:
-        """Measure the candidates ``left`` by this process's clock, and store in ``told`` a problem for each that is
-        much slower than it claimed, else the factor.
-
-        A candidate is rejected only if its time is too long even without the part that load can explain.
+        """Measure the candidates ``left`` by this process's clock. Store in ``told`` a problem for each that is much
+        slower than it claimed, else the factor of its measured time over the claimed one. A candidate is rejected only
+        if its time is too long even without the part that load can explain.
         """
         slow: list[int] = []
         for _ in range(ATTEMPTS):
@@ -283,8 +283,8 @@ class Confirmation:
         return TIMES * claimed + SLACK + argument_bytes(self.inputs.real[0]) / COLD
 
     def _measure(self, left: list[int], told: dict[int, ConfirmedClaim]) -> list[int]:
-        """Time the candidates in turns, store the least times, and return those that are correct on all values. The
-        others get a problem in ``told``.
+        """Time the candidates ``left`` in turns on new values, store their least times, and return those that are
+        correct on all values. The others get a problem in ``told``.
         """
         while left:
             spells = FreshValueTimes(self.bench, {i: self.claims[i] for i in left}, self.fresh)
@@ -363,8 +363,8 @@ class _CandidateChecks:
                 return
 
     def check_other_inputs(self) -> None:
-        """Check a candidate on sizes near those of the call, and on other kinds of values, which it may decline. Raises
-        CandidateError.
+        """Check a candidate on sizes near those of the call, and on other kinds of values. It may refuse such inputs,
+        but must not be wrong on them. Raises CandidateError.
         """
         for number, cases in enumerate(self.drawn.batches_of_others() if not self.fixed else ()):
             if number >= FIRST and monotonic() > self.ends:

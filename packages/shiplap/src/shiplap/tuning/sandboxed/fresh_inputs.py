@@ -55,8 +55,8 @@ class ConfirmationInputs:
         return FreshArguments(self.op, small.recipe, "cpu") if small is not None else None
 
     def draw_ahead(self, over: Callable[[], bool]) -> None:
-        """Draw the arguments of a confirmation until ``over()`` is True, unless they are large. The rest is drawn when
-        it is needed.
+        """Draw and store the arguments of a confirmation, one after another, until ``over()`` returns True. Large ones
+        are not drawn ahead. Whatever is missing is drawn when it is needed.
         """
         if argument_bytes(self.inputs.real[0]) <= LARGE:
             for _ in self._one_by_one():
@@ -64,7 +64,9 @@ class ConfirmationInputs:
                     return
 
     def _one_by_one(self) -> Iterator[None]:
-        """Draw and store one input after another, and yield after each, so that drawing can stop there."""
+        """Draw and store the inputs of a confirmation one after another, and yield after each, so that the caller can
+        stop there.
+        """
         for _ in range(AHEAD):
             self.fresh.store(1)
             yield
@@ -141,8 +143,8 @@ class ConfirmationInputs:
         return [*(plain.but(values=kind) for kind in kinds), *self._other_numbers(plain), *mixed]
 
     def _other_numbers(self, plain: SampleRecipe) -> list[SampleRecipe]:
-        """Return recipes in which one scalar argument has another value for which the choice of this call is used as
-        well.
+        """Return a few random copies of the recipe ``plain`` in which one scalar argument has another value. Only
+        values for which the op would use the same choice as for the tuned call are taken.
         """
         secret, given, changed = secrets.SystemRandom(), dict(plain.scalars), list[SampleRecipe]()
         for arg in self.op.spec.scalars:
@@ -154,8 +156,8 @@ class ConfirmationInputs:
         return secret.sample(changed, min(NUMBERS, len(changed)))
 
     def _shares(self, scalars: dict[str, Any]) -> bool:
-        """Return whether a call of these sizes with these scalars falls into the same bucket as the call that is
-        tuned.
+        """Return whether the tuned call with ``scalars`` in place of its own falls into the same bucket, the class of
+        calls that share one choice.
         """
         env, rule = dict(self.inputs.call.env), self.op.rule
         return rule.bucket({**env, **scalars}) == rule.bucket(env)

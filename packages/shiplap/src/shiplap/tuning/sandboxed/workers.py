@@ -130,9 +130,8 @@ class KernelProcesses:
 
     def prepare(self, patience: Mapping[str, float]) -> None:
         """Start processes for as many of these kernels as there are processors, and load the op in them in parallel.
-        ``patience`` has the factor of each kernel's time limit.
-
-        Nothing is timed meanwhile. An error is raised later, when the process of that kernel is requested.
+        ``patience`` maps kernels to the factor by which their time limit is longer. An error is kept and raised when
+        the process of that kernel is requested.
         """
         first, *others = list(patience)[: len(os.sched_getaffinity(0))]
         for kernel in (first, *others):
@@ -146,8 +145,8 @@ class KernelProcesses:
             thread.join()
 
     def _try(self, step: Callable[[], None], kernel: str) -> None:
-        """Run ``step`` for a kernel's process. If it fails, the process is killed and the reason is stored for
-        ``process_for``.
+        """Run ``step`` (a start or a load) for a kernel's process. If it fails, the process is killed and the reason is
+        kept, which ``process_for`` raises. Does nothing for a kernel that has failed before.
         """
         if kernel in self._failed:
             return
