@@ -156,7 +156,10 @@ SL_EXPORT int slidesparse_experts_fp8(const sl_context* ctx,
                                       int64_t experts);
 SL_EXPORT const char* slidesparse_experts_fp8_signature(void);
 
-/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted for windows of ``pairs``.
+/* Rows of ``x`` as int8 with a scale each (``quantise.py`` has the formula), lifted: overlapping windows of four
+ * neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs. With 2 pairs nothing is
+ * duplicated: that is for dense and 2:4 weights. Rows and columns that are added hold zeros, with the scale 1. A row
+ * that holds NaN or an infinity is all zeros with the scale NaN.
  *   slidesparse::quantise_int8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Int8[Tensor, "mp kq"] (output)
@@ -174,7 +177,8 @@ SL_EXPORT int slidesparse_quantise_int8(const sl_context* ctx,
                                         int64_t pairs);
 SL_EXPORT const char* slidesparse_quantise_int8_signature(void);
 
-/* Rows of ``x`` as float8_e4m3fn with a scale each, lifted for windows of ``pairs``, as ``quantise_int8`` does.
+/* Rows of ``x`` as float8_e4m3fn with a scale each, lifted as by ``quantise_int8``: overlapping windows of four
+ * neighbours are written side by side, ``pairs - 1`` of them for each group of ``pairs`` pairs.
  *   slidesparse::quantise_fp8(Tensor x, SymInt pairs=2) -> (Tensor, Tensor)
  *   x: Float[Tensor, "m k"]
  *   q: Float8e4m3fn[Tensor, "mp kq"] (output)
@@ -192,7 +196,9 @@ SL_EXPORT int slidesparse_quantise_fp8(const sl_context* ctx,
                                        int64_t pairs);
 SL_EXPORT const char* slidesparse_quantise_fp8_signature(void);
 
-/* Rows of ``x`` as they are, lifted for windows of ``pairs``, zeros in rows and columns that are added.
+/* Rows of ``x`` in their own dtype, lifted: overlapping windows of four neighbours are written side by side, ``pairs -
+ * 1`` of them for each group of ``pairs`` pairs. A 2:4 weight multiplied with them can then hold a pattern such as 6:8.
+ * Added rows and columns are zeros.
  *   slidesparse::lift(Tensor x, SymInt pairs=2) -> Tensor
  *   x: Float[Tensor, "m k"]
  *   out: Float[Tensor, "mp kq"] (output)
@@ -208,7 +214,7 @@ SL_EXPORT int slidesparse_lift(const sl_context* ctx,
                                int64_t pairs);
 SL_EXPORT const char* slidesparse_lift_signature(void);
 
-/* ``q @ weight.T``, exact.
+/* ``q @ weight.T`` of int8 operands, summed exactly in int32.
  *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   weight: Int8[Tensor, "n k"]
@@ -225,7 +231,7 @@ SL_EXPORT int slidesparse_mm_int8(const sl_context* ctx,
                                   DLTensor* out);
 SL_EXPORT const char* slidesparse_mm_int8_signature(void);
 
-/* ``q @ weight.T``, exact.
+/* ``q @ weight.T`` of int8 operands, summed exactly in int32.
  *   slidesparse::mm_int8(Tensor q, Tensor weight) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   weight: Int8[Tensor, "n k"]
@@ -284,7 +290,8 @@ SL_EXPORT int slidesparse_lt_mm_fp8(const sl_context* ctx,
                                     DLTensor* out);
 SL_EXPORT const char* slidesparse_lt_mm_fp8_signature(void);
 
-/* ``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size.
+/* ``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4) and is
+ * given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
  *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -305,7 +312,8 @@ SL_EXPORT int slidesparse_sparse_mm_int8(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_int8_signature(void);
 
-/* ``mm_int8`` with a weight of 2:4 in its packed form: ``n`` rows of depth ``k``. SL211 for a wrong size.
+/* ``q @ weight.T`` in int32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements (2:4) and is
+ * given ``packed``; ``layout`` is the number of the packed format. Raises SL211 for a wrong size.
  *   slidesparse::sparse_mm_int8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Int8[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -329,7 +337,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_int8(const sl_context* ctx,
                                             int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_int8_signature(void);
 
-/* ``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's.
+/* ``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at most
+ * two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -349,7 +358,8 @@ SL_EXPORT int slidesparse_sparse_mm_fp8(const sl_context* ctx,
                                         int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_fp8_signature(void);
 
-/* ``q @ weight.T`` with a packed weight of 2:4, summed in float32 and not scaled: both scales are the caller's.
+/* ``q @ weight.T``, summed in float32 and without scales, which the caller applies. The weight ``[n, k]`` has at most
+ * two non-zeros in each four elements (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp8(Tensor q, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   q: Float8e4m3fn[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -372,7 +382,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_fp8(const sl_context* ctx,
                                            int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_fp8_signature(void);
 
-/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
+ * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: BFloat16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -392,7 +403,8 @@ SL_EXPORT int slidesparse_sparse_mm_bf16(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_bf16_signature(void);
 
-/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
+ * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_bf16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: BFloat16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -415,7 +427,8 @@ SL_EXPORT int slidesparse_lt_sparse_mm_bf16(const sl_context* ctx,
                                             int64_t layout);
 SL_EXPORT const char* slidesparse_lt_sparse_mm_bf16_signature(void);
 
-/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
+ * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]
@@ -435,7 +448,8 @@ SL_EXPORT int slidesparse_sparse_mm_fp16(const sl_context* ctx,
                                          int64_t layout);
 SL_EXPORT const char* slidesparse_sparse_mm_fp16_signature(void);
 
-/* ``x @ weight.T`` with a packed weight of 2:4, summed in float32.
+/* ``x @ weight.T``, summed in float32, with a weight ``[n, k]`` that has at most two non-zeros in each four elements
+ * (2:4) and is given ``packed``; ``layout`` is the number of the packed format.
  *   slidesparse::sparse_mm_fp16(Tensor x, Tensor packed, SymInt n, SymInt layout=0) -> Tensor
  *   x: Float16[Tensor, "m k"]
  *   packed: UInt8[Tensor, "_"]

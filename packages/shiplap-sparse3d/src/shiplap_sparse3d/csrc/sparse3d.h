@@ -8,8 +8,8 @@
 extern "C" {
 #endif
 
-/* Return the voxels of ``out_coords`` in ``capacity`` rows, with padding (-1, -1, -1, -1) behind them, and the number
- * of voxels, so that no size depends on data.
+/* Return the output voxels of a strided convolution, those of the op ``out_coords``, in ``capacity`` rows, with padding
+ * (-1, -1, -1, -1) behind them, and the number of voxels, so that no size depends on data.
  *   sparse3d::out_coords_bounded(Tensor coords, SymInt[] spatial_shape, SymInt[] kernel, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt capacity) -> (Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   reached: Int32[Tensor, "capacity 4"] (output)
