@@ -240,10 +240,12 @@ def _widened(arguments: Any, dtype: torch.dtype) -> Any:
 
 
 def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any) -> None:
-    """Compare results and arguments on the device with the CPU's. Raises AssertionError with the first difference.
+    """Compare what the operator ``op`` did on the device (``got``) with what it did on the CPU (``want``). Both are
+    ``(results, arguments)``, since some operators write to their arguments. Raises AssertionError with the first
+    difference.
 
-    Arguments are compared because some operators write to them. ``got`` and ``want`` are ``(results, arguments)``, and
-    ``kept`` has the arguments before the call.
+    Values that differ by more than rounding are compared once more with a call in a wider dtype, on the arguments
+    ``kept``, which are those before the call.
     """
     ours, theirs = (leaves(v) for v in (got, want))
     for g, w in zip(ours, theirs, strict=True):

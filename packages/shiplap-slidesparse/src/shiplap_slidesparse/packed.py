@@ -118,7 +118,9 @@ class Packed:
         return sum(t.numel() * t.itemsize for t in self.tensors)
 
     def weight(self) -> Tensor:
-        """Return the pruned weight ``[n, k]`` in the mode's dtype, without scales, from the form that is kept."""
+        """Return the pruned weight ``[n, k]`` in the stored dtype, such as ``int8``, without its scales. It is computed
+        from the packed form where no dense one is kept.
+        """
         if self.dense is not None:
             return self.dense
         assert self.packed is not None

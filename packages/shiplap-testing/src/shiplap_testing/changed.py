@@ -304,9 +304,8 @@ def _is_of_tests(file: str) -> bool:
 
 
 def _stem(file: str) -> str:
-    """Return the distribution and the place of a file, the same text for a module and for its tests, such as ``shiplap
-    op/fake`` for ``op/fake.py`` and ``op/test_fake.py``. In the distribution of a family of ops, whose tests have a
-    folder of its name, only the file name counts.
+    """Return a text that a module and its file of tests have in common: ``shiplap op/fake`` for ``op/fake.py`` and
+    ``op/test_fake.py`` of the distribution ``shiplap``, and ``shiplap-dense cpu`` without the folder in other ones.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]

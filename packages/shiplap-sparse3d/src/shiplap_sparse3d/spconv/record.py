@@ -45,9 +45,9 @@ class LayerWindow:
         return made if self.output_padding is None else f"{made}, output_padding {self.output_padding}"
 
     def step(self, geometry: Geometry, *, pooled: bool = False, back: bool | None = None) -> Strided:
-        """Return the output voxels and the plan (neighbour tables) onto them, from the voxels ``geometry`` by this
-        window, which the geometry keeps and builds once. ``pooled``: the tables are not sorted. ``back``: tables from
-        outputs to inputs are built, too.
+        """Return the voxels that this window reaches from the voxels ``geometry``, and the plan (neighbour tables) onto
+        them. The geometry keeps both, so that equal layers build them once. Pooling (``pooled``) takes tables that are
+        not sorted. With ``back``, tables from outputs to inputs are built as well, by default where gradients are on.
         """
         window = self.ksize, self.stride, self.padding, self.dilation
         if is_compiling() and geometry.ndim == 3 and self.output_padding is None and not geometry.padded:

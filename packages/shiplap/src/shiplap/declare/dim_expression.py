@@ -89,7 +89,7 @@ def _next_power_of_2(a: Size) -> int:
     return power
 
 
-def _largest_power_of_2(a: int) -> int:
+def _power_of_2(a: int) -> int:
     """Return two to the power ``a``. Raises ValueError unless the result is a positive number of 64 bits."""
     if not 0 <= a <= 62:
         raise ValueError(f"2^{a} is no positive number of 64 bits")
@@ -110,7 +110,7 @@ FUNCTIONS: dict[str, Callable[..., Size]] = {
     "max": _max_of_sizes,
     "cdiv": _ceil_divide,
     "gcd": math.gcd,
-    "pow2": _largest_power_of_2,
+    "pow2": _power_of_2,
     "pow2ceil": _next_power_of_2,
     "where": _choose_size,
     "broadcast": _broadcast_sizes,

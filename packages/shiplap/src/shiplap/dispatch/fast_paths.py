@@ -153,11 +153,12 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
 
 
 def compile_out_fast_path(op: Executor, check: CheckOutCall, *, dispatched: bool) -> OutFastPath | None:
-    """Return a generated function ``route(*args, *outs)`` for ``op.out``, which fills ``outs`` and returns True, or
-    changes nothing and returns False. ``check`` checks the outputs of a first call.
+    """Return a generated function ``route(*args, *outs)`` for ``op.out``. It fills ``outs`` and returns True where a
+    kernel can be repeated without further checks. Else it changes nothing and returns False, and the caller takes the
+    general way. ``check`` checks the outputs of the first call with arguments of a kind.
 
-    None where native code may run the out-variant, or where each call needs the dispatcher. ``dispatched`` says that
-    the caller is called by the dispatcher.
+    None where native code may run the out-variant, or where each call needs the dispatcher. With ``dispatched`` the
+    dispatcher makes the call, so that modes and subclasses need no test.
     """
     cuda, device = op.kernels.get("cuda", []), ""
     if cuda and all(k.by_python for k in cuda) and any(k.can_repeat for k in cuda):

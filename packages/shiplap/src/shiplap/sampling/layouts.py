@@ -103,9 +103,9 @@ def has_independent_values(t: Tensor) -> bool:
 
 
 def layout_is_possible(layout: str, t: Tensor, *, contiguous: bool, mutated: bool) -> bool:
-    """Return whether the argument ``t`` may be passed in the memory layout named ``layout``. ``contiguous`` and
-    ``mutated`` are properties that the declaration gives the argument. Expanded layouts change values, so they are
-    refused for mutated arguments and for values that depend on other arguments.
+    """Return whether the argument ``t`` may be passed in ``layout``, a name of ``LAYOUTS`` such as ``offset``.
+    ``contiguous`` and ``mutated`` are properties that the declaration gives the argument. Expanded layouts repeat
+    values, so they are refused for mutated arguments and for tensors whose values depend on others, such as indices.
     """
     least, _ = LAYOUTS[layout]
     if layout.startswith("expanded") and (mutated or not has_independent_values(t)):

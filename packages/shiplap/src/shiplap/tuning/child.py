@@ -133,7 +133,9 @@ def open_task(child: Child, order: workers.OpenTask, file: int) -> Done:
 
 @handles(workers.CompileCandidates)
 def compile_candidates(child: Child, message: workers.CompileCandidates, file: int) -> Number:
-    """Handle the request to start compiling candidates in parallel, and return how many were started."""
+    """Handle the request to start compiling candidates in parallel, and return how many were started. ``file``, a
+    descriptor that a request may bring, is not used.
+    """
     return Number(opened_task().bench.compile(message.indices))
 
 

@@ -335,8 +335,8 @@ class RemoteBench:
         return JudgedBench(self.isolation.hosts, task.op, task.inputs, task.candidates, opening)
 
     def _ask(self, message: Request[ReplyT]) -> ReplyT:
-        """Return the worker's reply to ``message``, after the task was opened in it if it is new. Raises SL611 if the
-        task can no longer be opened.
+        """Return the worker process's reply to ``message``. A worker that was started anew imports the op and draws its
+        inputs first. Raises SL611 if it can no longer do so.
         """
         try:
             self.isolation.open_task(self._opening)

@@ -201,8 +201,8 @@ def _make_attempts(op: Op, kernel: CKernel, case: SampleCase) -> Iterator[CCallA
 
 
 def _make_attempt(op: Op, kernel: CKernel, what: str, args: tuple[Any, ...]) -> CCallAttempt | None:
-    """Return the call of the kernel with ``args``, described as ``what``, or None where the declaration refuses them or
-    an output would be too large.
+    """Return a call of the C kernel with ``args`` that a child process will make, named ``what`` in findings. Nothing
+    is called here. None where the declaration refuses the arguments, or an output would be too large.
     """
     try:
         call = op.bind(args)

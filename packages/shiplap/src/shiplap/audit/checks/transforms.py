@@ -130,8 +130,8 @@ def _compare_tangents(op: Op, case: SampleCase) -> tuple[str, str]:
 
 
 def _compare_tangents_along(op: Op, case: SampleCase, names: Collection[str]) -> tuple[str, str]:
-    """Return ``(problem, note)`` of the tangents along the arguments ``names``, compared with those of the
-    reference.
+    """Compare the op's tangents (forward-mode derivatives) along the arguments ``names`` with the reference's. Return
+    ``(problem, note)``: how they differ, empty if they do not, and why they could not be compared, else empty.
     """
     rng = torch.Generator().manual_seed(case.seed)
     directions = {
