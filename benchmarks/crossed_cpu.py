@@ -1,12 +1,13 @@
 """Crossed declarations on the CPU: how often each pair of features met, what was refused, and what failed.
 
-    python benchmarks/crossed_cpu.py RESULTS [MORE] [--seed 32] [--commit C ...]
+    python benchmarks/crossed_cpu.py RESULTS [MORE ...] [--seed 32] [--commit C ...]
         [--json benchmarks/results/crossed_cpu.json]
 
 ``RESULTS`` is the file of a run, ``results-cpu-SEED.jsonl``, which ``python -m shiplap_testing.crossed`` writes. The
 run may have been stopped: declarations count that it has finished. ``C`` is the commit that ran, if another is checked
 out by now, or one ``COMMIT:DECLARATIONS`` for each part of the run; the plan of each must be that of the one checked
-out. ``MORE`` are the results of a second run with ``--missing``, a record of the first, and the seed after it. Pairs
+out. ``MORE`` are the results of further runs, each with ``--missing``, a record of those before it, and the next seed.
+Pairs
 that were met less than twenty times are listed with what was refused there, and why.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,17 @@ from shiplap_testing.crossed.table import ENOUGH, missing_pairs, tabulate
 SOURCES = ("packages/shiplap-testing/src/shiplap_testing/crossed/*.py", "packages/shiplap/src/shiplap/dispatch/*.py")
 
 
-def tabulate_run(results: Path, seed: int, more: Path | None = None) -> dict[str, Any]:
-    """Return the numbers of a run, its table of pairs, and its failures in words. ``more`` are the results of a second
-    run, for pairs that the first met too rarely.
+def tabulate_run(results: Path, seed: int, more: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the numbers of a run, its table of pairs, and its failures in words. ``more`` are the results of
+    further runs, each for pairs that those before it met too rarely.
     """
     records = read(results)
     finished = {r["seed"] for r in records if r["way"] == "whole"}
     planned = plan(max(finished) - seed * 1_000_000 + 1, seed)
-    if more is not None:
+    for number, file in enumerate(more, 1):
         met = tabulate(planned, [r for r in records if r["seed"] in finished]).met
-        planned += plan_missing(missing_pairs({f"{a} x {b}": n for (a, b), n in met.items()}), seed + 1)
-        records += read(more)
+        planned += plan_missing(missing_pairs({f"{a} x {b}": n for (a, b), n in met.items()}), seed + number)
+        records += read(file)
         finished = {r["seed"] for r in records if r["way"] == "whole"}
     cases = [case for case in planned if case.seed in finished]
     assert len(cases) == len(finished), "another plan ran"
@@ -69,7 +71,7 @@ def tabulate_run(results: Path, seed: int, more: Path | None = None) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    parser.add_argument("more", type=Path, nargs="?", help="results of a second run, with --missing")
+    parser.add_argument("more", type=Path, nargs="*", help="results of further runs, with --missing")
     parser.add_argument("--seed", type=int, default=32)
     parser.add_argument("--commit", nargs="*", default=[])
     parser.add_argument("--json", type=Path)

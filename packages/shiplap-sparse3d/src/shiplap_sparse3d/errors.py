@@ -131,7 +131,10 @@ register_errors(
                 "A file for other runtimes is made from the code of the network and the weights of a checkpoint. The "
                 "checkpoint must have all weights of the network, and torch.export must be able to trace it."
             ),
-            "correct what 'got' names: the checkpoint, --model, --prefix or --project",
+            (
+                "for missing weights, pass the network's checkpoint, or set --prefix to the text before its names; for "
+                "a trace that fails, change the code under 'got' so that torch.export traces it"
+            ),
         ),
     ],
 )

@@ -43,9 +43,12 @@ register(
     [
         (
             "SL504",
-            "a result with a verdict is neither true nor false",
-            "A verdict has three values. A proof that was not made is no failure, and must not pass as a success.",
-            "compare .verdict with the word that you need, such as: assert sl.audit(op).proven",
+            "a result with a verdict was used as a condition",
+            (
+                "A verdict has three values, for an audit proven, failed and incomplete. Incomplete is no failure and "
+                "no success, so that a result is neither true nor false."
+            ),
+            "use the property that you need, such as: assert sl.audit(op).proven",
         ),
     ],
 )

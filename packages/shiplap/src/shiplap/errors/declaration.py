@@ -114,12 +114,12 @@ register(
         ),
         (
             "SL114",
-            "the template cannot be used",
+            "the template does not follow the rules for templates",
             (
-                "A template must write one output through its hooks, because Inductor inserts the code of "
-                "neighbouring operations at these hooks."
+                "Inductor inserts the code of neighbouring operations at the template's hooks. A template must "
+                "therefore have one output, and store it through a hook."
             ),
-            "correct what 'got' names in the template or in its declaration",
+            "change the place under 'got' to what 'expected' says",
         ),
         (
             "SL115",
@@ -282,8 +282,11 @@ register(
         (
             "SL135",
             "the backward reads a value that was not saved",
-            "A call keeps for its backward the tensors in saves=, or those that the code of the backward reads.",
-            "add the name under 'got' to saves=",
+            (
+                "With saves=, a call keeps only the tensors that it names for the backward. Without it, a call keeps "
+                "those that Shiplap finds in the backward's code."
+            ),
+            "name in saves= every tensor that the backward reads, the one under 'got' too",
         ),
     ],
 )

@@ -26,8 +26,8 @@ register(
         ),
         (
             "SL703",
-            "the program cannot be run in a scratch copy",
-            "The doctor tries remedies in a copy of the program's folder. It starts a script or a module there.",
+            "'shiplap doctor --try' cannot start this command",
+            "It tries remedies in a copy of the program's folder, where it can start a Python script or a module only.",
             "in the program's folder, run: shiplap doctor --try -- python script.py (or: python -m module)",
         ),
         (

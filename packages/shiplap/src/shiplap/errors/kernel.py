@@ -33,8 +33,8 @@ register(
         (
             "SL304",
             "the op has no backward",
-            "An input requires a gradient, and the op declares none.",
-            "declare a gradient with @op.backward, or call .detach() on the inputs",
+            "An input requires a gradient, and the op does not declare how to compute one.",
+            "declare a gradient with @op.backward; where none shall flow through the op, call .detach() on its inputs",
         ),
         (
             "SL305",

@@ -56,13 +56,13 @@ register(
         ),
         (
             "SL410",
-            "the machine lacks what the native binding needs",
+            "the machine lacks a resource for the native binding",
             (
                 "The machine ran out of memory, disk space, open files or processes while the binding was compiled or "
                 "loaded, or the system killed the compiler. The kernel is not at fault. Calls use the slower Python "
                 "binding."
             ),
-            "free what 'got' names, or raise its limit, and build again; SHIPLAP_NATIVE=0 keeps the Python binding",
+            "free what 'got' names, or raise its limit, and run the program again",
         ),
         (
             "SL407",

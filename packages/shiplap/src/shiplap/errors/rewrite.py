@@ -20,9 +20,12 @@ register(
         ),
         (
             "SL802",
-            "the rewrite is not declared correctly",
-            "The pattern and the replacement of a rewrite are two functions of the same arguments.",
-            "give both functions the same parameters, annotated in the pattern",
+            "the pattern and the replacement of a rewrite do not fit each other",
+            (
+                "The replacement is called with the arguments that the pattern matched, so both need the same "
+                "parameters. The annotations of the pattern say which tensors and numbers they are."
+            ),
+            "give both functions the same parameters, and annotate each parameter of the pattern",
         ),
         (
             "SL803",

@@ -41,12 +41,12 @@ register(
         ),
         (
             "SL321",
-            "the op has no form in ONNX",
+            "the op cannot be exported to ONNX",
             (
-                "An op becomes a function of its reference in ONNX's standard operators. torch must be able to export "
-                "the reference, which returns its results and uses only operators that ONNX has."
+                "In an ONNX file, the op's reference stands for the op, in standard operators. torch.onnx must be able "
+                "to export the reference, and the reference must return its results, not write to arguments."
             ),
-            "write the reference with operators that torch.onnx exports",
+            "change what 'got' names in the reference: return the results, and use operators that torch.onnx exports",
         ),
         (
             "SL322",
