@@ -450,8 +450,10 @@ def plan_missing(
         if not wanted:
             break
         drawn = draw(seed * 1_000_000 + number, random.Random(f"{seed}/missing/{number}/{device}"), device)
-        # Most pairs that are missing are those with ways that need a gradient, which an op that writes has not.
-        case = with_pair(with_feature(drawn, "has:gradient") if number % 3 else drawn, wanted, device)
+        # Most pairs that are missing are those with ways that need a gradient. An op without results has one as a view.
+        bases = (with_feature(drawn, "has:gradient"), with_feature(drawn, "state:view"), drawn)
+        found = [case for base in bases if (case := with_pair(base, wanted, device)) is not None]
+        case = next((case for case in found if case.differentiable), found[0] if found else None)
         if case is None:
             continue
         ways = [f.partition(":")[2] for p in wanted for f in p if f.startswith("way:") and {*p} & {*case.features}]
