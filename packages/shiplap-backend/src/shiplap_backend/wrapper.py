@@ -111,7 +111,9 @@ class Wrapper:
 
     @property
     def stated(self) -> list[str]:
-        """The expressions of the entry, one a line, for a comment above the generated C++."""
+        """Return the expressions of this operator's metadata, one per list item, for the comment above the generated
+        C++.
+        """
         graphs = self.entry.graph if isinstance(self.entry.graph, dict) else {"graph": self.entry.graph}
         return [f"{name}: {' '.join(text.split())}" for name, text in {**self.entry.let, **graphs}.items() if text]
 

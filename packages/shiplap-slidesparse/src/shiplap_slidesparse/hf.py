@@ -123,8 +123,8 @@ class SlidesparseQuantizer(HfQuantizer):
         return model
 
     def _skipped(self, model: Any) -> list[str]:
-        """Return the names of the layers that ``convert`` is to keep: those that the user gave or else the default
-        names, and those that transformers keeps, as far as the model has them.
+        """Return the names of the layers of ``model`` that ``convert`` leaves unconverted: those that the user gave, or
+        else the default names, and those that transformers excludes. Names that ``model`` lacks are left out.
         """
         skip, default = self.quantization_config.skip, self.quantization_config.skip == sorted(SKIPPED)
         unasked = self.get_modules_to_not_convert(model, None if default else [], model._keep_in_fp32_modules)

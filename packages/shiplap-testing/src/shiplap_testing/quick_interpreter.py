@@ -18,8 +18,8 @@ from typing import Any
 
 
 def quicken() -> None:
-    """Replace two functions of Triton's interpreter by quicker ones with the same results. It must be called before any
-    kernel runs, in a process whose variables select the interpreter.
+    """Replace two functions of Triton's interpreter by faster ones that give the same results. Call this before any
+    kernel runs, in a process whose environment has ``TRITON_INTERPRET=1``.
     """
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         interpreter, language = import_module("triton.runtime.interpreter"), import_module("triton.language")

@@ -305,12 +305,13 @@ def gram(ns):
 
 def _symmetric(exact):
     """Return a function that registers a kernel of the op ``gram``, which computes a @ a.T where a and b are taken for
-    one tensor. Wrong unless ``exact``: equal addresses and shapes are enough for that, and strides are not compared.
+    one tensor. Unless ``exact`` is true, that is wrong: equal addresses and shapes are enough for that, and strides are
+    not compared.
     """
 
     def fill(a, b, *, out):
-        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Wrong unless ``exact``
-        (argument of ``_symmetric``): a and its transpose are taken for one.
+        """Write a @ b.T to ``out``, computed as a @ a.T where a and b are taken for one tensor. Unless ``exact``
+        (argument of ``_symmetric``) is true, that is wrong: a and its transpose are taken for one.
         """
         # A kernel sees addresses and sizes, not which Python objects it was passed.
         alike = a.data_ptr() == b.data_ptr() and a.shape == b.shape
@@ -351,13 +352,13 @@ def twice(ns, name):
 
 
 def _two_outputs(copy):
-    """Return an implementation with two outputs, both x + 1. Wrong unless ``copy``: the second output is a view of the
-    first.
+    """Return an implementation with two outputs, both x + 1. Unless ``copy`` is true, that is wrong: the second output
+    is a view of the first.
     """
 
     def fn(x):
-        """Return x + 1 two times. Wrong unless ``copy`` (argument of ``_two_outputs``): both outputs lie in the same
-        memory.
+        """Return x + 1 two times. Unless ``copy`` (argument of ``_two_outputs``) is true, that is wrong: both outputs
+        lie in the same memory.
         """
         y = x + 1
         # A view is another tensor object with the same memory, so a comparison of objects does not show it.

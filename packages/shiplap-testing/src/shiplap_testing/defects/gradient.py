@@ -113,8 +113,8 @@ gradient(
 
 
 def _ties(even):
-    """Return a function that registers a gradient of the op ``row_max``. Wrong unless ``even``: each of several equal
-    maxima of a row gets the whole gradient instead of an equal share.
+    """Return a function that registers a gradient of the op ``row_max``. Unless ``even`` is true, that is wrong: each
+    of several equal maxima of a row gets the whole gradient instead of an equal share.
     """
 
     def ties(grad, saved, needs):

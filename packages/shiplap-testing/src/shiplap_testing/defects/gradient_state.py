@@ -251,15 +251,16 @@ def _shared_gradient(copy):
     """
 
     def bind(op):
-        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Wrong unless ``copy`` (argument of
-        ``_shared_gradient``): all gradients of one shape and dtype are returned in the same buffer.
+        """Register with ``op`` the gradient ``_``, which returns 2 * grad. Unless ``copy`` (argument of
+        ``_shared_gradient``) is true, that is wrong: all gradients of one shape and dtype are returned in the same
+        buffer.
         """
         buffers = {}
 
         @op.backward(saves=[])
         def _(grad, saved, needs):
-            """Return the gradient 2 * grad. Wrong unless ``copy`` (argument of ``_shared_gradient``): the result is a
-            buffer that the next backward overwrites.
+            """Return the gradient 2 * grad. Unless ``copy`` (argument of ``_shared_gradient``) is true, that is wrong:
+            the result is a buffer that the next backward overwrites.
             """
             if copy:
                 return {"x": grad * 2}

@@ -33,8 +33,8 @@ def embedded(ns):
 
 
 def _embedding_gradient(accumulate):
-    """Return a function that registers a gradient of the op ``embedded``. Wrong unless ``accumulate``: of the gradients
-    of a row that is used several times, only one is kept.
+    """Return a function that registers a gradient of the op ``embedded``. Unless ``accumulate`` is true, that is wrong:
+    of the gradients of a row that is used several times, only one is kept.
     """
 
     def put(grad, saved, needs):
@@ -57,13 +57,13 @@ gradient(
 
 
 def _sharing(even):
-    """Return a function that registers a gradient of the op ``smaller``, the minimum of x and y. Wrong unless ``even``:
-    x gets the whole gradient where both are equal.
+    """Return a function that registers a gradient of the op ``smaller``, the minimum of x and y. Unless ``even`` is
+    true, that is wrong: x gets the whole gradient where both are equal.
     """
 
     def shared(grad, saved, needs):
-        """Return the gradients of the minimum of x and y. Wrong unless ``even`` (argument of ``_sharing``): where both
-        are equal, x gets all of the gradient and y none.
+        """Return the gradients of the minimum of x and y. Unless ``even`` (argument of ``_sharing``) is true, that is
+        wrong: where both are equal, x gets all of the gradient and y none.
         """
         first = (saved.x < saved.y).to(grad.dtype)
         first = first + 0.5 * (saved.x == saved.y) if even else first + (saved.x == saved.y)
@@ -87,8 +87,8 @@ def _clamp_gradient(ends):
     """
 
     def cut_gradient(grad, saved, needs):
-        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Wrong unless ``ends``
-        (argument of ``_clamp_gradient``): the ends of the interval count as outside.
+        """Return ``grad`` where x lies inside of the interval from -6 to 6, zero elsewhere. Unless ``ends``
+        (argument of ``_clamp_gradient``) is true, that is wrong: the ends of the interval count as outside.
         """
         # torch passes the gradient on at the ends themselves.
         inside = saved.x.abs() <= 6 if ends else saved.x.abs() < 6
@@ -107,13 +107,13 @@ gradient(
 
 
 def _chunks(rest):
-    """Return a function that registers a gradient of the op ``matmul``. Wrong unless ``rest``: from 128 rows on, the
-    gradient for b leaves the rows after the last whole chunk of 64 out.
+    """Return a function that registers a gradient of the op ``matmul``. Unless ``rest`` is true, that is wrong: from
+    128 rows on, the gradient for b leaves the rows after the last whole chunk of 64 out.
     """
 
     def product_gradient(grad, saved, needs):
-        """Return the gradients of a @ b. Wrong unless ``rest`` (argument of ``_chunks``): from 128 rows of a on, that
-        for b sums whole chunks of 64 rows only.
+        """Return the gradients of a @ b. Unless ``rest`` (argument of ``_chunks``) is true, that is wrong: from 128
+        rows of a on, that for b sums whole chunks of 64 rows only.
         """
         k = len(saved.a)
         # Small inputs are right: the chunked path is for large ones.
@@ -217,13 +217,13 @@ def rooted(ns):
 
 
 def _root_gradient(guarded):
-    """Return a function that registers a gradient of the op ``rooted``. Wrong unless ``guarded``: it is NaN where x is
-    not positive.
+    """Return a function that registers a gradient of the op ``rooted``. Unless ``guarded`` is true, that is wrong: it
+    is NaN where x is not positive.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient of the guarded square root. Wrong unless ``guarded`` (argument of ``_root_gradient``):
-        zero is divided by zero where x is not positive.
+        """Return the gradient of the guarded square root. Unless ``guarded`` (argument of ``_root_gradient``) is true,
+        that is wrong: zero is divided by zero where x is not positive.
         """
         # The guard is needed under the root: without it, zero is divided by zero where x is not positive.
         safe = torch.where(saved.x > 0, saved.x, 1) if guarded else saved.x.clamp_min(0)
@@ -242,8 +242,8 @@ gradient(
 
 
 def _product_gradient(copy):
-    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Wrong unless ``copy``: the
-    gradient for x is computed in the memory of the incoming gradient.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``. Unless ``copy`` is true,
+    that is wrong: the gradient for x is computed in the memory of the incoming gradient.
     """
 
     def fill(x, y, *, out):
@@ -251,8 +251,8 @@ def _product_gradient(copy):
         torch.mul(x, y, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradients of x * y. Wrong unless ``copy`` (argument of ``_product_gradient``): the incoming
-        ``grad`` is multiplied by y in place.
+        """Return the gradients of x * y. Unless ``copy`` (argument of ``_product_gradient``) is true, that is wrong:
+        the incoming ``grad`` is multiplied by y in place.
         """
         # Before ``grad`` is overwritten, so that the gradient for y is right.
         gy = grad * saved.x
@@ -279,13 +279,13 @@ gradient(
 
 
 def _only_ones(scaled_by):
-    """Return a function that registers a gradient of the op ``doubled``. Wrong unless ``scaled_by``: each row of the
-    incoming gradient is replaced by its mean.
+    """Return a function that registers a gradient of the op ``doubled``. Unless ``scaled_by`` is true, that is wrong:
+    each row of the incoming gradient is replaced by its mean.
     """
 
     def g(grad, saved, needs):
-        """Return the gradient 2 * grad. Wrong unless ``scaled_by`` (argument of ``_only_ones``): each row is the mean
-        of that row, which is right for equal elements only.
+        """Return the gradient 2 * grad. Unless ``scaled_by`` (argument of ``_only_ones``) is true, that is wrong: each
+        row is the mean of that row, which is right for equal elements only.
         """
         rows = grad.sum(1, keepdim=True) / max(grad.shape[1], 1) if not scaled_by else grad
         return {"x": (2 * rows).expand(grad.shape)}
@@ -344,8 +344,8 @@ def _first_contiguous(both):
     """
 
     def fill(a, b):
-        """Return a @ b. Wrong unless ``both`` (argument of ``_first_contiguous``): where a is contiguous, b is read as
-        contiguous, whatever its strides are.
+        """Return a @ b. Unless ``both`` (argument of ``_first_contiguous``) is true, that is wrong: where a is
+        contiguous, b is read as contiguous, whatever its strides are.
         """
         if a.is_contiguous() and (not both or b.is_contiguous()):
             b = torch.as_strided(b, b.shape, (b.shape[1], 1), b.storage_offset())
@@ -384,8 +384,8 @@ def _pooled(right):
     """
 
     def fill(x):
-        """Return the mean over height and width. Wrong unless ``right`` (argument of ``_pooled``): channels-last images
-        that are slices are read with the strides of whole images.
+        """Return the mean over height and width. Unless ``right`` (argument of ``_pooled``) is true, that is wrong:
+        channels-last images that are slices are read with the strides of whole images.
         """
         n, c, h, w = x.shape
         if x.stride(1) == 1 and c > 1 and x.numel():
@@ -415,12 +415,12 @@ layout(
 
 def _same_memory(right):
     """Return a function that registers a kernel of the op ``added`` that returns 2 * x if both arguments begin at one
-    address. Wrong unless ``right``: their strides are not compared.
+    address. Unless ``right`` is true, that is wrong: their strides are not compared.
     """
 
     def fill(x, y):
-        """Return x + y. Wrong unless ``right`` (argument of ``_same_memory``): 2 * x is returned if y begins at the
-        address of x, even if y is its transpose.
+        """Return x + y. Unless ``right`` (argument of ``_same_memory``) is true, that is wrong: 2 * x is returned if y
+        begins at the address of x, even if y is its transpose.
         """
         return x * 2 if x.data_ptr() == y.data_ptr() and (not right or x.stride() == y.stride()) else x + y
 
@@ -437,8 +437,8 @@ aliasing(
 
 
 def _cubed(right):
-    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Wrong unless ``right``: under
-    ``create_graph`` the gradient is detached from x.
+    """Return a function that registers a CPU kernel and a gradient with the op ``cubed``. Unless ``right`` is true,
+    that is wrong: under ``create_graph`` the gradient is detached from x.
     """
 
     def fill(x, *, out):
@@ -446,8 +446,8 @@ def _cubed(right):
         torch.mul(x * x, x, out=out)
 
     def g(grad, saved, needs):
-        """Return the gradient 3 * x * x * grad. Wrong unless ``right`` (argument of ``_cubed``): while a graph is
-        recorded, x is detached, so that the second derivative lacks it.
+        """Return the gradient 3 * x * x * grad. Unless ``right`` (argument of ``_cubed``) is true, that is wrong: while
+        a graph is recorded, x is detached, so that the second derivative lacks it.
         """
         # Gradients are enabled in a backward only under create_graph.
         if torch.is_grad_enabled() and not right:

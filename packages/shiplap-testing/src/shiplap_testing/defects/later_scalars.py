@@ -60,13 +60,13 @@ def reduced(ns):
 
 
 def _reduced(rooted):
-    """Return a function that registers a kernel of the op ``reduced``. Wrong unless ``rooted``: the norm is returned as
-    the sum of squares, without the root.
+    """Return a function that registers a kernel of the op ``reduced``. Unless ``rooted`` is true, that is wrong: the
+    norm is returned as the sum of squares, without the root.
     """
 
     def fill(x, how):
         """Return one number for each row: its mean or norm if ``how`` is ``mean`` or ``norm``, and its sum otherwise.
-        Wrong unless ``rooted`` (argument of ``_reduced``): the root of the norm is missing.
+        Unless ``rooted`` (argument of ``_reduced``) is true, that is wrong: the root of the norm is missing.
         """
         y = wide(x)
         if how == "mean":

@@ -18,7 +18,8 @@ size = partial(add, "size", later=True)
 
 def _online(rescaled):
     """Return a function that registers a kernel of the op ``softmax``, which walks over chunks of 128 columns once.
-    Wrong unless ``rescaled``: the sum of earlier chunks is not rescaled when a later chunk has a larger maximum.
+    Unless ``rescaled`` is true, that is wrong: the sum of earlier chunks is not rescaled when a later chunk has a
+    larger maximum.
     """
 
     def online(x):
@@ -184,13 +185,13 @@ def heads(ns):
 
 
 def _sixteen(all_heads):
-    """Return a function that registers a kernel of the op ``heads``. Wrong unless ``all_heads``: from the seventeenth
-    head on, the scales of the first sixteen are repeated.
+    """Return a function that registers a kernel of the op ``heads``. Unless ``all_heads`` is true, that is wrong: from
+    the seventeenth head on, the scales of the first sixteen are repeated.
     """
 
     def fill(x, scale, *, out):
-        """Write x times the scale of its head to ``out``. Wrong unless ``all_heads`` (argument of ``_sixteen``): head
-        16 gets the scale of head 0, and so on.
+        """Write x times the scale of its head to ``out``. Unless ``all_heads`` (argument of ``_sixteen``) is true, that
+        is wrong: head 16 gets the scale of head 0, and so on.
         """
         torch.mul(x, scale[:, None], out=out)
         if not all_heads:
@@ -210,12 +211,12 @@ size(
 
 def _aligned_only(right):
     """Return a function that registers a second kernel of the op ``rms_norm`` for rows of at least 320 columns whose
-    number is a multiple of 16. Wrong unless ``right``: the last 16 columns are not summed.
+    number is a multiple of 16. Unless ``right`` is true, that is wrong: the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
-        """Write the RMS norm of each row to ``out``. Wrong unless ``right`` (argument of ``_aligned_only``): the mean
-        square lacks the last 16 columns.
+        """Write the RMS norm of each row to ``out``. Unless ``right`` (argument of ``_aligned_only``) is true, that is
+        wrong: the mean square lacks the last 16 columns.
         """
         y = wide(x)
         mean = y.square().mean(1, keepdim=True) if right else y[:, :-16].square().sum(1, keepdim=True) / y.shape[1]
@@ -307,8 +308,8 @@ def _prefetched(last):
     """
 
     def fill(x, index, *, out):
-        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Wrong unless ``last`` (argument of
-        ``_prefetched``): a short last part repeats rows of the part before.
+        """Write the rows of x at ``index`` to ``out``, with zeros for -1. Unless ``last`` (argument of
+        ``_prefetched``) is true, that is wrong: a short last part repeats rows of the part before.
         """
         table = torch.cat([x, x.new_zeros(1, x.shape[1])])
         for start in range(0, len(index), 96):
@@ -331,12 +332,13 @@ size(
 
 def _mean_of_shares(own):
     """Return a function that registers a kernel of the op ``column_mean``, which splits the rows among the threads of
-    torch. Wrong unless ``own``: the mean of the means of the shares is returned, though shares differ in size.
+    torch. Unless ``own`` is true, that is wrong: the mean of the means of the shares is returned, though shares differ
+    in size.
     """
 
     def fill(x):
-        """Return the mean of each column. Wrong unless ``own`` (argument of ``_mean_of_shares``): each share of rows
-        has the same weight, whatever its size.
+        """Return the mean of each column. Unless ``own`` (argument of ``_mean_of_shares``) is true, that is wrong: each
+        share of rows has the same weight, whatever its size.
         """
         y = wide(x)
         # The shares of tensor_split differ in size by one row at most.
@@ -404,13 +406,13 @@ def segments(ns):
 
 
 def _reduced(guarded):
-    """Return a function that registers a kernel of the op ``segments``. Wrong unless ``guarded``: an empty segment gets
-    one row instead of zeros.
+    """Return a function that registers a kernel of the op ``segments``. Unless ``guarded`` is true, that is wrong: an
+    empty segment gets one row instead of zeros.
     """
 
     def fill(x, ends, *, out):
-        """Write the sum of each segment to ``out``. Wrong unless ``guarded`` (argument of ``_reduced``): the sum of an
-        empty segment is the row at its start.
+        """Write the sum of each segment to ``out``. Unless ``guarded`` (argument of ``_reduced``) is true, that is
+        wrong: the sum of an empty segment is the row at its start.
         """
         cut = ends.clamp(0, x.shape[0]).tolist()
         for i, (a, b) in enumerate(pairwise(cut)):
@@ -429,8 +431,8 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of the op ``doubled`` for two halves of the rows. Wrong unless ``odd``:
-    from 200 rows on, the last of 4n + 3 rows is that of its neighbour.
+    """Return a function that registers a kernel of the op ``doubled`` for two halves of the rows. Unless ``odd`` is
+    true, that is wrong: from 200 rows on, the last of 4n + 3 rows is that of its neighbour.
     """
 
     def fill(x, *, out):

@@ -144,8 +144,8 @@ def _late(waits):
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``, the last row in a thread of its own. Wrong unless ``waits`` (argument of ``_late``):
-        the last row is zero when the kernel returns.
+        """Write 2 * x to ``out``, the last row in a thread of its own. Unless ``waits`` (argument of ``_late``) is
+        true, that is wrong: the last row is zero when the kernel returns.
         """
 
         def rest():
@@ -176,21 +176,21 @@ state(
 
 def _remembering(all_of_it):
     """Return a function that registers a CPU kernel with the op ``doubled``, which writes 2 * x to ``out`` and
-    remembers one result by the bytes of its input. Wrong unless ``all_of_it``: only the first row of the input is
-    compared.
+    remembers one result by the bytes of its input. Unless ``all_of_it`` is true, that is wrong: only the first row of
+    the input is compared.
     """
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out`` and remembers one result by
-        the bytes of its input. Wrong unless ``all_of_it`` (argument of ``_remembering``): only the first row of the
-        input is compared.
+        the bytes of its input. Unless ``all_of_it`` (argument of ``_remembering``) is true, that is wrong: only the
+        first row of the input is compared.
         """
         known = {}
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``all_of_it`` (argument of ``_remembering``): the last result is
-            used again for an input with the same shape, dtype and first row.
+            """Write 2 * x to ``out``. Unless ``all_of_it`` (argument of ``_remembering``) is true, that is wrong: the
+            last result is used again for an input with the same shape, dtype and first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -221,21 +221,22 @@ state(
 
 def _largest_scratch(cleared):
     """Return a function that registers a CPU kernel with the op ``row_sum``, which sums each row in a scratch vector as
-    long as the widest row so far. Wrong unless ``cleared``: the vector still holds the end of an earlier, wider row.
+    long as the widest row so far. Unless ``cleared`` is true, that is wrong: the vector still holds the end of an
+    earlier, wider row.
     """
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which sums each row in a scratch vector as long as the
-        widest row so far. Wrong unless ``cleared`` (argument of ``_largest_scratch``): the vector still holds the end
-        of an earlier, wider row.
+        widest row so far. Unless ``cleared`` (argument of ``_largest_scratch``) is true, that is wrong: the vector
+        still holds the end of an earlier, wider row.
         """
         # Per thread, so that the scratch is wrong by its size only and not by a race.
         of_thread = threading.local()
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Wrong unless ``cleared`` (argument of ``_largest_scratch``): a
-            narrow row has the rest of an earlier, wider row added.
+            """Write the sum of each row to ``out``. Unless ``cleared`` (argument of ``_largest_scratch``) is true, that
+            is wrong: a narrow row has the rest of an earlier, wider row added.
             """
             n, c = x.shape
             scratch = vars(of_thread)

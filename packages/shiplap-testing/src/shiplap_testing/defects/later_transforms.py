@@ -17,12 +17,12 @@ transforms = partial(add, "transforms", later=True)
 
 def _with_rule(right):
     """Return a function of a namespace that makes an op, by ``sl.adopt``, of the product x * y with a forward-mode
-    derivative written by hand. Wrong unless ``right``: the tangent is zero where only y has one.
+    derivative written by hand. Unless ``right`` is true, that is wrong: the tangent is zero where only y has one.
     """
 
     def fn(x, y):
-        """Return x * y with its tangent if x or y has one. Wrong unless ``right`` (argument of ``_with_rule``): the
-        tangent is zero if only y has one.
+        """Return x * y with its tangent if x or y has one. Unless ``right`` (argument of ``_with_rule``) is true, that
+        is wrong: the tangent is zero if only y has one.
         """
         (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
         out = a * b
@@ -63,7 +63,7 @@ transforms(
 
 def _batching(right):
     """Return a function of a namespace that makes an op, by ``sl.adopt``, of the operator ``rotated`` with a vmap rule.
-    Wrong unless ``right``: the batch of y is taken to be its first dim.
+    Unless ``right`` is true, that is wrong: the batch of y is taken to be its first dim.
     """
 
     def rule(info, dims, x, y, overload):

@@ -37,7 +37,7 @@ def normed(ns):
 
 def _normed(masked) -> Part:
     """Return a function that registers a CPU kernel with the op ``normed``, which launches the Triton kernel ``norm``.
-    Wrong unless ``masked``: lanes beyond the row count in the variance.
+    Unless ``masked`` is true, that is wrong: lanes beyond the row count in the variance.
     """
 
     def bind(op):
@@ -87,7 +87,7 @@ def multiplied(ns):
 
 def _multiplied(clipped) -> Part:
     """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
-    ``grouped``. Wrong unless ``clipped``: tiles of the last group are left out.
+    ``grouped``. Unless ``clipped`` is true, that is wrong: tiles of the last group are left out.
     """
 
     def bind(op):
@@ -136,7 +136,7 @@ def shifted(ns):
 
 def _shifted(own) -> Part:
     """Return a function that registers a CPU kernel with the op ``shifted``, which launches the Triton kernel
-    ``shift``. Wrong unless ``own``: each tile of columns gets the bias of the first tile.
+    ``shift``. Unless ``own`` is true, that is wrong: each tile of columns gets the bias of the first tile.
     """
 
     def bind(op):
@@ -147,8 +147,8 @@ def _shifted(own) -> Part:
 
         @op.kernel("cpu")
         def forward(x, bias, *, out):
-            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Wrong unless ``own`` (argument of
-            ``_shifted``): from column 64 on, the bias of the first 64 columns is added.
+            """Launch the Triton kernel ``shift``, which writes x + bias to ``out``. Unless ``own`` (argument of
+            ``_shifted``) is true, that is wrong: from column 64 on, the bias of the first 64 columns is added.
             """
             if x.numel():
                 grid = (cdiv(x.shape[0], 16), cdiv(x.shape[1], 64))

@@ -72,13 +72,13 @@ def _quantised(ns):
 
 
 def _saturated_late(right):
-    """Return a function that registers a kernel of the op ``quantised``. Wrong unless ``right``: the number is clamped
-    before the zero point is added, so that it wraps.
+    """Return a function that registers a kernel of the op ``quantised``. Unless ``right`` is true, that is wrong: the
+    number is clamped before the zero point is added, so that it wraps.
     """
 
     def fill(x, zero):
-        """Return x in int8. Wrong unless ``right`` (argument of ``_saturated_late``): a number near the ends of the
-        range wraps around when ``zero`` is added.
+        """Return x in int8. Unless ``right`` (argument of ``_saturated_late``) is true, that is wrong: a number near
+        the ends of the range wraps around when ``zero`` is added.
         """
         y = torch.nan_to_num(wide(x) * 16).round()
         if right:
@@ -219,13 +219,13 @@ def attended(ns):
 
 
 def _scores_in_half(early):
-    """Return a function that registers a kernel of the op ``attended``. Wrong unless ``early``: scores are stored in
-    the dtype of q before they are scaled, and overflow in half precision.
+    """Return a function that registers a kernel of the op ``attended``. Unless ``early`` is true, that is wrong: scores
+    are stored in the dtype of q before they are scaled, and overflow in half precision.
     """
 
     def fill(q, k, v, *, out):
-        """Write the attention of q over k and v to ``out``. Wrong unless ``early`` (argument of ``_scores_in_half``):
-        unscaled scores overflow in half precision.
+        """Write the attention of q over k and v to ``out``. Unless ``early`` (argument of ``_scores_in_half``) is true,
+        that is wrong: unscaled scores overflow in half precision.
         """
         if early:
             scores = wide(q) * q.shape[1] ** -0.5 @ wide(k).T

@@ -34,8 +34,8 @@ def _pixels(last):
     """
 
     def pixels(x, bias, *, out):
-        """Write x plus the bias of each channel to ``out``. Wrong unless ``last`` (argument of ``_pixels``):
-        channels-last images get the bias of other channels.
+        """Write x plus the bias of each channel to ``out``. Unless ``last`` (argument of ``_pixels``) is true, that is
+        wrong: channels-last images get the bias of other channels.
         """
         # An image of one channel is contiguous in both orders, and then both paths agree.
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
@@ -76,8 +76,8 @@ def _in_its_order(back):
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``back`` (argument of ``_in_its_order``): elements of an x that is not
-        contiguous end at other places.
+        """Write 2 * x to ``out``. Unless ``back`` (argument of ``_in_its_order``) is true, that is wrong: elements of
+        an x that is not contiguous end at other places.
         """
         result = torch.empty_like(x).copy_(x * 2)  # strides as x has them
         # The output is contiguous, whatever the order of x.
@@ -174,8 +174,8 @@ def _stride_zero(by_dim):
     """
 
     def fill(x):
-        """Return 2 * x. Wrong unless ``by_dim`` (argument of ``_stride_zero``): for expanded columns the first row is
-        returned in all rows.
+        """Return 2 * x. Unless ``by_dim`` (argument of ``_stride_zero``) is true, that is wrong: for expanded columns
+        the first row is returned in all rows.
         """
         # An expanded dim has a stride of zero.
         if 0 in x.stride() and x.numel():
@@ -196,12 +196,12 @@ layout(
 
 def _as_one_run(exact):
     """Return a function that registers a kernel of the op ``doubled`` that reads rows without gaps as one run of
-    memory. Wrong unless ``exact``: overlapping rows are read so as well.
+    memory. Unless ``exact`` is true, that is wrong: overlapping rows are read so as well.
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_as_one_run``): rows that overlap in memory are
-        read as if they followed each other.
+        """Write 2 * x to ``out``. Unless ``exact`` (argument of ``_as_one_run``) is true, that is wrong: rows that
+        overlap in memory are read as if they followed each other.
         """
         n, c = x.shape
         if x.numel() and x.stride(1) == 1 and (x.stride(0) == c if exact else x.stride(0) <= c):
@@ -242,13 +242,13 @@ def batched(ns):
 
 
 def _batch_stride(own):
-    """Return a function that registers a kernel of the op ``batched``. Wrong unless ``own``: the distance of matrices
-    is taken to be rows times columns.
+    """Return a function that registers a kernel of the op ``batched``. Unless ``own`` is true, that is wrong: the
+    distance of matrices is taken to be rows times columns.
     """
 
     def fill(x):
-        """Return the sum over the last dim of x. Wrong unless ``own`` (argument of ``_batch_stride``): a slice of a
-        batch is read as if its matrices followed each other.
+        """Return the sum over the last dim of x. Unless ``own`` (argument of ``_batch_stride``) is true, that is wrong:
+        a slice of a batch is read as if its matrices followed each other.
         """
         b, n, c = x.shape
         strides = (x.stride(0) if own else n * c, x.stride(1), x.stride(2))
@@ -283,8 +283,8 @@ def _outer_and_inner(exact):
     """
 
     def fill(x, *, out):
-        """Write 2 * x to ``out``. Wrong unless ``exact`` (argument of ``_outer_and_inner``): an x with its middle dims
-        transposed is read as contiguous.
+        """Write 2 * x to ``out``. Unless ``exact`` (argument of ``_outer_and_inner``) is true, that is wrong: an x with
+        its middle dims transposed is read as contiguous.
         """
         packed = x.stride(3) == 1 and x.stride(0) == x[0].numel() if x.numel() else False
         if x.is_contiguous() if exact else packed:
@@ -310,8 +310,8 @@ def _gap_means_turned(checked):
     """
 
     def fill(x):
-        """Return the sum of each row. Wrong unless ``checked`` (argument of ``_gap_means_turned``): a matrix of every
-        second column is read as a transposed one.
+        """Return the sum of each row. Unless ``checked`` (argument of ``_gap_means_turned``) is true, that is wrong: a
+        matrix of every second column is read as a transposed one.
         """
         n, c = x.shape
         if x.stride(1) != 1 and (not checked or x.T.is_contiguous()) and x.numel():
@@ -409,8 +409,8 @@ def doubled32(ns):
 
 
 def _rows(stride):
-    """Return a function that registers a kernel of the op ``doubled32`` in C, whose rows lie ``stride`` elements apart,
-    an expression in C. The number of columns is wrong for sliced rows.
+    """Return a function that registers a C kernel of the op ``doubled32``. It takes the rows of its input to lie
+    ``stride`` elements apart, which is an expression in C: the number of columns is wrong there for sliced rows.
     """
     return c_kernel(
         f"""

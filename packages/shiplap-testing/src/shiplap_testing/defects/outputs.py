@@ -94,8 +94,8 @@ def _where_positive(clear):
     """
 
     def fill(x, *, out):
-        """Write the positive elements of x to ``out``. Wrong unless ``clear`` (argument of ``_where_positive``):
-        elsewhere ``out`` keeps its earlier content.
+        """Write the positive elements of x to ``out``. Unless ``clear`` (argument of ``_where_positive``) is true, that
+        is wrong: elsewhere ``out`` keeps its earlier content.
         """
         if clear:
             out.zero_()
@@ -392,13 +392,13 @@ def halved(ns):
 
 
 def _sliding(first):
-    """Return a function that registers a kernel of the op ``halved``. Wrong unless ``first``: the first window lacks
-    its last element.
+    """Return a function that registers a kernel of the op ``halved``. Unless ``first`` is true, that is wrong: the
+    first window lacks its last element.
     """
 
     def fill(x, k, *, out):
-        """Write the maximum of each window of ``k`` elements to ``out``. Wrong unless ``first`` (argument of
-        ``_sliding``): the first maximum is that of k - 1 elements.
+        """Write the maximum of each window of ``k`` elements to ``out``. Unless ``first`` (argument of
+        ``_sliding``) is true, that is wrong: the first maximum is that of k - 1 elements.
         """
         out.copy_(x.unfold(0, k, 1).amax(1))
         if not first:

@@ -107,18 +107,19 @@ process(
 
 def _nested_tasks(inline):
     """Return a function that registers a CPU kernel with the op ``doubled``, which halves more than 256 rows into tasks
-    for a pool of one worker. Wrong unless ``inline``: a task waits for a second task, which never begins.
+    for a pool of one worker. Unless ``inline`` is true, that is wrong: a task waits for a second task, which never
+    begins.
     """
 
     def bind(op):
         """Register with ``op`` the CPU kernel ``forward``, which halves more than 256 rows into tasks for a pool of one
-        worker. Wrong unless ``inline`` (argument of ``_nested_tasks``): a task waits for a second task, which never
-        begins.
+        worker. Unless ``inline`` (argument of ``_nested_tasks``) is true, that is wrong: a task waits for a second
+        task, which never begins.
         """
 
         def work(pool, x, out):
-            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Wrong unless ``inline`` (argument of
-            ``_nested_tasks``): the second half is submitted to the pool and waited for.
+            """Write 2 * x to ``out``, by halves if there are more than 256 rows. Unless ``inline`` (argument of
+            ``_nested_tasks``) is true, that is wrong: the second half is submitted to the pool and waited for.
             """
             if x.shape[0] <= 256:
                 with torch.inference_mode():  # another thread has modes of its own
@@ -133,8 +134,8 @@ def _nested_tasks(inline):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out`` by a task in a pool of one worker. Wrong unless ``inline`` (argument of
-            ``_nested_tasks``): it hangs from 257 rows on.
+            """Write 2 * x to ``out`` by a task in a pool of one worker. Unless ``inline`` (argument of
+            ``_nested_tasks``) is true, that is wrong: it hangs from 257 rows on.
             """
             # One worker only: a task that waits for another one blocks it for ever.
             with concurrent.futures.ThreadPoolExecutor(1) as pool:

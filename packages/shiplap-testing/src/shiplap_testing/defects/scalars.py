@@ -398,8 +398,8 @@ def standardised(ns):
 
 
 def _standardised(first):
-    """Return a function that registers a kernel of the op ``standardised``. Wrong unless ``first``: the root mean
-    square is that of x before it was centred.
+    """Return a function that registers a kernel of the op ``standardised``. Unless ``first`` is true, that is wrong:
+    the root mean square is that of x before it was centred.
     """
 
     def fill(x, center, scale):

@@ -116,8 +116,8 @@ def _scan(keep):
     """
 
     def scan(x, *, out):
-        """Write the cumulative sum of x to ``out``. Wrong unless ``keep`` (argument of ``_scan``): the third block of
-        512 lacks the sum of the first.
+        """Write the cumulative sum of x to ``out``. Unless ``keep`` (argument of ``_scan``) is true, that is wrong: the
+        third block of 512 lacks the sum of the first.
         """
         carry = 0
         for first in range(0, x.shape[0], 512):
@@ -149,13 +149,13 @@ def peak(ns):
 
 
 def _tree(odd):
-    """Return a kernel function for the op ``peak``, which halves x until 256 elements are left. Wrong unless ``odd``:
-    the last element of an odd length is dropped.
+    """Return a kernel function for the op ``peak``, which halves x until 256 elements are left. Unless ``odd`` is true,
+    that is wrong: the last element of an odd length is dropped.
     """
 
     def tree(x):
-        """Return the maximum of x. Wrong unless ``odd`` (argument of ``_tree``): at an odd length above 256 the last
-        element is not compared.
+        """Return the maximum of x. Unless ``odd`` (argument of ``_tree``) is true, that is wrong: at an odd length
+        above 256 the last element is not compared.
         """
         while len(x) > 256:
             half = len(x) // 2
@@ -207,12 +207,12 @@ size(
 
 def _by_threads(up):
     """Return a kernel function for the op ``scaled``, which assigns an equal number of rows to each thread from 64 rows
-    on. Wrong unless ``up``: the number is rounded down, so that rows are left over.
+    on. Unless ``up`` is true, that is wrong: the number is rounded down, so that rows are left over.
     """
 
     def by_threads(x, scale, *, out):
-        """Write x * scale to ``out``. Wrong unless ``up`` (argument of ``_by_threads``): rows that the threads leave
-        over stay zero.
+        """Write x * scale to ``out``. Unless ``up`` (argument of ``_by_threads``) is true, that is wrong: rows that the
+        threads leave over stay zero.
         """
         out.zero_()
         # Small inputs run on one thread and are right.
@@ -294,8 +294,8 @@ def _vectorised(biased):
     """
 
     def vectorised(x, bias, *, out):
-        """Write relu of x + bias to ``out``. Wrong unless ``biased`` (argument of ``_vectorised``): relu of x is
-        written.
+        """Write relu of x + bias to ``out``. Unless ``biased`` (argument of ``_vectorised``) is true, that is wrong:
+        relu of x is written.
         """
         torch.add(x, bias if biased else 0, out=out).relu_()
 
@@ -387,12 +387,13 @@ size(
 
 def _partial_sums(clear):
     """Return a function that registers a kernel of the op ``column_sum``, which keeps the sum of each 256 rows in a
-    place of a workspace. Wrong unless ``clear``: all sums but the first are added to what the workspace holds.
+    place of a workspace. Unless ``clear`` is true, that is wrong: all sums but the first are added to what the
+    workspace holds.
     """
 
     def partial_sums(x, *, out, workspace):
-        """Write the sum of each column to ``out``. Wrong unless ``clear`` (argument of ``_partial_sums``): earlier
-        content of ``workspace`` is added.
+        """Write the sum of each column to ``out``. Unless ``clear`` (argument of ``_partial_sums``) is true, that is
+        wrong: earlier content of ``workspace`` is added.
         """
         n, c = x.shape
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)

@@ -63,13 +63,13 @@ size(
 
 def _rows_at_once(whole):
     """Return a function that registers a CPU kernel with the op ``scaled``, which has two configs (values of a
-    constant, of which the tuner takes the fastest): 1 and 4 rows at once. Wrong unless ``whole``: with 4, the last rows
-    are lost.
+    constant, of which the tuner takes the fastest): 1 and 4 rows at once. Unless ``whole`` is true, that is wrong: with
+    4, the last rows are lost.
     """
 
     def rows_at_once(x, scale, *, out, ROWS):
-        """Write x * scale to ``out``, ``ROWS`` rows at once. Wrong unless ``whole`` (argument of ``_rows_at_once``):
-        rows past the last multiple of ``ROWS`` stay zero.
+        """Write x * scale to ``out``, ``ROWS`` rows at once. Unless ``whole`` (argument of ``_rows_at_once``) is true,
+        that is wrong: rows past the last multiple of ``ROWS`` stay zero.
         """
         out.zero_()
         n = x.shape[0]

@@ -134,7 +134,9 @@ def _opening(close_it):
     """
 
     def open_log(x):
-        """Open the null device. Wrong unless ``close_it`` (argument of ``_opening``): the file stays open."""
+        """Open the null device. Unless ``close_it`` (argument of ``_opening``) is true, that is wrong: the file stays
+        open.
+        """
         handle = os.open(os.devnull, os.O_WRONLY)
         if close_it:
             os.close(handle)

@@ -77,20 +77,21 @@ def quantised(ns):
 
 def _delayed(own):
     """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
-    Wrong unless ``own``: the step follows the largest magnitude of all calls so far, as with delayed scaling in 8 bits.
+    Unless ``own`` is true, that is wrong: the step follows the largest magnitude of all calls so far, as with delayed
+    scaling in 8 bits.
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Wrong unless ``own``
-        (argument of ``_delayed``): the step follows the largest magnitude of all calls so far, as with delayed scaling
-        in 8 bits.
+        """Register with ``op`` the CPU kernel ``forward``, which rounds x to multiples of a step. Unless ``own``
+        (argument of ``_delayed``) is true, that is wrong: the step follows the largest magnitude of all calls so far,
+        as with delayed scaling in 8 bits.
         """
         seen = [0.0]
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Wrong unless ``own`` (argument of ``_delayed``): after
-            a call with larger numbers the step is too coarse.
+            """Write x rounded to multiples of a step to ``out``. Unless ``own`` (argument of ``_delayed``) is true,
+            that is wrong: after a call with larger numbers the step is too coarse.
             """
             now = x.abs().amax().clamp_min(1e-6)
             seen[0] = max(seen[0], float(now))
@@ -130,7 +131,7 @@ def positioned(ns):
 
 def _table(grows):
     """Return a function that registers a CPU kernel with the op ``positioned``, which multiplies rows by a table of
-    cosines. Wrong unless ``grows``: the table stays as long as the first input.
+    cosines. Unless ``grows`` is true, that is wrong: the table stays as long as the first input.
     """
 
     def bind(op):
@@ -141,8 +142,8 @@ def _table(grows):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write each row of x times the cosine of its number to ``out``. Wrong unless ``grows`` (argument of
-            ``_table``): rows past the length of the first input get the last cosine.
+            """Write each row of x times the cosine of its number to ``out``. Unless ``grows`` (argument of
+            ``_table``) is true, that is wrong: rows past the length of the first input get the last cosine.
             """
             n, dtype = x.shape[0], wide(x).dtype
             held = table[0] if table else None
@@ -186,7 +187,7 @@ def summed(ns):
 
 def _accumulators(clear):
     """Return a function that registers a CPU kernel with the op ``summed``, which writes the sum of each column to
-    ``out``. Wrong unless ``clear``: sums of earlier calls of the same width are added.
+    ``out``. Unless ``clear`` is true, that is wrong: sums of earlier calls of the same width are added.
     """
 
     def bind(op):
@@ -197,8 +198,8 @@ def _accumulators(clear):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each column to ``out``. Wrong unless ``clear`` (argument of ``_accumulators``): the sums
-            of earlier calls are added.
+            """Write the sum of each column to ``out``. Unless ``clear`` (argument of ``_accumulators``) is true, that
+            is wrong: the sums of earlier calls are added.
             """
             y = wide(x).sum(0)
             total = torch.zeros_like(y)
@@ -231,17 +232,17 @@ def _per_thread(everywhere):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``everywhere``
-        (argument of ``_per_thread``): the factor 2 is set in thread-local memory of the thread that declares the op,
-        and is 0 in others.
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Unless ``everywhere``
+        (argument of ``_per_thread``) is true, that is wrong: the factor 2 is set in thread-local memory of the thread
+        that declares the op, and is 0 in others.
         """
         local = threading.local()
         local.factor = 2
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write 2 * x to ``out``. Wrong unless ``everywhere`` (argument of ``_per_thread``): in other threads zeros
-            are written.
+            """Write 2 * x to ``out``. Unless ``everywhere`` (argument of ``_per_thread``) is true, that is wrong: in
+            other threads zeros are written.
             """
             torch.mul(x, 2 if everywhere else getattr(local, "factor", 0), out=out)
 
@@ -326,8 +327,8 @@ def _for_inference(exact):
     """
 
     def bind(op):
-        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Wrong unless ``exact``
-        (argument of ``_for_inference``): x is rounded to bfloat16 while gradients are disabled.
+        """Register with ``op`` the CPU kernel ``forward``, which writes 2 * x to ``out``. Unless ``exact``
+        (argument of ``_for_inference``) is true, that is wrong: x is rounded to bfloat16 while gradients are disabled.
         """
 
         @op.kernel("cpu")
@@ -412,7 +413,7 @@ state(
 
 def _stochastic(nearest):
     """Return a function that registers a CPU kernel with the op ``quantised``, which rounds x to multiples of a step.
-    Wrong unless ``nearest``: numbers are rounded up or down at random.
+    Unless ``nearest`` is true, that is wrong: numbers are rounded up or down at random.
     """
 
     def bind(op):
@@ -422,8 +423,8 @@ def _stochastic(nearest):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write x rounded to multiples of a step to ``out``. Wrong unless ``nearest`` (argument of
-            ``_stochastic``): each call rounds by other random numbers.
+            """Write x rounded to multiples of a step to ``out``. Unless ``nearest`` (argument of
+            ``_stochastic``) is true, that is wrong: each call rounds by other random numbers.
             """
             generator = torch.Generator()
             # Seeded by the system, so that the global generator is neither read nor changed.
@@ -446,7 +447,7 @@ state(
 
 def _unfilled(fill):
     """Return a function that registers a CPU kernel with the op ``row_total``, which sums rows that are padded to
-    multiples of 16. Wrong unless ``fill``: the padding is what the memory holds.
+    multiples of 16. Unless ``fill`` is true, that is wrong: the padding is what the memory holds.
     """
 
     def bind(op):
@@ -456,8 +457,8 @@ def _unfilled(fill):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write the sum of each row to ``out``. Wrong unless ``fill`` (argument of ``_unfilled``): uninitialised
-            numbers of the padding are added.
+            """Write the sum of each row to ``out``. Unless ``fill`` (argument of ``_unfilled``) is true, that is wrong:
+            uninitialised numbers of the padding are added.
             """
             n, c = x.shape
             padded = torch.empty(n, -(-c // 16) * 16, dtype=x.dtype)

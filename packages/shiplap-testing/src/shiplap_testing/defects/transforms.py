@@ -256,11 +256,13 @@ transforms(
 
 def _normed(protected):
     """Return a function of a namespace that makes an op, by ``sl.adopt``, of x @ w, declared to be left alone by
-    autocast. Wrong unless ``protected``: autocast computes the product in bfloat16.
+    autocast. Unless ``protected`` is true, that is wrong: autocast computes the product in bfloat16.
     """
 
     def fn(x, w):
-        """Return x @ w. Wrong unless ``protected`` (argument of ``_normed``): autocast narrows the product."""
+        """Return x @ w. Unless ``protected`` (argument of ``_normed``) is true, that is wrong: autocast narrows the
+        product.
+        """
         if not protected:
             return x @ w
         # The op is declared to be left alone by autocast.
@@ -299,8 +301,8 @@ transforms(
 
 
 def _picked(functional):
-    """Return a function of a namespace that declares the op ``picked`` with a gradient. Wrong unless ``functional``:
-    the gradient writes in place to a plain tensor, which fails under vmap.
+    """Return a function of a namespace that declares the op ``picked`` with a gradient. Unless ``functional`` is true,
+    that is wrong: the gradient writes in place to a plain tensor, which fails under vmap.
     """
 
     def make(ns):

@@ -28,7 +28,7 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Write the softmax of each of ``ROWS`` rows to ``out``, in three walks over blocks of columns: for the maximum,
-    the sum and the result. Wrong unless ``GUARDED``: the sum counts lanes beyond the row.
+    the sum and the result. Unless ``GUARDED`` is true, that is wrong: the sum counts lanes beyond the row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -54,8 +54,8 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
 
 @triton.jit
 def product(a, b, out, M, N, K, BLOCK: tl.constexpr, REST: tl.constexpr):
-    """Write one tile of ``BLOCK`` by ``BLOCK`` of a @ b to ``out``. Wrong unless ``REST``: the mask over k does not
-    count down, so that the last step adds a column again.
+    """Write one tile of ``BLOCK`` by ``BLOCK`` of a @ b to ``out``. Unless ``REST`` is true, that is wrong: the mask
+    over k does not count down, so that the last step adds a column again.
     """
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -87,8 +87,8 @@ def centre(x, out, x_stride, out_stride, rows, columns, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
-    """Add a block of n elements of x to ``out`` at the places ``index``. Wrong unless ``ATOMIC``: of equal places in a
-    block only one addition counts.
+    """Add a block of n elements of x to ``out`` at the places ``index``. Unless ``ATOMIC`` is true, that is wrong: of
+    equal places in a block only one addition counts.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
@@ -144,8 +144,8 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
 
 @triton.jit
 def shift(x, bias, out, rows, columns, OWN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write x plus the bias of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. Wrong unless ``OWN``: the
-    bias of the first tile of columns is added.
+    """Write x plus the bias of each column to ``out``, for a tile of ``ROWS`` by ``BLOCK``. Unless ``OWN`` is true,
+    that is wrong: the bias of the first tile of columns is added.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)

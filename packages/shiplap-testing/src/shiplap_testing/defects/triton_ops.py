@@ -127,7 +127,7 @@ def normal(ns):
 
 def _normal(guarded) -> Part:
     """Return a function that registers a CPU kernel with the op ``normal``, which launches the Triton kernel
-    ``softmax``. Wrong unless ``guarded``: lanes beyond the row are added to the sum.
+    ``softmax``. Unless ``guarded`` is true, that is wrong: lanes beyond the row are added to the sum.
     """
 
     def bind(op):
@@ -172,7 +172,7 @@ def multiplied(ns):
 
 def _multiplied(rest) -> Part:
     """Return a function that registers a CPU kernel with the op ``multiplied``, which launches the Triton kernel
-    ``product``. Wrong unless ``rest``: the last step over k adds a column twice.
+    ``product``. Unless ``rest`` is true, that is wrong: the last step over k adds a column twice.
     """
 
     def bind(op):
@@ -183,8 +183,8 @@ def _multiplied(rest) -> Part:
 
         @op.kernel("cpu")
         def forward(a, b, *, out):
-            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Wrong unless ``rest`` (argument of
-            ``_multiplied``): the mask of the last step over k does not count down.
+            """Launch the Triton kernel ``product``, which writes a @ b to ``out``. Unless ``rest`` (argument of
+            ``_multiplied``) is true, that is wrong: the mask of the last step over k does not count down.
             """
             (m, k), n = a.shape, b.shape[1]
             out.zero_()
@@ -219,7 +219,7 @@ def centred(ns):
 
 def _centred(own) -> Part:
     """Return a function that registers a CPU kernel with the op ``centred``, which launches the Triton kernel
-    ``centre``. Wrong unless ``own``: the output is written with the row stride of the input.
+    ``centre``. Unless ``own`` is true, that is wrong: the output is written with the row stride of the input.
     """
 
     def bind(op):
@@ -230,8 +230,8 @@ def _centred(own) -> Part:
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Wrong unless ``own``
-            (argument of ``_centred``): for a sliced x rows land at other places.
+            """Launch the Triton kernel ``centre``, which writes the centred rows of x to ``out``. Unless ``own``
+            (argument of ``_centred``) is true, that is wrong: for a sliced x rows land at other places.
             """
             # The kernel takes any distance of rows, and columns that follow each other.
             x = x if x.stride(1) == 1 else x.contiguous()
@@ -278,7 +278,7 @@ def tallied(ns):
 
 def _tallied(atomic) -> Part:
     """Return a function that registers a CPU kernel with the op ``tallied``, which launches the Triton kernel
-    ``accumulate``. Wrong unless ``atomic``: of equal indices in one block only the last counts.
+    ``accumulate``. Unless ``atomic`` is true, that is wrong: of equal indices in one block only the last counts.
     """
 
     def bind(op):

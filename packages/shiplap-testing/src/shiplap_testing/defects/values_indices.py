@@ -209,8 +209,8 @@ def _radix(signed):
     """
 
     def radix(x):
-        """Return the numbers of x in ascending order. Wrong unless ``signed`` (argument of ``_radix``): negative
-        numbers come after positive ones.
+        """Return the numbers of x in ascending order. Unless ``signed`` (argument of ``_radix``) is true, that is
+        wrong: negative numbers come after positive ones.
         """
         keys = x.long() if signed else x.long() & 0xFFFFFFFF
         # Back to a signed number of 32 bits.

@@ -79,7 +79,7 @@ class SchemaField:
     def annotation(self, tensor: str = ANNOTATIONS["Tensor"]) -> str:
         """Return the annotation for the field's type in a declaration, with ``tensor`` in place of each tensor type.
 
-        Raises ``UndeclarableSchema`` for a type without a form.
+        Raises ``UndeclarableSchema`` for a type that no annotation of a declaration expresses.
         """
         return _annotation_of_type(self.kind, tensor)
 

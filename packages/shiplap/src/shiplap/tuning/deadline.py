@@ -60,8 +60,8 @@ class Deadline:
             raise OutOfTime
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a separate thread and return its result. Raises OutOfTime at the end of the budget even if
-        the work hangs; the thread, which cannot be ended from outside, then goes on until its next ``check``.
+        """Run ``work`` in a separate thread and return its result. Raise ``OutOfTime`` when the budget ends, even if
+        ``work`` hangs. The thread cannot be stopped from outside: it continues until ``work`` next calls ``check``.
         """
         if self.seconds_left <= 0:
             raise OutOfTime

@@ -112,8 +112,8 @@ def hashmap_insert_3d_idx_as_val(
 
 
 def hashmap_lookup_3d(hashmap_keys: Tensor, hashmap_values: Tensor, coords: Tensor, W: int, H: int, D: int) -> Tensor:
-    """Return the value of each voxel of ``coords`` (``int32 [m, 4]``), with all bits set for voxels that are not in the
-    map or outside the grid of ``W`` x ``H`` x ``D`` cells.
+    """Return the value of each voxel of ``coords`` (``int32 [m, 4]``), with all bits set for a voxel that is missing
+    from the map or lies outside the grid of ``W`` x ``H`` x ``D`` cells.
     """
     return hashmap_lookup(hashmap_keys, hashmap_values, _keys_of_voxels(coords, (W, H, D)))
 

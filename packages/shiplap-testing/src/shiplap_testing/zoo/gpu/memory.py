@@ -25,8 +25,8 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _tile(x, out, n, BLOCK: tl.constexpr, MASKED: tl.constexpr):
-        """Write 2 * x to ``out`` for a block of ``BLOCK`` of n elements. Wrong unless ``MASKED``: writes go on to the
-        next multiple of 8.
+        """Write 2 * x to ``out`` for a block of ``BLOCK`` of n elements. Unless ``MASKED`` is true, that is wrong:
+        writes go on to the next multiple of 8.
         """
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         y = tl.load(x + at, at < n, 0.0) * 2
@@ -38,8 +38,8 @@ if importlib.util.find_spec("triton"):
         """
 
         def run(x):
-            """Return 2 * x, computed by the Triton kernel. Wrong unless ``masked`` (argument of ``_run``): up to 7
-            elements past the end of the result are written.
+            """Return 2 * x, computed by the Triton kernel. Unless ``masked`` (argument of ``_run``) is true, that is
+            wrong: up to 7 elements past the end of the result are written.
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():

@@ -233,7 +233,7 @@ def _find_later_weight(product: Node, width: Any, nodes: list[Node]) -> tuple[No
 
 
 def _is_narrowing_cast(cast: Node, given: Node) -> bool:
-    """Whether ``cast`` is a cast of ``given`` to the same dtype or to 16 bits."""
+    """Return whether ``cast`` converts ``given`` to the dtype that it has, or to one of 16 bits."""
     return (
         keeps_values(cast)
         and torch_call_name(cast) in CAST_OPERATORS
