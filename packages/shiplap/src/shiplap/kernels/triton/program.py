@@ -231,7 +231,7 @@ class _LaunchReader:
         declared = self.declared
         reports = {**({declared.word: ""} if declared.word else {}), **declared.codes}
         if reports and self.errors is None:
-            self._refuse(f"errors that {', '.join(reports)} tell late", "sl.launches(errors=LateErrors())")
+            self._refuse(f"errors that {', '.join(reports)} tell late", "launch_program(errors=LateErrors())")
         named: dict[str, Mapping[str, object]] = {
             "arguments": declared.arguments,
             "constants": declared.constants,
