@@ -13,6 +13,7 @@ are kept while the sources are those of its commit. ``--seconds`` ends it; a net
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -154,9 +155,11 @@ def write_record(form: str, done: dict[str, Any]) -> None:
     """Enter the results of one form into the record: those of ``cpp`` at its top, others as parts of their own."""
     on = torch.cuda.get_device_name() if form == "cuda" else ""
     made = record(SOURCES, ["onnxruntime"], on, within=WITHIN[form], networks=dict(sorted(done.items())))
-    whole = read_record()  # another form may have been recorded meanwhile
-    write(RESULT.with_suffix(".new"), whole | (made if form == "cpp" else {form: made}))
-    RESULT.with_suffix(".new").replace(RESULT)  # whole at any time, for the process of another form
+    new = RESULT.with_suffix(f".{form}")
+    with open(RESULT.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of another form may write at the same time
+        write(new, read_record() | (made if form == "cpp" else {form: made}))
+        new.replace(RESULT)
 
 
 def main() -> None:
