@@ -108,7 +108,7 @@ def least_us(replays: dict[str, Callable[[], object]], seconds: float) -> dict[s
 
 
 def measure(nets: dict[str, nn.Module], rows: int, seconds: float, until: float) -> dict[str, Any]:
-    """Return the times and errors of one number of rows, with the errors of forms that fail or that no graph can hold."""
+    """Return times and errors of a number of rows. Forms that fail or that no graph can hold are named with errors."""
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16, generator=generator)
     cache = None
