@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
     if not header.are_points_compressed:
         return
     with _reading(path):  # struct's error for a place outside of the file
-        content, first = np.memmap(path, "u1", "r"), header.offset_to_point_data
+        content, first = cast(Any, np.memmap(path, "u1", "r")), header.offset_to_point_data
         (table,) = struct.unpack_from("<q", content, first)
         # -1 if the writer could not go back: the place is in the last bytes.
         (count,) = struct.unpack_from("<4xI", content, *struct.unpack("<q", content[-8:]) if table == -1 else (table,))

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -48,7 +48,7 @@ class SurveyFolder:
         path, identity = self.path / "survey.json", json.loads(json.dumps(identity))
         known = identity.copy()
         with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # none, or no object of JSON
-            known.update(**parse_json(read_named(path, _MARK)))
+            known.update(**cast(Any, parse_json(read_named(path, _MARK))))
         if names := [name for name in identity if known[name] != identity[name]]:
             got, expected = (", ".join(f"{name} {of[name]}" for name in names) for of in (known, identity))
             raise survey_error("SL823", self.path, got, expected)
