@@ -95,7 +95,7 @@ def run_in_cpp(program: Any, scenes: list[Any], folder: Path, runner: Path, form
         time.sleep(0.2)
     done = run_without_python(runner, package, scenes, "cuda" if form == "cuda" else "cpu", WITHIN[form])
     if done.returncode:
-        return {"error": " ".join((done.stdout + done.stderr).split())[:400]}
+        return {"error": f"exit {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:400]}"}
     off = [float(each) for each in re.findall(r"rows, (\S+) off", done.stdout)]
     return {"scenes": len(off), "off": max(off), "bytes": package.stat().st_size}
 
@@ -140,7 +140,9 @@ def try_in_process(name: str, form: str, folder: str, seconds: float) -> dict[st
     except subprocess.TimeoutExpired:
         return {}  # of a time that has run out, nothing is recorded
     if done.returncode:
-        return {"error": f"exit {done.returncode}: {' '.join(done.stderr.split())[-500:]}"}
+        # After the error, torch prints the user's lines: the error itself begins with the name of its class.
+        named = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+        return {"error": f"exit {done.returncode}: {' '.join([*named, done.stderr[-300:]])[:900]}"}
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return results
 
