@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice, product
 from typing import Any
@@ -205,7 +205,7 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Yield copies of ``args`` with numbers for symbolic sizes and meta tensors for fake ones: first with the sizes of
     the traced call, then with other sizes. There each symbol is once a multiple of 16 and once an odd number, in up to
     16 combinations near the traced sizes, and so near the end of their ranges, since other kernels may serve such
-    sizes.
+    sizes. Last, all symbols together and each alone lie at every power of two of their ranges and just below it.
     """
     sizes = list(_symbolic_sizes(args))
     symbols = sorted({s for size in sizes for s in size.node.expr.free_symbols}, key=str)
@@ -215,8 +215,22 @@ def concrete_calls(args: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     ends = [int(min(ranges[symbol].upper, LARGE)) if symbol in ranges else LARGE for symbol in symbols]
     # Triton compiles a form of its own for multiples of 16, so both kinds of sizes are needed.
     scales = [product(*[(-(-n // ALIGNED) * ALIGNED, max(3, n | 1)) for n in near]) for near in (hints, ends)]
-    for values in dict.fromkeys([tuple(hints), *islice(scales[0], MOST - 1), *islice(scales[1], MOST)]):
+    near = [tuple(hints), *islice(scales[0], MOST - 1), *islice(scales[1], MOST)]
+    # Kernels have tiles whose width is a size rounded up to a power of two, and each width is a form of its own.
+    powers = [1 << k for k in range(1, max(ends, default=0).bit_length())]
+    for values in dict.fromkeys([*near, *_sizes_at(hints, ends, [n for p in powers for n in (p, p - 1) if n > 1])]):
         yield tuple([_with_concrete_sizes(a, dict(zip(symbols, values, strict=True))) for a in args])
+
+
+def _sizes_at(hints: Sequence[int], ends: Sequence[int], numbers: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Yield for each of ``numbers`` the sizes with all symbols at the number, and then with one symbol after the other
+    at it. Any other symbol, and one whose largest size in ``ends`` is smaller, has its size in ``hints``.
+    """
+    for n in numbers:
+        at = [n if n <= end else hint for hint, end in zip(hints, ends, strict=True)]
+        yield tuple(at)
+        for k in range(len(hints) if len(hints) > 1 else 0):
+            yield (*hints[:k], at[k], *hints[k + 1 :])
 
 
 def distinct_sizes(args: Sequence[Any], numbers: Sequence[int]) -> tuple[Any, ...]:
