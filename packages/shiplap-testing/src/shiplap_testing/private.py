@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -67,6 +68,33 @@ def import_compiler() -> None:
     for module in THEN:
         with contextlib.suppress(ImportError):
             import_module(module)
+    _remember_composite_operators()
+
+
+def _remember_composite_operators() -> None:
+    """Let torch look up the operators with composite implementations again only where some are registered that it has
+    not looked up. Each export looks all up for each namespace of operators, of which tests declare many.
+    """
+    utils, listed = import_module("torch._export.utils"), import_module("torch")._C
+    if not hasattr(utils, "_materialize_cpp_cia_ops"):
+        return
+    look_up, known = utils._materialize_cpp_cia_ops, set[str]()
+
+    def look_up_new() -> None:
+        """Look up all composite operators if there is one whose name is not known."""
+        now = listed._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if not known.issuperset(now):
+            look_up()
+            known.update(now)
+
+    utils._materialize_cpp_cia_ops = look_up_new
+
+
+def remember_onnx_operators() -> None:
+    """Let torch list the operators of onnxscript, which each export to ONNX does, once in a process."""
+    with contextlib.suppress(ImportError, AttributeError):
+        apis = import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
+        apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
 
 
 def counters() -> Any:
