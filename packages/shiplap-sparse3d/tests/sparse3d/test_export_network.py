@@ -19,9 +19,8 @@ from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import export, spconv
 from shiplap_sparse3d.cli import export_network
 from shiplap_sparse3d.drop_in import drop_in
-from shiplap_testing import private
 
-private.remember_onnx_operators()
+pytestmark = pytest.mark.usefixtures("onnx_operators")
 NETWORKS = """
 import spconv.pytorch as spconv
 from torch import nn

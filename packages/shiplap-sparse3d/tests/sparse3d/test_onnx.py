@@ -18,12 +18,11 @@ from torch.export import Dim
 import shiplap_sparse3d as sparse3d
 from shiplap.packaging.onnx import export_onnx
 from shiplap_sparse3d import ops
-from shiplap_testing import private
 from tests.sparse3d.consumers.detectors import DETECTORS
 from tests.sparse3d.consumers.specimens import SPECIMENS
 from tests.sparse3d.nets import exported_specimen, scenes_of, use_other_statistics
 
-private.remember_onnx_operators()
+pytestmark = pytest.mark.usefixtures("onnx_operators")
 GRID = (12, 10, 8)
 ROWS = (0, 1, 2, 60, 700)
 ALL = SPECIMENS | DETECTORS

@@ -157,6 +157,12 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
         yield
 
 
+@pytest.fixture(scope="session")
+def onnx_operators() -> None:
+    """List the operators of onnxscript once for all exports of this process, where each export would list them."""
+    private.remember_onnx_operators()
+
+
 @pytest.fixture(autouse=True)
 def forget_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let shiplap give its notices (warnings that come once in a process) again, so that each test gets them."""

@@ -19,10 +19,9 @@ from torch.export import Dim
 import shiplap as sl
 from shiplap.errors import ShiplapError
 from shiplap.packaging.onnx import export_onnx
-from shiplap_testing import private
 from shiplap_testing.effort import sampled
 
-private.remember_onnx_operators()
+pytestmark = pytest.mark.usefixtures("onnx_operators")
 
 
 @sl.op("onnx_ops::rms_norm")
