@@ -16,6 +16,7 @@ from shiplap.sandbox.supervisor import Bounds, ProcessEnded
 from shiplap_testing.effort import sampled
 from tests.judge.cheats import HEAD
 from tests.judge.fresh import FRESH, HELPED, LAYERS
+from tests.judge.honest_system import SYSTEM
 from tests.judge.honest_ways import WAYS
 from tests.judge.test_cheats import REFERENCE
 
@@ -86,11 +87,11 @@ def test_what_stands_in_another_file_is_looked_at(judged, name):
     assert result.verdict == "refused", result
 
 
-@pytest.mark.parametrize("name", sampled(WAYS, 1))
+@pytest.mark.parametrize("name", sampled({**WAYS, **SYSTEM}, 1))
 def test_an_honest_candidate_is_not_taken_for_a_cheat(judged, name):
     if "in C" in name and shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    result = judged(WAYS[name], bounds=Bounds(), seconds=300)  # a compiler needs both
+    result = judged({**WAYS, **SYSTEM}[name], bounds=Bounds(), seconds=300)  # a compiler needs both
     assert not result.reasons, result
     assert all(what == "time" or what.startswith("time of") for what, _ in result.missing), result
 
