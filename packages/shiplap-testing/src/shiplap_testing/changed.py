@@ -26,6 +26,7 @@ from shiplap_testing.paths import REPOSITORY
 
 SELECTED = "SHIPLAP_TEST_CHANGED"  # a file with the selected test files: a run computes them once for all its workers
 DOTTED = re.compile(r"\b[a-z]\w*(?:\.\w+)+")
+PLUGIN = "shiplap_testing.plugin"
 FILE = re.compile(r"[\w./-]*\w\.(?:py|cpp|cc|c|h|cmake|jinja|json|yaml|toml|md|txt|laz|cu|inc)\b")
 
 
@@ -52,11 +53,12 @@ class Graph:
     Attributes:
         files: the files that git tracks or would track, below ``root``.
         users: for each file, those that name it.
+        uses: for each Python file, the number of files that it names.
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:
-        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``: for each file,
-        those that name it.
+        """Read all files of the repository ``root`` that git tracks or would track, and fill ``users``, for each file
+        those that name it, and ``uses``, how many it names.
         """
         self.root = root
         listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate").splitlines()
@@ -67,11 +69,16 @@ class Graph:
             self._named[file.rpartition("/")[2]].append(file)
         initial = [(m, f) for m, f in self._modules.items() if f.endswith("__init__.py")]
         self._exports = {module: self._exports_of(module, file) for module, file in initial}
+        self._shared = self._shared_fixtures()
         self.users: dict[str, set[str]] = defaultdict(set)
+        self.uses: dict[str, int] = {}
         for file in self.files:
-            for used in self._used(file, self._tree(file)) if file.endswith(".py") else ():
-                if used != file and (_is_of_tests(file) or not _is_test(used)):
-                    self.users[used].add(file)
+            if not file.endswith(".py"):
+                continue
+            named = {used for used in self._used(file, self._tree(file)) if _is_of_tests(file) or not _is_test(used)}
+            self.uses[file] = len(named)
+            for used in named - {file}:
+                self.users[used].add(file)
         self._add_unnamed_files()
 
     def _tree(self, file: str) -> ast.Module:
@@ -100,23 +107,25 @@ class Graph:
     def tests(self, changed: Iterable[str]) -> list[str]:
         """Return the test files that name one of the files ``changed`` (by an import, a path or a fixture), directly or
         through others, the nearest first. A test in the same first folder of its distribution as a change counts as two
-        steps nearer. Among equally near ones, those of the same distribution come first. Files that need an accelerator
-        come last.
+        steps nearer, and so does one whose name has a word of the changed file's (``test_merge.py`` for
+        ``merge_tables.py``). Among equally near ones, those of the same distribution come first, and then those that
+        name the fewest files. Files that need an accelerator come last.
         """
         changed = list(changed)
         steps = self.distances(changed)
         names, rooms = {_stem(file) for file in changed}, {_room(file) for file in changed}
-        distributions = {_distribution(file) for file in changed}
+        distributions, words = {_distribution(file) for file in changed}, set[str]().union(*map(_words, changed))
         reached = [f for f in steps if _is_test(f) and f in self.files]
         reached += [f for f in self.files if _is_test(f) and _stem(f) in names and f not in steps]
 
-        def place(file: str) -> tuple[bool, bool, int, bool, str]:
+        def place(file: str) -> tuple[bool, bool, int, bool, int, str]:
             """Return the key by which the test file ``file`` is sorted: files for accelerators last, then tests of the
-            changed modules first, then by distance, distribution and name.
+            changed modules first, then by distance, distribution, how much it names, and name.
             """
             other = _stem(file) not in names and steps.get(file, 0) > 0
-            away = steps.get(file, 1) - 2 * (_room(file) in rooms)
-            return other and "/gpu/" in file, other, away, _distribution(file) not in distributions, file
+            away = steps.get(file, 1) - 2 * (_room(file) in rooms) - 2 * bool(_words(file) & words)
+            distant = _distribution(file) not in distributions
+            return other and "/gpu/" in file, other, away, distant, self.uses.get(file, 0), file
 
         return sorted(reached, key=place)
 
@@ -174,6 +183,8 @@ class Graph:
                 yield from self._name(bound[node.value.id], node.attr)
         if _is_test(file):
             yield from self._fixtures(file)
+            named = {n.arg for n in walked if isinstance(n, ast.arg)}
+            yield from (used for name in named & self._shared.keys() for used in self._shared[name])
 
     def _module(self, name: str) -> Iterator[str]:
         """Yield the file of the module ``name``, and those of its packages, which are imported with it."""
@@ -237,6 +248,15 @@ class Graph:
         while folder := folder.rpartition("/")[0]:
             if f"{folder}/conftest.py" in self.files:
                 yield f"{folder}/conftest.py"
+
+    def _shared_fixtures(self) -> dict[str, set[str]]:
+        """Return the fixtures of the pytest plugin of all tests (``run`` calls the command line), each with the files
+        that it names.
+        """
+        file = self._modules.get(PLUGIN, "")
+        functions = [n for n in ast.walk(self._tree(file)) if isinstance(n, ast.FunctionDef)] if file else []
+        fixtures = [f for f in functions if any("fixture" in ast.unparse(d) for d in f.decorator_list)]
+        return {f.name: set(self._used(file, ast.Module([f], []))) for f in fixtures}
 
     def _add_unnamed_files(self) -> None:
         """For each file that no other file names (by an import, a path or a fixture), record that the Python files of
@@ -320,6 +340,11 @@ def _room(file: str) -> str:
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]
     return f"{_distribution(file)} {inside[0] if inside else ''}"
+
+
+def _words(file: str) -> set[str]:
+    """Return the words of four letters and more in the name of ``file``, without a plural s."""
+    return {word.removesuffix("s") for word in _stem(file).rpartition("/")[2].split("_") if len(word) > 3}
 
 
 def _distribution(file: str) -> str:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import fcntl
 import gc
 import hashlib
 import json
 import os
 import random
+import resource
 import runpy
 import select
 import shutil
@@ -42,8 +44,11 @@ REPOSITORY = Path(os.environ.get("SHIPLAP_TEST_ROOT") or Path(__file__).parents[
 READ_AT_IMPORT = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "OMP_")
 READ_LATER = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
 OURS = {"TORCH_COMPILE_CACHE_KEY_TAG"}  # of the ops that this process has declared: a program declares its own
+HUGE, MADV_COLLAPSE = 2 << 20, 25  # of Linux: bytes of a huge page, and the request for some
+GROWTH = 64 << 20
 FOLDER = "SHIPLAP_TEST_FORKED"  # where the sockets of a run are: its workers and their programs inherit it
 
+_resident = 0  # bytes of this process when its memory was moved to huge pages
 spent = 0.0  # seconds of processor time of what was forked for this process, to which it is no child
 
 
@@ -108,6 +113,34 @@ def settle() -> None:
     # Frozen objects are not written to by the collector, so that forked processes share their memory.
     gc.freeze()
     gc.set_threshold(100_000, 20, 10)
+    use_huge_pages()
+
+
+def use_huge_pages() -> None:
+    """In a run with several processes, move what this process has allocated to huge pages if it has grown by 64 MB
+    since this was called last.
+    """
+    global _resident
+    with contextlib.suppress(OSError):
+        now = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        if os.environ.get(FOLDER) and now > _resident + GROWTH:
+            _resident = now
+            _advise_huge_pages()
+
+
+def _advise_huge_pages() -> None:
+    """Move what this process has allocated to huge pages, where Linux has them (6.1). A fork takes 9 ms and not 22
+    then, and what it compiles .36 s and not .43 (two shared cores, 2026-11-29). What is allocated later is as ever.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+            span, access, _, _, inode, *name = line.split(None, 5)
+            first, last = (int(place, 16) for place in span.split("-"))
+            first, last = -(-first // HUGE) * HUGE, last // HUGE * HUGE
+            if access == "rw-p" and inode == "0" and name in ([], ["[heap]"]) and first < last:
+                advise(first, last - first, MADV_COLLAPSE)
 
 
 def shared() -> str:

@@ -31,7 +31,7 @@ os.environ["PYTHONPATH"] = searched()
 os.environ["PATH"] = compilers.path()
 
 from shiplap_testing import private, workers
-from shiplap_testing.forked import place, python, settle, shared
+from shiplap_testing.forked import place, python, settle, shared, use_huge_pages
 
 sys.path[:0] = [str(folder) for folder in SEARCHED]
 import_module("tests")  # the namespace of all packages, before pytest makes a module of one folder of that name
@@ -155,6 +155,12 @@ def fresh_graphs(fresh_compiler: None, tmp_path: Path, monkeypatch: pytest.Monke
     private.counters().clear()
     with inductor_lowering.without_graph_caches(), torch.no_grad():
         yield
+
+
+@pytest.fixture(scope="session")
+def onnx_operators() -> None:
+    """List the operators of onnxscript once for all exports of this process, where each export would list them."""
+    private.remember_onnx_operators()
 
 
 @pytest.fixture(autouse=True)
@@ -281,6 +287,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if torch.cuda.is_available():  # the rest is for contexts, and for the programs that tests start
             torch.cuda.set_per_process_memory_fraction(0.8 / workers)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Behind the last test of a file, move what the worker has allocated to huge pages if that is much."""
+    if nextitem is not None and nextitem.path != item.path:
+        use_huge_pages()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+from functools import cache
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +28,7 @@ FIRST = (
     ("torch._inductor.fx_passes.pre_grad", "lazy_init"),
     ("torch._inductor.fx_passes.joint_graph", "lazy_init", "cpu"),
     ("torch._inductor.fx_passes.post_grad", "lazy_init"),
-    ("torch._export.utils", "_materialize_cpp_cia_ops"),  # for the first export: 1 s
+    ("torch._export.utils", "_collect_all_valid_cia_ops_for_aten_namespace"),  # for the first export: 1 s
 )
 THEN = (
     "torch._dynamo.backends.inductor",
@@ -67,6 +68,48 @@ def import_compiler() -> None:
     for module in THEN:
         with contextlib.suppress(ImportError):
             import_module(module)
+    _remember_composite_operators()
+
+
+def _remember_composite_operators() -> None:
+    """Let torch look up the operators with composite implementations once for an export, and only if there are new
+    ones. It would look all up for each namespace of operators, of which tests declare many.
+    """
+    utils, registered = import_module("torch._export.utils"), import_module("torch")._C
+    users = [utils, *map(import_module, ("torch.export.exported_program", "torch.export.decomp_utils"))]
+    if not all(hasattr(module, "_collect_all_valid_cia_ops") for module in users):
+        return  # another release
+    look_up, collect = utils._materialize_cpp_cia_ops, utils._collect_all_valid_cia_ops
+    known, within = set[str](), list[bool]()
+
+    def look_up_new() -> None:
+        """Look up all composite operators if there is one whose name is not known, once in ``collect_once``."""
+        if within:
+            return
+        now = registered._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if not known.issuperset(now):
+            look_up()
+            known.update(now)
+
+    def collect_once() -> Any:
+        """Return what ``collect`` returns, after one look-up."""
+        look_up_new()
+        within.append(True)
+        try:
+            return collect()
+        finally:
+            within.pop()
+
+    utils._materialize_cpp_cia_ops = look_up_new
+    for module in users:
+        module._collect_all_valid_cia_ops = collect_once
+
+
+def remember_onnx_operators() -> None:
+    """Let torch list the operators of onnxscript, which each export to ONNX does, once in a process."""
+    with contextlib.suppress(ImportError, AttributeError):
+        apis = import_module("torch.onnx._internal.exporter._registration").onnxscript_apis
+        apis.get_torchlib_ops = cache(apis.get_torchlib_ops)
 
 
 def counters() -> Any:

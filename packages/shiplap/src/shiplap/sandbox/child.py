@@ -99,11 +99,11 @@ def handles(kind: type[Request[ReplyT]]) -> Callable[[Handler[ReplyT]], Handler[
 
 
 def take_baseline() -> None:
-    """Take a snapshot of the functions of all imported modules, once in the launcher, so that all processes forked from
-    it share the snapshot.
+    """Take a snapshot of the functions of all imported modules, in the launcher at its start and after each import that
+    it is asked for, so that all processes forked from it share the snapshot.
     """
     global _baseline
-    _baseline = FunctionSnapshot()
+    _baseline = FunctionSnapshot(_baseline)
 
 
 def serve_requests(connection: socket.socket, order: protocol.Fork) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import os
 import signal
@@ -118,6 +119,9 @@ def _serve_alone(handle: int, folder: str) -> None:
     from shiplap.sandbox.launcher import close_files, serve_forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A finalizer of the program's garbage may wait for a thread that does not exist here. ``serve_forks`` freezes what
+    # exists and lets the collector run again.
+    gc.disable()
     _forget_secrets()
     os.environ.update(LAUNCHER_VARIABLES)
     _make_memory_private()

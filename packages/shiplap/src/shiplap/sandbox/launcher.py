@@ -66,6 +66,7 @@ def serve_forks(handle: int, folder: str = "") -> None:
             forked.clear()
         elif isinstance(message, protocol.ImportModule) and message.module:  # one import here saves one in each fork
             importlib.import_module(message.module)
+            child.take_baseline()
         elif isinstance(message, protocol.Fork):
             _reap_orphans(forked)
             gc.freeze()  # existing objects are not collected in the forks, so their pages stay shared
