@@ -14,6 +14,7 @@ import torch
 
 from shiplap.codegen import render_source
 from shiplap.plugin_api import error
+from shiplap.plugin_api.exporting import shares_cxx_runtime
 from shiplap_backend.generate import write_generated
 from shiplap_backend.project import Project
 from shiplap_backend.runtime import COMMON
@@ -32,7 +33,7 @@ def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
     """Compile changed files of a generated project, link ``_C.so`` into its package, and return the path. Raises SL906
-    with the compiler's first error.
+    with the compiler's first error, and for a compiler that links a C++ runtime beside torch's.
 
     ``tell`` is called after each file with the number of finished files. With ``together`` the wrappers and the device
     core form one translation unit. For few ops on one CPU core this takes a third less work, but nothing runs in
@@ -65,6 +66,14 @@ def build_extension(
             where=str(directory),
             got=_first_error(printed),
             expected="a build without errors",
+        )
+    if not shares_cxx_runtime(target.read_bytes()):
+        raise error(
+            "SL906",
+            where=str(target),
+            got=f"a library into which {os.environ.get('CXX', 'g++')} has linked the C++ runtime",
+            expected="a library that uses the C++ runtime of torch, libstdc++.so; with two of them a process may end",
+            fix="set CXX to another compiler, such as CXX=/usr/bin/g++, and build again",
         )
     write_generated(
         project.package, {"_manifest.json": (project.generated / "manifest.json").read_text(encoding="utf-8")}

@@ -8,7 +8,6 @@ in C++, in a process without Shiplap and without the ops.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from shiplap.errors import ArgumentError, ShiplapError, error, writing
 from shiplap.kernels.native.build_plan import compiler_command, make_plan
 from shiplap.kernels.native.deploy import DeployedLibrary, make_on_demand_library
 from shiplap.kernels.triton.kernel import compile_call, launched_kernels
-from shiplap.packaging.tags import DAMAGED, read_requirements
+from shiplap.packaging.tags import shares_cxx_runtime
 from shiplap.torch_private.dynamo import compile_package, processor_features
 from shiplap.torch_private.graph_nodes import node_value, operator_name, overload_of
 from shiplap.torch_private.symbolic_sizes import concrete_calls
@@ -167,7 +166,7 @@ def _refuse_broken(package: Path, target: Path) -> None:
     the error.
     """
     with zipfile.ZipFile(package) as archive:
-        if all(_shares_the_runtime(archive.read(name)) for name in _model_names(archive)):
+        if all(shares_cxx_runtime(archive.read(name)) for name in _model_names(archive)):
             return
     # A load in this process would end this process.
     done = subprocess.run([sys.executable, "-P", "-c", _LOAD, str(package)], capture_output=True, check=False)
@@ -182,17 +181,6 @@ def _refuse_broken(package: Path, target: Path) -> None:
             expected="a library that uses the C++ runtime of torch, libstdc++.so",
             fix=f"set CXX to another compiler than {name}, such as CXX=/usr/bin/g++, and make the package again",
         )
-
-
-def _shares_the_runtime(library: bytes) -> bool:
-    """Whether the ELF library with this content loads a C++ runtime, instead of containing one. False for a damaged
-    file.
-    """
-    try:
-        needed, _ = read_requirements(io.BytesIO(library))
-    except DAMAGED:
-        return False  # the load, in a process of its own, tells what is wrong
-    return any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
 
 
 def _model_names(archive: zipfile.ZipFile) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -60,6 +61,17 @@ def read_requirements(library: IO[bytes]) -> tuple[list[str], list[str]]:
         elif isinstance(section, GNUVerNeedSection):
             versions += [each.name for _, listed in section.iter_versions() for each in listed]
     return needed, versions
+
+
+def shares_cxx_runtime(library: bytes) -> bool:
+    """Whether the ELF library with this content loads a C++ runtime, instead of containing one. False for a damaged
+    file.
+    """
+    try:
+        needed, _ = read_requirements(BytesIO(library))
+    except DAMAGED:
+        return False  # the load, in a process of its own, tells what is wrong
+    return any(name.startswith(("libstdc++.", "libc++.")) for name in needed)
 
 
 def _printable_name(name: str) -> str:
