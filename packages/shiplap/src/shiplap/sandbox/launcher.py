@@ -20,6 +20,7 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
+from shiplap.sandbox.landlock import removal_command
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -95,7 +96,7 @@ def _end_groups(forked: set[int], folder: str) -> None:
     if folder:
         _all_children_gone()  # they write until they have ended
         with contextlib.suppress(OSError):
-            os.execvp("rm", ["rm", "-rf", "--", folder])  # to any depth, at which shutil ends in RecursionError
+            os.execvp("sh", removal_command(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 
