@@ -224,6 +224,7 @@ def main(count: int, kills: int, seed: int, part: int = 0, parts: int = 1) -> in
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # who loses its parent becomes a child of this process, and is seen
     program.child.take_baseline()
     torch.relu(torch.randn(4)).sum()
+    verdict_of(make_folder())  # another user may not be able to read what is imported later
     rng, rows = random.Random(seed), list[tuple[Any, ...]]()
     # Those whose processes run out count all processes of a user, so they are in one part.
     listed = sorted(moments(count).items(), key=lambda each: each[0].startswith("processes"), reverse=True)

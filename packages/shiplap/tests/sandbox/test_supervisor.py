@@ -98,6 +98,25 @@ def candidate(x):
         called(witness, torch.ones(4))
 
 
+@pytest.mark.parametrize("how", ["killed", "itself"])
+def test_a_child_that_holds_the_connection_does_not_hide_an_end(load, how: str) -> None:
+    """The reply was waited for until the time was over, and who was killed from outside was blamed."""
+    witness = load(f"""
+if os.fork() == 0:
+    time.sleep(60)
+def candidate(x):
+    if {how == "itself"}:
+        os._exit(3)
+    time.sleep(60)
+""")
+    if how == "killed":
+        threading.Timer(0.2, os.kill, (witness.prisoner.pid, signal.SIGKILL)).start()
+    with pytest.raises(CandidateError) as caught:
+        called(witness, torch.ones(4))
+    assert isinstance(caught.value, MachineLack) is (how == "killed")
+    assert ("killed from outside" if how == "killed" else "exit status 3") in str(caught.value)
+
+
 def test_who_is_killed_while_it_stands_is_not_blamed(load) -> None:
     witness = load("""
 held = torch.ones(1 << 26)  # its end takes time of a processor

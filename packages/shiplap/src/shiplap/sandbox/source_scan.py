@@ -14,7 +14,7 @@ from typing import Any
 
 from shiplap.sampling.code_constants import SOURCE_SUFFIXES, integers_in_text
 
-MAX_SOURCE_BYTES = 2_000_000  # bytes of a source that is read
+MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
 STACK_NAMES = {
     "_getframe",
@@ -117,12 +117,21 @@ def read_source(file: str | Path) -> bytes:
 
     A file in ``/proc`` states no size and may have no end.
     """
+    content = b""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        with os.fdopen(handle, "rb") as opened:
-            return opened.read(MAX_SOURCE_BYTES + 1) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
     except (OSError, ValueError):
+        return content
+    try:
+        while len(content) <= MAX_SOURCE_BYTES and stat.S_ISREG(os.fstat(handle).st_mode):
+            if not (more := os.read(handle, min(READ_BYTES, MAX_SOURCE_BYTES + 1 - len(content)))):
+                break
+            content += more
+    except OSError:
         return b""
+    finally:
+        os.close(handle)
+    return content
 
 
 def _read_source_text(file: Path) -> str:

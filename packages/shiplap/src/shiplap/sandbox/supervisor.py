@@ -442,9 +442,11 @@ class SandboxedProcess:
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. ``ends`` is the time at which the
-        reply is due, after ``seconds``.
+        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. Raise BrokenMessage if it has
+        ended. ``ends`` is the time at which the reply is due, after ``seconds``.
         """
+        if thread_states(self.pid) <= {"Z", "X"}:  # a child of it may hold the connection
+            raise BrokenMessage("it has ended")
         if reason := self._exceeded_limit(ends, seconds):
             # Outside of a judgement there is no verdict that could be incomplete.
             late = self.until < math.inf and time.monotonic() > min(ends, self.until)
