@@ -125,8 +125,7 @@ def removal_command(folder: str) -> list[str]:
 
     ``rm`` descends to any depth and follows no links. Folders that their owner cannot list are made so first.
     """
-    # Not ``{ ...; } 2> /dev/null``, for which a shell needs one more descriptor, and there may be none left.
-    return ["sh", "-c", 'exec 2> /dev/null; rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }', folder]
+    return ["sh", "-c", 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }', folder]
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:

@@ -96,6 +96,7 @@ def _end_groups(forked: set[int], folder: str) -> None:
     if folder:
         _all_children_gone()  # they write until they have ended
         with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its errors have names that the forked processes have chosen
             os.execvp("sh", removal_command(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
