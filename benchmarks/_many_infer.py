@@ -116,8 +116,7 @@ def scaling(ranks: Ranks, survey: Survey, folder: Path) -> dict[str, Any]:
 
     Each rank has every ``k``-th of the tiles, the largest first. Dask takes no part.
     """
-    from shiplap_sparse3d.survey.engine import THREADS, SurveyEngine
-    from shiplap_sparse3d.survey.tasks import predict_tile
+    from shiplap_sparse3d.survey.tasks import THREADS, SurveyEngine, predict_tile
 
     job = survey.made(folder, ranks.device).job
     place, tiles, results = job.folder, sorted(job.tiles, key=job.count, reverse=True), {}

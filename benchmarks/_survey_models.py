@@ -56,10 +56,15 @@ def constant(library: Any) -> Any:
     return library.SurveyModel(Constant(), (1.0, 1.0, 1.0), (1, 2))
 
 
-def small(library: Any) -> Any:
+def small(library: Any, channels: int = 16) -> Any:
     """Voxels of six feet, three classes, as the packaged scan."""
     torch.manual_seed(0)
-    return library.SurveyModel(Small().eval(), (6.0, 6.0, 6.0), (1, 2, 5))
+    return library.SurveyModel(Small(channels).eval(), (6.0, 6.0, 6.0), (1, 2, 5))
+
+
+def medium(library: Any) -> Any:
+    """The small network with six times the channels."""
+    return small(library, 96)
 
 
 def wide(library: Any) -> Any:
@@ -68,4 +73,4 @@ def wide(library: Any) -> Any:
     return library.SurveyModel(Wide().eval(), (1.0, 1.0, 1.0), (1, 2, 5))
 
 
-MODELS = {"constant": constant, "small": small, "wide": wide}
+MODELS = {"constant": constant, "small": small, "medium": medium, "wide": wide}

@@ -13,6 +13,7 @@ are kept while the sources are those of its commit. ``--seconds`` ends it; a net
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -94,7 +95,7 @@ def run_in_cpp(program: Any, scenes: list[Any], folder: Path, runner: Path, form
         time.sleep(0.2)
     done = run_without_python(runner, package, scenes, "cuda" if form == "cuda" else "cpu", WITHIN[form])
     if done.returncode:
-        return {"error": " ".join((done.stdout + done.stderr).split())[:400]}
+        return {"error": f"exit {done.returncode}: {' '.join((done.stdout + done.stderr).split())[:400]}"}
     off = [float(each) for each in re.findall(r"rows, (\S+) off", done.stdout)]
     return {"scenes": len(off), "off": max(off), "bytes": package.stat().st_size}
 
@@ -139,7 +140,9 @@ def try_in_process(name: str, form: str, folder: str, seconds: float) -> dict[st
     except subprocess.TimeoutExpired:
         return {}  # of a time that has run out, nothing is recorded
     if done.returncode:
-        return {"error": f"exit {done.returncode}: {' '.join(done.stderr.split())[-500:]}"}
+        # After the error, torch prints the user's lines: the error itself begins with the name of its class.
+        named = [line for line in done.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+        return {"error": f"exit {done.returncode}: {' '.join([*named, done.stderr[-300:]])[:900]}"}
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return results
 
@@ -154,9 +157,11 @@ def write_record(form: str, done: dict[str, Any]) -> None:
     """Enter the results of one form into the record: those of ``cpp`` at its top, others as parts of their own."""
     on = torch.cuda.get_device_name() if form == "cuda" else ""
     made = record(SOURCES, ["onnxruntime"], on, within=WITHIN[form], networks=dict(sorted(done.items())))
-    whole = read_record()  # another form may have been recorded meanwhile
-    write(RESULT.with_suffix(".new"), whole | (made if form == "cpp" else {form: made}))
-    RESULT.with_suffix(".new").replace(RESULT)  # whole at any time, for the process of another form
+    new = RESULT.with_suffix(f".{form}")
+    with open(RESULT.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of another form may write at the same time
+        write(new, read_record() | (made if form == "cpp" else {form: made}))
+        new.replace(RESULT)
 
 
 def main() -> None:

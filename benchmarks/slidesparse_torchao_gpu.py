@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def captured(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     return graph.replay, out
 
 
-def least_us(replays: dict[str, Callable[[], None]], seconds: float) -> dict[str, float]:
+def least_us(replays: dict[str, Callable[[], object]], seconds: float) -> dict[str, float]:
     """Return the least time of each replay, in rounds that go through all."""
     best = dict.fromkeys(replays, float("inf"))
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -107,33 +108,39 @@ def least_us(replays: dict[str, Callable[[], None]], seconds: float) -> dict[str
 
 
 def measure(nets: dict[str, nn.Module], rows: int, seconds: float, until: float) -> dict[str, Any]:
-    """Return the times and errors of one number of rows. A form that fails is named with its error."""
+    """Return times and errors of a number of rows. Forms that fail or that no graph can hold are named with errors."""
     generator = torch.Generator("cuda").manual_seed(rows)
     x = torch.randn(rows, HIDDEN, device="cuda", dtype=torch.bfloat16, generator=generator)
     cache = None
     if rows < 1024:
         cache = torch.randn(2, rows, KV, CACHED, 128, device="cuda", dtype=torch.bfloat16, generator=generator)
     exact = nets["bf16"](x, cache).float()
-    replays: dict[str, Callable[[], None]] = {}
+    replays: dict[str, Callable[[], object]] = {}
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
+    launched: dict[str, str] = {}
     for name, net in [*nets.items(), *((f"{ours}, eager", nets[ours]) for ours in OURS if ours in nets)]:
         if time.monotonic() > until:
             failed[name] = "out of time"
             continue
         call: Any = net if name.endswith("eager") else torch.compile(net, dynamic=False)
         try:
-            replay, out = captured(lambda call=call: call(x, cache))
+            try:
+                replay, out = captured(lambda call=call: call(x, cache))
+            except torch.AcceleratorError as e:  # a form that no graph can hold is launched, call by call
+                launched[name] = f"{type(e).__name__}: {e}".splitlines()[0]
+                torch.cuda.synchronize()
+                replay, out = partial(call, x, cache), call(x, cache)
             replay()
             errors[name] = round(float((out.float() - exact).norm() / exact.norm()), 5)
             replays[name] = replay
         except Exception as e:
             failed[name] = f"{type(e).__name__}: {e}"[:300]
             torch.cuda.synchronize()
-        progress(f"{rows} rows, {name}: {failed.get(name, 'captured')}")
+        progress(f"{rows} rows, {name}: {failed.get(name) or launched.get(name, 'captured')}")
     us = least_us(replays, seconds)
     ratios = {f"{d} of torchao": round(us[d] / us[f"torchao {d}"], 3) for d in OURS if {d, f"torchao {d}"} <= us.keys()}
-    return {"rows": rows, "us": us, "errors": errors, "failed": failed, "ratios": ratios}
+    return {"rows": rows, "us": us, "errors": errors, "failed": failed, "launched": launched, "ratios": ratios}
 
 
 def progress(text: str) -> None:

@@ -4,8 +4,10 @@
 that is constant, at the same time, with Dask workers. The largest resident memory of the client and of a worker must
 not grow: exit status 1 if that of 200 million points is more than 10 % above that of 25 million.
 
-``python benchmarks/survey.py speed``: copies of the packaged scan, by one and by two workers in turn, on the cores that
-``taskset`` leaves. Seconds from the start of the call to the output, and what passes in each stage.
+``python benchmarks/survey.py speed``: copies of the packaged scan by one worker of one thread, by one of two threads,
+and by two of one thread each, as ``--workers`` sets them on two cores. Each survey has two cores of its own of those
+that ``taskset`` leaves, and as many surveys run at a time as there are pairs of cores. Seconds from the start of the
+call to the output, and those of the stage that predicts. Starting the processes takes as long for any survey.
 
 ``python benchmarks/survey.py gpus --pool FOLDER``: the tiles of one survey by one GPU and by two, and by the pool of
 workers that was before Dask, which ``FOLDER`` has as ``oldsurvey``. The rate is that of the tiles from one fifth to
@@ -101,7 +103,10 @@ def run_here(options: argparse.Namespace) -> None:
         more = {"workers": options.count or None, "device": options.device}
 
     def progress(stage: str, done: int, total: int, note: str) -> None:
-        seconds[f"{stage} began" if done < total else f"{stage} ended"] = time.perf_counter() - start
+        now = time.perf_counter() - start
+        seconds.setdefault(f"{stage} began", now)
+        if done == total:
+            seconds[f"{stage} ended"] = now
 
     result = library.survey(
         options.source, options.target, model, tile=options.tile, keep=options.keep, progress=progress, **more
@@ -120,11 +125,13 @@ class Run:
         command = [sys.executable, __file__, "one", source, target, "--model", model, "--library", self.library]
         command += ["--device", more.get("device", "cpu"), *(["--tile", tile] if tile else [])]
         command += ["--keep"] if more.get("keep") else []
+        command = ["taskset", "-c", ",".join(map(str, more["cores"])), *command] if "cores" in more else command
         ranks = count if self.library == "oldsurvey" else 1
+        threads = {"OMP_NUM_THREADS": str(more["threads"])} if more.get("threads") else {}
         self.processes = []
         for rank in range(ranks):
             place = {"PYTHONPATH": str(pool)} if pool else {}
-            place |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if pool else {}
+            place |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)} if pool else threads
             arguments = [str(part) for part in (*command, "--count", count)]
             process = subprocess.Popen(
                 arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -197,22 +204,32 @@ def memory(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def speed(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run the same survey by one and by two workers, in turn."""
-    source, runs, until = folder / "in.laz", list[dict[str, Any]](), time.monotonic() + options.limit
+    """Run the same survey by one core, by one worker with two threads and by two workers, on two cores each."""
+    source, runs, cores = folder / "in.laz", list[dict[str, Any]](), sorted(os.sched_getaffinity(0))
     copies(source, options.copies)
-    longest = 0.0
-    for turn in range(options.rounds):
-        if turn and time.monotonic() + longest > until:
-            break
-        began = time.monotonic()
-        for count in (1, 2) if turn % 2 == 0 else (2, 1):
-            runs.append({"workers": count, **Run(source, folder / f"{turn}.{count}.laz", "small", count, 64).end()})
-            print({key: round(runs[-1][key], 1) for key in ("workers", "seconds")}, flush=True)
-        longest = time.monotonic() - began
-    one, two = (statistics.median(run["seconds"] for run in runs if run["workers"] == count) for count in (1, 2))
-    same = len({path.read_bytes() for path in folder.glob("*.*.laz")}) == 1
-    print(f"two workers: {one / two:.2f} times one", "" if same else "OTHER BYTES")
-    return {"cores": len(os.sched_getaffinity(0)), "runs": runs, "speed": round(one / two, 3), "right": same}
+    pairs = [cores[at : at + 2] for at in range(0, len(cores) - 1, 2)]
+    kinds = {"one core": (1, 1), "one worker": (1, None), "two workers": (2, None)}
+    waiting = [kind for turn in range(options.rounds) for kind in (kinds if turn % 2 == 0 else reversed(kinds))]
+    while waiting:
+        some, waiting = waiting[: len(pairs)], waiting[len(pairs) :]
+        begun = []
+        for kind, pair in zip(some, pairs, strict=False):
+            (count, threads), target = kinds[kind], folder / f"{len(runs) + len(begun)}.out.laz"
+            begun.append(Run(source, target, options.model, count, options.tile or 64, cores=pair, threads=threads))
+        while sum([run.look() for run in begun]):
+            time.sleep(0.2)
+        for kind, run in zip(some, begun, strict=True):
+            runs.append({"kind": kind, **run.end()})
+            stages = runs[-1]["stages"]
+            runs[-1]["predict"] = stages["predict ended"] - stages["predict began"]
+            print(kind, {key: round(runs[-1][key], 1) for key in ("seconds", "predict")}, flush=True)
+    ratios = dict[str, dict[str, float]]()
+    for key in ("seconds", "predict"):
+        of = {kind: statistics.median(run[key] for run in runs if run["kind"] == kind) for kind in kinds}
+        ratios[key] = {kind: round(of[kind] / of["two workers"], 3) for kind in kinds}
+    same = len({path.read_bytes() for path in folder.glob("*.out.laz")}) == 1
+    print("times two workers:", ratios, "" if same else "OTHER BYTES")
+    return {"copies": options.copies, "model": options.model, "runs": runs, "over two": ratios, "right": same}
 
 
 def gpus(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -259,7 +276,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=180.0, help="seconds, after which no round begins")
     parser.add_argument("--tile", type=int)
-    parser.add_argument("--model", choices=_survey_models.MODELS, default="wide")
+    parser.add_argument("--model", choices=_survey_models.MODELS, default="wide", help="memory has its own")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--pool", type=Path)
     parser.add_argument("--folder", type=Path, help="for scans and outputs, where there is room")

@@ -137,8 +137,8 @@ def free_port() -> int:
 class Faults:
     """The parts of the test, on one scan."""
 
-    def __init__(self, folder: Path, kills: int, size: int) -> None:
-        self.folder, self.kills, self.draw = folder, kills, random.Random(0)
+    def __init__(self, folder: Path, kills: int, size: int, seed: int) -> None:
+        self.folder, self.kills, self.draw = folder, kills, random.Random(seed)
         self.source = folder / "in.laz"
         copies(self.source, size)
         self.results: dict[str, Any] = {}
@@ -231,12 +231,13 @@ def main() -> int:
     }
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and workers of the kills")
     parser.add_argument("--copies", type=int, default=6, help="of the packaged scan, 110,000 points each")
     parser.add_argument("--parts", nargs="*", choices=parts, default=list(parts))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        faults = Faults(Path(folder), options.kills, options.copies)
+        faults = Faults(Path(folder), options.kills, options.copies, options.seed)
         for name in options.parts:
             parts[name](faults)
     if options.json:

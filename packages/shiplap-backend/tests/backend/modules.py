@@ -1,7 +1,7 @@
 """Every module of torch's database on the device and on the CPU: run as a program, since torch's tests want a process.
 
-``python modules.py DIRECTORY SAMPLES STEP`` prints one JSON value: how many cases there were, and what was wrong.
-SAMPLES is how many inputs of a module are taken, in each mode; each STEP-th module is.
+``python modules.py DIRECTORY SAMPLES STEP [START]`` prints one JSON value: how many cases there were, and what was
+wrong. SAMPLES is how many inputs of a module are taken, in each mode; each STEP-th module is, from module START on.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from shiplap.torch_private.graph_objects import leaves, map_leaves
 from shiplap_backend.sweep import load_device
 
 
-def cases(samples: int, step: int) -> Iterator[tuple[str, Any, Any]]:
+def cases(samples: int, step: int, start: int = 0) -> Iterator[tuple[str, Any, Any]]:
     """Name, a module on the CPU, and the arguments of its forward."""
-    for name, info in sorted(module_infos().items())[::step]:
+    for name, info in sorted(module_infos().items())[start::step]:
         for training in (True, False) if info.train_and_eval_differ else (True,):
             options = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": training}
             for sample in info.module_inputs_func(info, **options)[:samples]:
@@ -72,11 +72,11 @@ def difference(module: Any, arguments: Any, device: str) -> str:
     return ""
 
 
-def main(package: Path, samples: int, step: int) -> None:
+def main(package: Path, samples: int, step: int, start: int = 0) -> None:
     device, wrong, count = load_device(package), [], 0
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name, module, arguments in cases(samples, step):
+    for name, module, arguments in cases(samples, step, start):
         try:
             called(copy.deepcopy(module), arguments, "cpu")
         except Exception:  # the CPU has no such case

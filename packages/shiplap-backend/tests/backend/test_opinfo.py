@@ -164,7 +164,7 @@ def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleTyp
     result = json.loads(path.read_text(encoding="utf-8"))
     assert benchmark.PAGE.read_text(encoding="utf-8") == benchmark.page(result), "run with --pages"
     text = benchmark.SUMMARY.read_text(encoding="utf-8")
-    assert text == benchmark.with_summary(text, result), "run with --pages"
+    assert text == benchmark.with_summaries(text, result), "run with --pages"
     assert list(result["counts"]) == ["f32", "bf16", "f16", "i64", "i32", "u8", "bool"]
     for dtype, counts in result["counts"].items():
         assert counts["fail"] == counts["crash"] == 0, dtype
@@ -175,17 +175,37 @@ def test_the_docs_are_the_record_and_nothing_in_it_is_wrong(benchmark: ModuleTyp
 
 def test_pages_of_a_record(benchmark: ModuleType) -> None:
     verdicts = [
-        audit.SweepVerdict("add", "f32", "native", 2),
+        audit.SweepVerdict("add", "f32", "native", 2, gradients=1),
         audit.SweepVerdict("add", "bool", "mixed", 2),
         audit.SweepVerdict("to_sparse", "f32", "refused", 2, why="NotImplementedError: sparse\nmore"),
     ]
-    result = benchmark.measure(verdicts, 2) | {"date": "2026-11-21"}
+    result = benchmark.measure("openvino", verdicts, benchmark.DTYPES, 2) | {"date": "2026-11-21"}
     assert result["states"] == {"add": "native - - - - - mixed", "to_sparse": "refused - - - - - -"}
     page = benchmark.page(result)
     assert "| `add` | native | - | - | - | - | - | mixed |" in page
     assert "- `to_sparse f32 refused: NotImplementedError: sparse`" in page
     assert "| f32 | 2 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 0 |" in page
-    text = benchmark.with_summary("a\n<!-- backend_opinfo -->\nold\n<!-- /backend_opinfo -->\nb\n", result)
+    assert "6 samples were compared, and the gradients of 1 of them." in page
+    discrete = benchmark.measure("discrete", verdicts[:1], ["f32"], 2)
+    assert discrete["states"] == {"add": "native"}
+    marks = "backend_opinfo", "backend_opinfo discrete"
+    text = "".join(f"a\n<!-- {mark} -->\nold\n<!-- /{mark} -->\nb\n" for mark in marks)
+    text = benchmark.with_summaries(text, result | {"discrete": discrete})
     assert text.startswith("a\n<!-- backend_opinfo -->\nOpenVINO ")
-    assert text.endswith("\n<!-- /backend_opinfo -->\nb\n")
+    assert "<!-- /backend_opinfo -->\nb\na\n<!-- backend_opinfo discrete -->\ntorch " in text
+    assert text.endswith("\n<!-- /backend_opinfo discrete -->\nb\n")
     assert "old" not in text
+
+
+@pytest.mark.slow
+def test_a_sweep_goes_on_where_it_was(benchmark: ModuleType, project: Project, tmp_path: Path) -> None:
+    journal, names = tmp_path / "journal.jsonl", ["exp", "tanh", "sign"]
+    assert benchmark.sweep(project.root, names, ["f32"], 1, 1, journal, 0) == []
+    journal.write_text(json.dumps(["tanh", [audit.SweepVerdict("tanh", "f32", "left", 0).as_json()]]) + "\n")
+    verdicts = benchmark.sweep(project.root, names, ["f32"], 1, 2, journal, 100)
+    assert [(v.op, v.state == "left", v.gradients) for v in verdicts] == [
+        ("exp", False, 1),
+        ("tanh", True, 0),
+        ("sign", False, 1),
+    ]
+    assert len(journal.read_text().splitlines()) == 3

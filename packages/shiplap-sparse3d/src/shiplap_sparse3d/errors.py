@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from shiplap import ShiplapError
-from shiplap.plugin_api import register_errors
+from shiplap.plugin_api import error, register_errors
 
 __all__ = ["NeighborCacheError", "SurveyError"]
 
@@ -95,6 +97,18 @@ register_errors(
         ),
     ],
 )
+
+
+def require_packages(where: object, extra: str, *names: str) -> None:
+    """Raise SL603 unless all modules called ``names``, which the ``extra`` of this package installs, are there."""
+    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
+        fix = f'install them: pip install "shiplap-sparse3d[{extra}]"'
+        raise error("SL603", where=str(where), got=f"no {', '.join(missing)}", expected=", ".join(names), fix=fix)
+
+
+def survey_error(id: str, where: object, got: object, expected: str, fix: str = "", what: str = "") -> ShiplapError:
+    """Return the catalogue error ``id`` of a survey, with the place, the wrong value, and what was expected."""
+    return error(id, where=str(where), got=got, expected=expected, fix=fix, what=what)
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):

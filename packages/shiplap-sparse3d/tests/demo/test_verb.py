@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from shiplap_sparse3d.cli import demo
-
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
 pytest.importorskip("matplotlib")
@@ -89,7 +87,7 @@ def test_a_bad_result_leaves_status_1(
 
 def test_missing_packages(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "lazrs" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lazrs" else find(name))
     result = run("demo")
     assert result.exit_code == 2
     assert "SL603: required packages are not installed" in result.stderr

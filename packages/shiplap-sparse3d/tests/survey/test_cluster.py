@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +27,18 @@ from shiplap_sparse3d.survey.folder import SurveyFolder
 from tests.survey.models import build
 
 distributed = pytest.importorskip("distributed")
+psutil = pytest.importorskip("psutil")
 pytest.importorskip("laspy")
 pytest.importorskip("lazrs")
 clusters = pytest.importorskip("shiplap_sparse3d.survey.cluster")
 
+SLOW = """
+import multiprocessing, time
+from tests.survey.models import build
+
+model = build()
+model.net.register_forward_pre_hook(lambda *_: time.sleep(0.3) if multiprocessing.parent_process() else None)
+"""
 SMALL: dict[str, Any] = {"tile": 20, "segment": 4000}
 
 
@@ -191,7 +202,7 @@ def test_tasks_that_are_lost_again_and_again(
     def lose(*arguments: Any) -> None:
         raise clusters._LostError
 
-    monkeypatch.setattr(clusters.DaskEngine, "_take_result", lose)
+    monkeypatch.setattr(clusters.DaskEngine, "_submit", lose)
     with pytest.raises(ShiplapError, match="SL827") as caught:
         survey(corner, tmp_path / "out.laz", build(), scheduler=cluster.scheduler_address, **SMALL)
     assert "4 times" in caught.value.got
@@ -247,11 +258,10 @@ def test_arguments_that_contradict_each_other(corner: Path, tmp_path: Path) -> N
 
 
 def test_without_dask(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "shiplap_sparse3d.survey.cluster", None)
-    with pytest.raises(ShiplapError, match="SL603"):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ShiplapError, match="SL603") as caught:
         survey(corner, tmp_path / "out.laz", build(), workers=2)
+    assert caught.value.got == "no distributed"
 
 
 def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +291,37 @@ def test_a_job_that_a_worker_reads(corner: Path, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_ctrl_c_ends_a_survey_with_one_line(corner: Path, alone: bytes, tmp_path: Path) -> None:
+    """The terminal sends SIGINT to all processes, also in the middle of a tile; the same command continues."""
+    out, slow = tmp_path / "out.laz", tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    command = [sys.executable, "-m", "shiplap.cli", "survey", str(corner), str(out), "--model", f"{slow}:model"]
+    process = subprocess.Popen(
+        [*command, "--tile", "20", "--workers", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    )
+    while not (tmp_path / "out.laz.survey" / "classes").exists() and process.poll() is None:
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    assert text.splitlines()[-1] == "the survey was stopped; the same command continues it"
+    assert "Traceback" not in text
+    assert psutil.wait_procs(children, 5)[1] == []
+    result = survey(corner, out, build(), tile=20)
+    assert 0 < result.predicted < result.tiles
+    assert out.read_bytes() == alone
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_a_local_worker_that_is_killed(corner: Path, alone: bytes, tmp_path: Path) -> None:
     """Processes, of which one is killed while it predicts; Dask starts it again."""
-    import psutil
 
     def kill() -> None:
         workers = [child for child in psutil.Process().children(recursive=True) if "spawn_main" in str(child.cmdline())]

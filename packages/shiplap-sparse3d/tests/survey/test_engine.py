@@ -14,9 +14,8 @@ import torch
 from shiplap_sparse3d import geometry
 from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.survey import SurveyModel, point_features, prepare, tasks
-from shiplap_sparse3d.survey.engine import SurveyEngine
 from shiplap_sparse3d.survey.model import VoxelScene
-from shiplap_sparse3d.survey.tasks import SurveyJob, predict_codes, predict_tile
+from shiplap_sparse3d.survey.tasks import SurveyEngine, SurveyJob, predict_codes, predict_tile
 from tests.survey.models import build
 
 pytest.importorskip("laspy")

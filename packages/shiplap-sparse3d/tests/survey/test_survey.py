@@ -302,6 +302,19 @@ def test_a_folder_of_another_survey(corner: Path, model: SurveyModel, tmp_path: 
         survey(corner, out, other, tile=32, folder=folder)
 
 
+def test_any_value_of_a_network_makes_another_survey() -> None:
+    """Parameters and buffers of all kinds: the counter of a batch norm has no axes, and a parameter may be empty."""
+    net = torch.nn.BatchNorm1d(4).to(torch.bfloat16)
+    net.register_buffer("none", torch.zeros(0, 3))
+    net.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
+    model = SurveyModel(net, (1.0, 1.0, 1.0), (1,))
+    seen = {model.digest()}
+    for value in net.state_dict().values():
+        value += 1
+        seen.add(model.digest())
+    assert len(seen) == 1 + len(net.state_dict()) - 1  # the empty one has no value to change
+
+
 def test_points_that_a_survey_has_sorted_serve_for_training(
     corner: Path, model: SurveyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

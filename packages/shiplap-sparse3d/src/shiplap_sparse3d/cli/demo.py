@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from shiplap.plugin_api import error, verbs
 from shiplap_sparse3d.cli.progress import show_progress
+from shiplap_sparse3d.errors import require_packages
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.demo import DemoResult
@@ -31,7 +31,6 @@ Exit status:
   1  it ran, but the graph broke or an audited op failed a check
   2  it could not run: optional packages, device, output directory, or a scan without classes"""
 
-EXTRAS = ("laspy", "lazrs", "matplotlib")
 DEVICES = ("cpu", "cuda")
 
 
@@ -56,15 +55,7 @@ def command(
     has not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with
     eager, and audits the ops.
     """
-    missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise error(
-            "SL603",
-            where="shiplap demo",
-            got=f"no {', '.join(missing)}",
-            expected=", ".join(EXTRAS),
-            fix='install them: pip install "shiplap-sparse3d[demo]"',
-        )
+    require_packages("shiplap demo", "demo", "laspy", "lazrs", "matplotlib")
     _parse_codes(classes)
     # All options are checked before anything slow is imported.
     if not 0 < unit < 1e6:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shiplap.plugin_api import error, verbs
+from shiplap_sparse3d.cli.targets import named_instance
 
 EPILOG = """\b
 Examples:
@@ -53,6 +54,8 @@ def command(
     number of voxels. What cannot be exported is named before anything is written.
     """
     with verbs.own_stdout():
+        import torch
+
         from shiplap_sparse3d import export
         from shiplap_sparse3d.drop_in import drop_in
 
@@ -63,7 +66,8 @@ def command(
         held = export.read_checkpoint(checkpoint, project)
         # The network's module imports spconv when it is loaded.
         with drop_in("spconv"):
-            network = _load_network(model)
+            module, name = verbs.load_target(model)
+            network = named_instance(module, name or "model", torch.nn.Module, "SL840", f"--model {model}")
             found = export.load_weights(network, held, prefix)
             example = export.example_voxels(network, _cells_per_axis(network, grid), batch_size, min(65, voxels))
             program = export.trace_network(network, held.project, example, batch_size, voxels)
@@ -75,23 +79,6 @@ def command(
     else:
         text = f"{file}: {size} bytes, {held.project} weights under {found!r}, with {', '.join(ops)}"
         verbs.out().print(text, markup=False, soft_wrap=True)
-
-
-def _load_network(target: str) -> Any:
-    """Return the network that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function makes.
-    Raises SL840 for anything else.
-    """
-    from torch.nn import Module
-
-    module, name = verbs.load_target(target)
-    made: Any = getattr(module, name or "model", None)
-    if callable(made) and not isinstance(made, Module):
-        made = made()
-    if not isinstance(made, Module):
-        names = [n for n, value in vars(module).items() if isinstance(value, Module)]
-        got = f"{name or 'model'}: {type(made).__name__}"
-        raise error("SL840", where=f"--model {target}", got=got, expected=verbs.near_miss(name, names) or "a network")
-    return made
 
 
 def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:

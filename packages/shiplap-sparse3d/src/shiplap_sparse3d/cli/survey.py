@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shiplap import ShiplapError
-from shiplap.plugin_api import error, verbs
+from shiplap.plugin_api import verbs
 from shiplap_sparse3d.cli.progress import show_progress
+from shiplap_sparse3d.cli.targets import named_instance
 
 if TYPE_CHECKING:
     from shiplap_sparse3d.survey import SurveyModel, SurveyResult
@@ -31,7 +32,8 @@ The same command goes on with a survey that was stopped.
 \b
 Exit status:
   0  the output is written
-  2  it could not run: the input, the model, the tiles, the folder, the workers or the output"""
+  2  it could not run: the input, the model, the tiles, the folder, the workers or the output
+  130  it was stopped by Ctrl-C"""
 
 
 def command(
@@ -80,9 +82,13 @@ def command(
                     advance(stage, done, total, note)
 
             options |= {"tile": tile, "halo": halo, "folder": folder, "keep": keep}
-            result = survey(source, target, loaded, progress=progress, **options)
+            try:
+                result = survey(source, target, loaded, progress=progress, **options)
+            except KeyboardInterrupt:
+                verbs.note("the survey was stopped; the same command continues it")
+                raise typer.Exit(130) from None
     if json:
-        verbs.emit_json(result.json())
+        verbs.emit_json(asdict(result))
     else:
         _print_survey(result)
 
@@ -100,22 +106,7 @@ def _load_model(target: str, *, by_value: bool) -> SurveyModel:
             import cloudpickle
 
             cloudpickle.register_pickle_by_value(module)
-    made: Any = getattr(module, name, None) if name else None
-    got, expected = f"a {type(made).__name__}", "a SurveyModel, or a function that returns one"
-    if made is None:
-        names = [n for n, value in vars(module).items() if isinstance(value, SurveyModel)]
-        got, expected = f"no {name!r}" if name else "no name", verbs.near_miss(name, names) or "module:name"
-    elif callable(made) and not isinstance(made, SurveyModel):
-        try:
-            made = made()
-            got = f"a {type(made).__name__}"
-        except ShiplapError:
-            raise
-        except Exception as failure:  # the user's function, as for missing weights
-            got = " ".join(f"{type(failure).__name__}: {failure}".split())
-    if isinstance(made, SurveyModel):
-        return made
-    raise error("SL825", where=f"--model {target}", got=got, expected=expected)
+    return named_instance(module, name or "model", SurveyModel, "SL825", f"--model {target}")
 
 
 def _print_survey(result: SurveyResult) -> None:

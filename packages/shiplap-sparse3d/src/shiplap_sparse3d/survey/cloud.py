@@ -6,21 +6,21 @@ Every failure of a reader becomes SL822, and no point is lost silently.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from shiplap.plugin_api import error
+import numpy as np
+
 from shiplap.plugin_api.files import open_new
+from shiplap_sparse3d.errors import require_packages, survey_error
 
 if TYPE_CHECKING:
     import laspy
-    import numpy as np
 
 
 CHUNK = 1 << 16  # points in memory at a time
@@ -36,13 +36,11 @@ def open_cloud(path: Path) -> Iterator[laspy.LasReader]:
         SurveyError: SL822 for a file that is missing, empty, damaged or of another kind, and for one without points.
         CommandError: SL603 without laspy and lazrs.
     """
-    if missing := [name for name in ("laspy", "lazrs") if importlib.util.find_spec(name) is None]:
-        fix = 'install them: pip install "shiplap-sparse3d[demo]"'
-        raise error("SL603", where=str(path), got=f"no {', '.join(missing)}", expected="laspy, lazrs", fix=fix)
+    require_packages(path, "demo", "laspy", "lazrs")
     import laspy
 
     if path.exists() and not path.is_file():  # a FIFO would be waited for
-        raise error("SL822", where=str(path), got="no regular file", expected="a LAS, LAZ or COPC file")
+        raise survey_error("SL822", path, "no regular file", "a LAS, LAZ or COPC file")
     with _reading(path):
         reader = laspy.open(path)
     with reader:
@@ -59,7 +57,7 @@ def _reading(path: Path, before: str = "") -> Iterator[None]:
         yield
     except Exception as failure:  # lazrs, laspy and NumPy each have their own for a file that breaks off
         text = getattr(failure, "strerror", None) or " ".join(str(failure).split()) or type(failure).__name__
-        raise error("SL822", where=str(path), got=before + text, expected="a whole LAS, LAZ or COPC file") from None
+        raise survey_error("SL822", path, before + text, "a whole LAS, LAZ or COPC file") from None
 
 
 def _check_header(path: Path, header: laspy.LasHeader) -> None:
@@ -70,26 +68,19 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
     """
     numbers = [float(v) for v in (*header.scales, *header.offsets)]
     if not header.point_count:
-        raise error("SL822", where=str(path), got="0 points", expected="at least one point")
+        raise survey_error("SL822", path, "0 points", "at least one point")
     if not all(map(math.isfinite, numbers)) or 0 in numbers[:3]:
-        got, expected = f"scales and offsets {numbers}", "finite numbers, and no scale of 0"
-        raise error("SL822", where=str(path), got=got, expected=expected)
+        raise survey_error("SL822", path, f"scales and offsets {numbers}", "finite numbers, and no scale of 0")
     if not header.are_points_compressed:
         return
-    size, first = path.stat().st_size, header.offset_to_point_data
-    with path.open("rb") as file:
-
-        def number(place: int, form: str) -> int:
-            """Return the number of 8 bytes at ``place``, or -1 outside of the file."""
-            content = os.pread(file.fileno(), 8, place) if 0 <= place < size else b""
-            return int(struct.unpack(form, content)[0]) if len(content) == 8 else -1
-
+    with _reading(path):  # struct's error for a place outside of the file
+        content, first = cast(Any, np.memmap(path, "u1", "r")), header.offset_to_point_data
+        (table,) = struct.unpack_from("<q", content, first)
         # -1 if the writer could not go back: the place is in the last bytes.
-        table = number(first, "<q")
-        count = number(number(size - 8, "<q") if table == -1 else table, "<4xI")
+        (count,) = struct.unpack_from("<4xI", content, *struct.unpack("<q", content[-8:]) if table == -1 else (table,))
     # Each chunk begins with a whole point, so the file's size limits the number of chunks.
-    if count > (most := max(0, size - first) // header.point_format.size + 1):
-        raise error("SL822", where=str(path), got=f"a table of {count:,} chunks", expected=f"at most {most:,}")
+    if count > (most := max(0, len(content) - first) // header.point_format.size + 1):
+        raise survey_error("SL822", path, f"a table of {count:,} chunks", f"at most {most:,}")
 
 
 def read_chunks(
@@ -108,8 +99,8 @@ def read_chunks(
                 reader.seek(start)
             points = reader.read_points(min(size, stop - done))
         if not len(points):
-            what, expected = "the point cloud is truncated", f"{total:,}, as its header says"
-            raise error("SL822", where=str(path), what=what, got=f"{done:,} points", expected=expected)
+            expected, what = f"{total:,}, as its header says", "the point cloud is truncated"
+            raise survey_error("SL822", path, f"{done:,} points", expected, what=what)
         done += len(points)
         yield points
 
@@ -120,9 +111,8 @@ def check_codes(path: Path, header: laspy.LasHeader, classes: Iterable[int]) -> 
     """
     number, largest = header.point_format.id, max(classes)
     if number <= 5 and largest > _LEGACY_CODES:
-        expected = f"at most {_LEGACY_CODES}, or an input of point format 6 or above"
         where, got = f"the classes of the model and {path}", f"class {largest} for point format {number}"
-        raise error("SL825", where=where, got=got, expected=expected)
+        raise survey_error("SL825", where, got, f"at most {_LEGACY_CODES}, or an input of point format 6 or above")
 
 
 def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]]) -> None:
@@ -143,8 +133,7 @@ def write_cloud(source: Path, target: Path, codes: Iterable[np.ndarray[Any, Any]
                     points["classification"] = part[: len(points)]
                     writer.write_points(points)
                     part, done = part[len(points) :], done + len(points)
-            extra = [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]
-            if extra:
+            if extra := [vlr for vlr in reader.evlrs or [] if vlr.user_id != "copc"]:
                 writer.write_evlrs(laspy.vlrs.vlrlist.VLRList(extra))
         new.flush()
         os.fsync(new.fileno())

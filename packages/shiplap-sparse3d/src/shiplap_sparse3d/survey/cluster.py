@@ -9,33 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib.metadata
 import logging
-import os
-import platform
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import cloudpickle
 import dask
 import torch
+from dask.system import CPU_COUNT
 from distributed import Client, KilledWorker, LocalCluster, get_worker
 from distributed.client import ClosedClientError
 from distributed.comm.core import CommClosedError
+from distributed.versions import get_versions
 
-from shiplap import ShiplapError
-from shiplap.plugin_api import error, verbs
+from shiplap.plugin_api import verbs
 from shiplap.plugin_api.files import write_whole
-from shiplap_sparse3d.survey.engine import LOOK, THREADS, Item, Result, SurveyEngine, Task
-from shiplap_sparse3d.survey.tasks import SurveyJob
+from shiplap_sparse3d.errors import survey_error
+from shiplap_sparse3d.survey.tasks import LOOK, THREADS, Item, Result, Results, SurveyEngine, SurveyJob, Task
 
 _REACH, _PATIENCE = 5.0, 30.0  # seconds for the first contact with a scheduler, and for one that was lost
 _LOSSES = 4  # of a scheduler, without a result in between
@@ -48,11 +48,9 @@ def _installed_versions() -> dict[str, str]:
     """Return the installed versions, by name, of Python and of the packages in which the client and all workers must
     agree, without local parts such as ``+cpu``. A package that is not installed is left out.
     """
-    versions = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name).partition("+")[0]
-    return versions
+    found = get_versions(_PACKAGES)["packages"]
+    versions = {name: str(found[name]).partition("+")[0] for name in _PACKAGES if found[name]}
+    return {**versions, "Python": ".".join(found["python"].split(".")[:2])}
 
 
 class JobTicket(NamedTuple):
@@ -73,6 +71,10 @@ class JobTicket(NamedTuple):
                 known[self.path] = self.digest, self.read_job(worker)
             return known[self.path][1]
 
+    def run(self, task: Task[Item, Result], item: Item) -> Result:
+        """Return ``task(job, item)``, run on the Dask worker of this process."""
+        return task(self.open_job(), item)
+
     def read_job(self, worker: Any) -> SurveyJob:
         """Return the job with its network on the device of ``worker``, in evaluation mode.
 
@@ -81,48 +83,30 @@ class JobTicket(NamedTuple):
         here, where = _installed_versions(), f"worker {worker.address}"
         if wrong := [name for name, version in self.versions.items() if here.get(name) != version]:
             got, expected = (", ".join(f"{n} {of.get(n, 'missing')}" for n in wrong) for of in (here, self.versions))
-            raise _worker_error(where, got, expected, "install the same versions on the client and on all workers")
+            fix = "install the same versions on the client and on all workers"
+            raise survey_error("SL828", where, got, expected, fix)
         content = self.path.read_bytes() if self.path.exists() else b""
         if hashlib.sha256(content).hexdigest() != self.digest:
             got, expected = f"no such folder {self.path.parent}", "files that all workers share, at the same path"
             fix = "pass --folder and files on a file system that all workers share"
-            raise _worker_error(where, got, expected, fix)
+            raise survey_error("SL828", where, got, expected, fix)
         try:
             job: SurveyJob = cloudpickle.loads(content)
         except Exception as failure:
             expected = "a SurveyModel whose modules can be imported on the worker"
             fix = "install the model's modules on the workers, or define the model in the file that --model names"
-            raise _worker_error(where, f"{type(failure).__name__}: {failure}", expected, fix) from None
-        job.model.net.to(_device_of_worker(self.device, worker.name)).eval()
+            raise survey_error("SL828", where, f"{type(failure).__name__}: {failure}", expected, fix) from None
+        device, gpus = self.device, torch.cuda.device_count()
+        if device == "cuda" and isinstance(worker.name, int) and gpus:  # the GPUs in turn, for local workers
+            device = f"cuda:{worker.name % gpus}"
+        verbs.require_device(device)
+        job.model.net.to(device).eval()
         return job
 
 
 def _forget_job(path: Path, dask_worker: Any) -> None:
     """Remove the job in the file ``path``, and its network, from the worker that Dask passes."""
     dask_worker.extensions.get(_JOBS, {}).pop(path, None)
-
-
-def _device_of_worker(device: str, name: object) -> torch.device:
-    """Return the torch device ``device``. For plain ``cuda`` the GPUs of the machine are taken in turn, by the number
-    ``name`` of a worker of a local cluster. Raises SL605 if the device is not there.
-    """
-    if device == "cuda" and isinstance(name, int) and torch.cuda.device_count():
-        device = f"cuda:{name % torch.cuda.device_count()}"
-    verbs.require_device(device)
-    return torch.device(device)
-
-
-async def _pass_on(future: Future[Any], sent: Any) -> None:
-    """Complete ``future`` as Dask's future ``sent`` ends. This runs in the loop of Dask's client."""
-    try:
-        future.set_result(await sent._result())
-    except BaseException as failure:  # the loop's own for a client that is closed
-        future.set_exception(CancelledError() if isinstance(failure, asyncio.CancelledError) else failure)
-
-
-def _run_task(ticket: JobTicket, task: Task[Item, Result], item: Item) -> Result:
-    """Return ``task(job, item)``, run on the Dask worker of this process."""
-    return task(ticket.open_job(), item)
 
 
 class _LostError(Exception):
@@ -153,37 +137,27 @@ class DaskEngine(SurveyEngine):
         """Connect to the scheduler within ``seconds``. Raises SL827 if it does not answer."""
         try:
             self._client = Client(self._cluster, timeout=seconds, set_as_default=False)
-            self.dashboard, self.workers = str(self._client.dashboard_link), self._count_threads()
+            self.dashboard = str(self._client.dashboard_link)
+            self.workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
         except Exception as failure:  # addresses, certificates and protocols fail in many ways
             got = f"{type(failure).__name__}: {failure}".splitlines()[0]
             expected = f"a Dask scheduler that answers within {seconds:.0f} s, such as tcp://10.0.0.1:8786"
-            raise error("SL827", where=str(self._cluster), got=got, expected=expected) from None
+            raise survey_error("SL827", self._cluster, got, expected) from None
         self._seen = time.monotonic()
-
-    def _count_threads(self) -> int:
-        """Return how many tasks all workers run at a time. Raises ``_LostError`` if the scheduler does not answer."""
-        if self._client.status != "running":
-            raise _LostError
-        try:
-            return sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
-        except Exception:
-            raise _LostError from None
 
     def share(self, job: SurveyJob) -> None:
         """Write ``job`` into its folder, where workers read it, with its network on the CPU."""
         net = deepcopy(job.model.net).cpu()
-        content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.job_path
+        content, path = cloudpickle.dumps(replace(job, model=replace(job.model, net=net))), job.folder.path / "job.bin"
         write_whole(path, content, lasting=False)
         device, digest = self._device or job.model.device.type, hashlib.sha256(content).hexdigest()
         self._ticket = JobTicket(path, digest, device, _installed_versions())
 
-    def run(
-        self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False
-    ) -> Iterator[tuple[Item, Result]]:
+    def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
         """Yield as :meth:`SurveyEngine.run` does. When the scheduler is lost, items without a result run again, also on
         one that was started again. Raises SL827 if it does not answer for 30 seconds.
         """
-        where, left, lost = str(self._cluster), dict.fromkeys(items), 0
+        left, lost = dict.fromkeys(items), 0
         while lost < _LOSSES:
             try:
                 for item, result in super().run(task, list(left), ordered=ordered):
@@ -191,47 +165,43 @@ class DaskEngine(SurveyEngine):
                     del left[item]
                     yield item, result
                 return
+            except KilledWorker as death:
+                got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
+                fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
+                raise survey_error("SL828", str(death.task).rpartition("-")[0], got, expected, fix) from None
             except (_LostError, CancelledError, CommClosedError, ClosedClientError):
                 lost += 1
                 with contextlib.suppress(Exception):
                     self._client.close(timeout=1)
                 self._connect(_PATIENCE)
-        got, expected = f"tasks that were lost {lost} times in turn", "a scheduler that keeps its tasks"
-        raise error("SL827", where=where, got=got, expected=expected)
+        raise survey_error("SL827", self._cluster, f"tasks lost {lost} times in turn", "a scheduler that keeps them")
 
     def _count_places(self) -> int:
-        """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds."""
+        """Return four for each thread of a worker, and two more. Raises SL827 without workers for 30 seconds, and
+        ``_LostError`` if the scheduler does not answer.
+        """
         now = time.monotonic()
+        if self._client.status != "running":
+            raise _LostError
         if now >= self._look:
-            self._look, self.workers = now + LOOK, self._count_threads()
+            try:
+                self.workers = sum(self._client.nthreads(callback_timeout=_PATIENCE).values())
+            except Exception:
+                raise _LostError from None
+            self._look = now + LOOK
         if self.workers:
             self._seen = now
         elif now - self._seen > _PATIENCE:
-            where = str(getattr(self._cluster, "scheduler_address", self._cluster))
-            what = "the Dask scheduler has no workers"
-            got, fix = f"no worker for {_PATIENCE:.0f} s", "start workers, and run the same command again"
-            raise error("SL827", where=where, what=what, got=got, expected="at least one", fix=fix)
+            what, fix = "the Dask scheduler has no workers", "start workers, and run the same command again"
+            raise survey_error("SL827", self._cluster, f"no worker for {_PATIENCE:.0f} s", "at least one", fix, what)
         return 4 * self.workers + 2
 
     def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
         """Send ``task`` for each of ``items`` to the cluster, and return futures, which Dask's futures complete."""
-        futures, loop = [Future[Result]() for _ in items], cast(Any, self._client.loop)
-        if items:
-            name = f"{task.__name__}-{self._ticket.digest[:8]}-{time.time_ns()}"  # it is on the dashboard
-            keys, run = [f"{name}-{number}" for number in range(len(items))], partial(_run_task, self._ticket, task)
-            for future, sent in zip(futures, self._client.map(run, items, key=keys, pure=False), strict=True):
-                future.set_running_or_notify_cancel()  # Dask cancels a task when its client is closed
-                loop.add_callback(_pass_on, future, sent)
-        return futures
-
-    def _take_result(self, future: Future[Result], name: str) -> Result:
-        """Return the result of the ended ``future``, or raise its error. Raises SL828 for a task whose workers died."""
-        try:
-            return future.result()
-        except KilledWorker:
-            got, expected = "a task whose workers died again and again", "workers with enough memory for a tile"
-            fix = "pass a smaller --tile, or start workers with more memory; finished tiles are kept"
-            raise _worker_error(name, got, expected, fix) from None
+        keys = [f"{task.__name__}-{item}-{time.time_ns()}" for item in items]  # they are on the dashboard
+        sent = self._client.map(partial(self._ticket.run, task), items, key=keys, pure=False) if items else []
+        loop = cast(Any, self._client.loop).asyncio_loop
+        return [asyncio.run_coroutine_threadsafe(each._result(), loop) for each in sent]
 
     def close(self) -> None:
         """Remove the job from the workers, and end the client, and the cluster if this engine has started it."""
@@ -249,21 +219,26 @@ def _start_cluster(workers: int, device: str | None, opened: contextlib.ExitStac
 
     Raises SL828 if they do not start.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     place, threads = "distributed.nanny.pre-spawn-environ", THREADS if (device or "cpu").startswith("cuda") else 1
-    opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, cores // workers)}))
+    opened.enter_context(dask.config.set({f"{place}.OMP_NUM_THREADS": max(1, CPU_COUNT // workers)}))
     scratch = opened.enter_context(tempfile.TemporaryDirectory(prefix="shiplap-survey-"))
     # Other users of this machine can reach the ports, and a task is any program: so the cluster has certificates.
     options: dict[str, Any] = {"security": True, "memory_limit": None, "silence_logs": logging.CRITICAL}
     options |= {"n_workers": workers, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    # Workers inherit this mask, so that Ctrl-C, which goes to all processes of a terminal, is the client's alone.
+    resource_tracker.ensure_running()  # its start, which the first worker needs, would take the mask away
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        cluster = LocalCluster(threads_per_worker=threads, local_directory=scratch, **options)
+        cluster = opened.enter_context(LocalCluster(threads_per_worker=threads, local_directory=scratch, **options))
     except Exception as failure:  # a process that cannot be started has many reasons
         got = f"{type(failure).__name__}: {failure}".splitlines()[0]
-        raise _worker_error("the local Dask cluster", got, f"{workers} processes that start") from None
-    return opened.enter_context(cluster)
+        raise survey_error("SL828", "the local Dask cluster", got, f"{workers} processes that start") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    opened.callback(cluster.sync, _end_workers, cluster)
+    return cluster
 
 
-def _worker_error(where: str, got: str, expected: str, fix: str = "") -> ShiplapError:
-    """Return the error SL828 for workers of a Dask cluster that cannot be used, with these parts of its message."""
-    return error("SL828", where=where, got=got, expected=expected, fix=fix)
+async def _end_workers(cluster: LocalCluster) -> None:
+    """End the worker processes of ``cluster`` within a second, also in the middle of a task."""
+    await asyncio.gather(*(nanny.close(timeout=1) for nanny in cluster.workers.values()))

@@ -17,14 +17,14 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shiplap.plugin_api import error
 from shiplap_sparse3d.axes import Triple, per_axis
+from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.geometry import Geometry
 from shiplap_sparse3d.modes import device_of, evaluation_mode
 from shiplap_sparse3d.nn import GenerativeConv3d, GlobalPool, SparseConvTranspose3d, SparseInverseConv3d, SubMConv3d
@@ -70,13 +70,12 @@ class Field:
 class _GridLevel(NamedTuple):
     """A grid that the network has reached: its voxels and its stride over the input grid.
 
-    ``step`` is the interval of the layer that made the grid, in cells of the grid of stride ``finer``.
+    ``back`` is the interval of an inverse layer, which leads to the grid before.
     """
 
     geometry: Geometry
     stride: Cells
-    step: Cells | None = None
-    finer: Cells | None = None
+    back: Cells | None = None
 
 
 @dataclass
@@ -94,11 +93,11 @@ class _PassRecord:
         # Identity first: a comparison of values makes the host wait for a GPU.
         for same in (operator.is_, torch.equal):
             for level in self.levels:
-                alike = level.geometry.spatial_shape == geometry.spatial_shape
-                if alike and same(level.geometry.coords, geometry.coords):
+                known = level.geometry
+                if known.spatial_shape == geometry.spatial_shape and same(known.coords, geometry.coords):
                     return level
         expected = "layers on the input's voxels and on grids that strided layers made of them"
-        raise error("SL820", where=where, got="voxels that no layer before it has made", expected=expected)
+        raise survey_error("SL820", where, "voxels that no layer before it has made", expected)
 
     def note_layer(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Record one call of a module, if it is a sparse layer: a forward hook."""
@@ -106,28 +105,24 @@ class _PassRecord:
         if not isinstance(geometry, Geometry):
             return
         if isinstance(module, GlobalPool | SparseGlobalMaxOrAvgPool):
-            raise error("SL820", where=where, got="a pooling over all voxels", expected="a window")
+            raise survey_error("SL820", where, "a pooling over all voxels", "a window")
         if not isinstance(module, Convolution | WindowPool | SparseConvolution | IndicePool):
             return
         level, (step, padding, span) = self.level_of(geometry, where), _window_of(module)
-        interval, reached = np.stack([padding, span - padding]), None
+        interval = np.stack([padding, span - padding]) * level.stride
         if isinstance(module, SparseInverseConv3d) or getattr(module, "inverse", False):
-            if level.step is None or level.finer is None:
-                raise error("SL820", where=where, got="an inverse layer on voxels that no step made", expected="a step")
-            interval = level.step[::-1] * level.finer
+            if level.back is None:
+                raise survey_error("SL820", where, "an inverse layer on voxels that no step made", "a step")
+            interval = level.back
         elif isinstance(module, SparseConvTranspose3d) or getattr(module, "transposed", False):
             if (level.stride % step).any():
                 got = f"a grid finer than the input's: stride {step.tolist()} from a grid of stride {level.stride}"
-                raise error("SL820", where=where, got=got, expected="outputs on the voxels of the input")
-            reached = _GridLevel(output.geometry, level.stride // step)
+                raise survey_error("SL820", where, got, "outputs on the voxels of the input")
             # Fine cell i reads the coarse o with i = o * step - padding + k * dilation.
-            interval = interval[::-1] * reached.stride
-        else:
-            if not _is_submanifold(module):
-                reached = _GridLevel(output.geometry, level.stride * step, interval, level.stride)
-            interval = interval * level.stride
-        if reached and not any(known.geometry.coords is output.geometry.coords for known in self.levels):
-            self.levels.append(reached)
+            interval = interval[::-1] // step
+            self.levels.append(_GridLevel(output.geometry, level.stride // step))
+        elif not _is_submanifold(module):
+            self.levels.append(_GridLevel(output.geometry, level.stride * step, interval[::-1]))
         self.intervals.append(interval)
         # None without a graph, as after ``detach``: then the paths cannot be followed.
         self.nodes[rows_of(output).grad_fn] = interval
@@ -141,12 +136,9 @@ def _window_of(module: Any) -> tuple[Cells, Cells, Cells]:
     """Return the step of a layer, its padding, and the cells that its window spans beyond the first."""
     kernel = np.array(module.kernel_size)
     if len(kernel) != 3 or kernel.min() < 1:
-        got = f"a kernel of {module.kernel_size} cells"
-        raise error("SL820", where=type(module).__name__, got=got, expected="three axes")
-    dilation, step, padding = (
-        np.array(getattr(module, name, (usual,) * 3))
-        for name, usual in (("dilation", 1), ("stride", 1), ("padding", 0))
-    )
+        raise survey_error("SL820", type(module).__name__, f"a kernel of {module.kernel_size} cells", "three axes")
+    dilation, step = (np.array(getattr(module, name, (1,) * 3)) for name in ("dilation", "stride"))
+    padding = np.array(getattr(module, "padding", (0,) * 3))
     if _is_submanifold(module) or isinstance(module, GenerativeConv3d):
         # These kernels are centred, and an even one reaches one cell further back.
         step, padding = np.ones_like(kernel), kernel // 2 * dilation
@@ -160,7 +152,7 @@ def rows_of(value: Any) -> Tensor:
     for name in ("feats", "features"):
         value = getattr(value, name, value)
     if not isinstance(value, Tensor):
-        raise error("SL825", where="the network", got=f"a {type(value).__name__}", expected="a tensor of logits")
+        raise survey_error("SL825", "the network", f"a {type(value).__name__}", "a tensor of logits")
     return value
 
 
@@ -190,8 +182,8 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
         for handle in handles:
             handle.remove()
     if out.shape[:1] != feats.shape[:1]:
-        got, expected = f"{out.shape[0] if out.dim() else 0} rows", f"{len(feats)}, one for each voxel"
-        raise error("SL820", where="the network's output", got=got, expected=expected)
+        got = f"{out.shape[0] if out.dim() else 0} rows"
+        raise survey_error("SL820", "the network's output", got, f"{len(feats)}, one for each voxel")
     # Only paths that carry a gradient are in the graph of autograd.
     widest = None if None in record.nodes or out.grad_fn is None else _widest_interval(out.grad_fn, feats, record.nodes)
     total = sum((np.maximum(each, 0) for each in record.intervals), np.zeros((2, 3), np.int64))
@@ -202,8 +194,7 @@ def receptive_field(net: nn.Module, channels: int, run: Run | None = None) -> Fi
 
 def triple(values: Any) -> Triple:
     """Return three values, one for each axis, as Python's integers."""
-    x, y, z = values.tolist()
-    return x, y, z
+    return cast(Triple, tuple(values.tolist()))
 
 
 def _widest_interval(end: Any, feats: Tensor, nodes: dict[Any, Cells]) -> Cells | None:
@@ -255,8 +246,7 @@ def probe(net: nn.Module, channels: int, field: Field, run: Run | None = None) -
         what = "the network looks beyond the receptive field of its layers"
         expected = f"changes within {field.before} and {field.after} cells, the field of its sparse layers"
         fix = "remove layers that mix voxels in another way than sparse layers do, such as attention or means over rows"
-        where = "the probe of the receptive field"
-        raise error("SL820", where=where, what=what, got=got, expected=expected, fix=fix)
+        raise survey_error("SL820", "the probe of the receptive field", got, expected, fix, what)
     return replace(field, before=before, after=after)
 
 
@@ -301,7 +291,7 @@ def _changed_distances(
     everything = torch.ones_like(rest)
     whole, without, crop = (outputs(feats[row], kept) for kept in (everything, rest, near))
     if not bool(whole.isfinite().all()):
-        raise error("SL825", where="the probe of the network", got="logits that are not finite", expected="numbers")
+        raise survey_error("SL825", "the probe of the network", "logits that are not finite", "numbers")
     # With fewer voxels, sums run in another order, so results may differ by rounding.
     limit, of_row = (_TOLERANCE * float(each.abs().amax().clamp_min(1e-6)) for each in (whole, whole[row]))
     changes = [
@@ -314,8 +304,7 @@ def _changed_distances(
     return torch.cat(changes), bool(((whole[row] - crop[int(near[:row].sum())]).abs() > of_row).any())
 
 
-@dataclass(frozen=True)
-class CellBox:
+class CellBox(NamedTuple):
     """A part of the grid of cells, counted from coordinate 0: ``int64 [3]``, from ``low`` to below ``high``."""
 
     low: Cells
@@ -402,6 +391,5 @@ def tiling(field: Field, size: int | None = None, halo: int | None = None, origi
         if value < lowest:
             expected, fix = f"{lowest} or more{why}", ""
         if value % step or value < lowest:
-            where, got = f"{name} of the survey", f"{value} cells"
-            raise error("SL821", where=where, got=got, expected=expected, fix=fix)
+            raise survey_error("SL821", f"{name} of the survey", f"{value} cells", expected, fix)
     return Tiling(size, halo, origin, field.stride)

@@ -8,19 +8,19 @@ time, since both write the same bytes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-from shiplap.plugin_api import error
 from shiplap.plugin_api.files import parse_json, read_named, work_in, write_whole
+from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.survey.field import Tile
 
 _MARK = 1 << 16  # bytes of the largest description
@@ -41,25 +41,17 @@ class SurveyFolder:
         """Return the path of the classes of a tile: a digest, and one byte a point in the order of the input."""
         return self.path / "classes" / f"{tile[0]}_{tile[1]}.bin"
 
-    @property
-    def has_results(self) -> bool:
-        """Return whether there are classes of a tile."""
-        return (self.path / "classes").exists()
-
-    @property
-    def job_path(self) -> Path:
-        """Return the path of the job that the workers of a cluster read."""
-        return self.path / "job.bin"
-
     def claim(self, identity: dict[str, Any]) -> None:
         """Begin or continue the work that ``identity`` describes. Raises SL823 if the folder's description has another
         value for one of its names.
         """
         path, identity = self.path / "survey.json", json.loads(json.dumps(identity))
-        known = {**identity, **(read_mark(path) or {})}
+        known = identity.copy()
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):  # none, or no object of JSON
+            known.update(**cast(Any, parse_json(read_named(path, _MARK))))
         if names := [name for name in identity if known[name] != identity[name]]:
             got, expected = (", ".join(f"{name} {of[name]}" for name in names) for of in (known, identity))
-            raise error("SL823", where=str(self.path), got=got, expected=expected)
+            raise survey_error("SL823", self.path, got, expected)
         write_whole(path, json.dumps(known, sort_keys=True).encode())
 
     @contextlib.contextmanager
@@ -75,10 +67,9 @@ class SurveyFolder:
             work_in(self.path)
             yield
         except OSError as failure:
-            where, what = str(failure.filename or self.path), "the survey cannot be written"
+            got, what = failure.strerror or failure, "the survey cannot be written"
             expected = "a folder that you or your group alone can write, without links, with 25 bytes for each point"
-            got = failure.strerror or failure
-            raise error("SL602", where=where, what=what, got=got, expected=expected) from None
+            raise survey_error("SL602", failure.filename or self.path, got, expected, what=what) from None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -86,23 +77,20 @@ class SurveyFolder:
 
         The system releases the lock of a killed process.
         """
-        with (self.path / "survey.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # a file system without locks has another error: SL602
-                what, fix = "another process is at work on this survey", "wait for the other process, or end it"
-                got, expected = "a locked folder", "one process for each folder, which may have many workers"
-                raise error("SL823", where=str(self.path), what=what, got=got, expected=expected, fix=fix) from None
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # a process forked meanwhile, such as a data loader's, shares it
+        try:
+            held = FileLock(self.path / "survey.lock", timeout=0).acquire()
+        except Timeout:
+            what, fix = "another process is at work on this survey", "wait for the other process, or end it"
+            expected = "one process for each folder, which may have many workers"
+            raise survey_error("SL823", self.path, "a locked folder", expected, fix, what) from None
+        with held:
+            yield
 
     def remove_written(self) -> None:
         """Remove the files of a survey, and the folder if nothing else is in it. A user's file stays."""
         for part in ("classes", "points"):
             shutil.rmtree(self.path / part, ignore_errors=True)
-        for name in ("survey.json", "survey.lock", self.job_path.name):
+        for name in ("survey.json", "survey.lock", "job.bin"):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
@@ -112,8 +100,7 @@ class SurveyFolder:
 
         No call waits for the disk, which workers share: the digest detects what a loss of power has damaged.
         """
-        content = codes.astype(np.uint8, copy=False).tobytes()
-        write_whole(self.result_path(tile), with_digest(content), lasting=False)
+        write_whole(self.result_path(tile), with_digest(codes.tobytes()), lasting=False)
 
     def read_result(self, tile: Tile, count: int) -> np.ndarray[Any, Any] | None:
         """Return the ``count`` classes of a tile, or None if they are missing or not those that were written."""
@@ -130,12 +117,3 @@ def with_digest(content: bytes) -> bytes:
 def without_digest(content: bytes) -> bytes | None:
     """Return the content that :func:`with_digest` has protected, or None if it has changed."""
     return content[_DIGEST:] if with_digest(content[_DIGEST:]) == content else None
-
-
-def read_mark(path: Path) -> dict[str, Any] | None:
-    """Return the content of a description, or None if there is none or if it is no object of JSON."""
-    try:
-        content = parse_json(read_named(path, _MARK))
-    except (FileNotFoundError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shiplap.plugin_api import error
 from shiplap_sparse3d import ops
 from shiplap_sparse3d.axes import Triple
-from shiplap_sparse3d.errors import SurveyError
+from shiplap_sparse3d.errors import SurveyError, survey_error
 from shiplap_sparse3d.modes import device_of
 from shiplap_sparse3d.survey.field import Field, probe, receptive_field, rows_of
 from shiplap_sparse3d.tensor import SparseTensor
@@ -51,13 +51,11 @@ def point_features(points: Points) -> Tensor:
     """
     first, last = points.return_number <= 1, points.return_number >= points.number_of_returns
     intensity = (points.intensity.float() / 256).log1p()
-    return torch.stack(
-        [torch.ones_like(intensity), intensity, points.number_of_returns.float() / 4, first.float(), last.float()], 1
-    )
+    number = points.number_of_returns.float() / 4
+    return torch.stack([torch.ones_like(intensity), intensity, number, first.float(), last.float()], 1)
 
 
-@dataclass(frozen=True)
-class VoxelScene:
+class VoxelScene(NamedTuple):
     """Points as a network takes them.
 
     Attributes:
@@ -107,7 +105,7 @@ class SurveyModel:
             (math.isfinite(self.context) and self.context >= 0, f"context {self.context}", "a length"),
         ):
             if not right:
-                raise error("SL825", where="SurveyModel", got=got, expected=expected)
+                raise survey_error("SL825", "SurveyModel", got, expected)
 
     @property
     def device(self) -> torch.device:
@@ -130,7 +128,7 @@ class SurveyModel:
             what, got = "the network does not run on the features", " ".join(str(failure).split())
             expected = f"a network of voxels with {self.channels} features"
             got = got or type(failure).__name__
-            raise error("SL825", where="SurveyModel.net", what=what, got=got, expected=expected) from failure
+            raise survey_error("SL825", "SurveyModel.net", got, expected, what=what) from failure
 
     def check(self) -> Field:
         """Check the field, the context and the number of logits, each with a probe. Raises SL820 and SL825."""
@@ -144,9 +142,9 @@ class SurveyModel:
         made = self.features(points)
         if not isinstance(made, Tensor) or made.dim() != 2 or len(made) != len(points):
             got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise error("SL825", where="SurveyModel.features", got=got, expected=f"a tensor [{len(points)}, c]")
+            raise survey_error("SL825", "SurveyModel.features", got, f"a tensor [{len(points)}, c]")
         if self.features is not point_features and not bool(made.isfinite().all()):
-            raise error("SL825", where="SurveyModel.features", got="values that are not finite", expected="numbers")
+            raise survey_error("SL825", "SurveyModel.features", "values that are not finite", "numbers")
         return made.float()
 
     def scene(self, coords: Tensor, feats: Tensor, grid: Triple) -> VoxelScene:
@@ -160,8 +158,8 @@ class SurveyModel:
         logits = rows_of(self._call(scene))
         rows = len(scene.feats) if self.per_point else scene.voxels.feats.shape[0]
         if logits.shape != (rows, len(self.classes)):
-            expected = f"[{rows}, {len(self.classes)}]: a logit for each class"
-            raise error("SL825", where="the network's output", got=f"shape {tuple(logits.shape)}", expected=expected)
+            got, expected = f"shape {tuple(logits.shape)}", f"[{rows}, {len(self.classes)}]: a logit for each class"
+            raise survey_error("SL825", "the network's output", got, expected)
         return logits if self.per_point else logits[scene.inverse]
 
     def forward(self, coords: Tensor, feats: Tensor, grid: Triple) -> Tensor:
@@ -176,8 +174,8 @@ class SurveyModel:
         """
         sha = hashlib.sha256(json.dumps([repr(self.net), self.voxel, self.classes, self.context]).encode())
         for name, value in self.net.state_dict().items():
-            sha.update(name.encode())
-            sha.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+            content = value.detach().cpu().flatten().contiguous()  # a tensor without axes cannot be viewed as bytes
+            sha.update(name.encode() + content.view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
 
     def _call(self, scene: VoxelScene) -> object:
@@ -201,7 +199,7 @@ class SurveyModel:
                     what, got = "the features look beyond their context", "other values after a change beyond it"
                     expected = f"features of points within {self.context} (SurveyModel.context)"
                     fix = "pass the distance as context, and measure from coordinate 0, not from the first point"
-                    raise error("SL825", where="SurveyModel.features", what=what, got=got, expected=expected, fix=fix)
+                    raise survey_error("SL825", "SurveyModel.features", got, expected, fix, what)
 
 
 def _scene_of(voxels: SparseTensor) -> VoxelScene:

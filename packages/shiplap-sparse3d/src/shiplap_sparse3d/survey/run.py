@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap.plugin_api import error, verbs
+from shiplap.plugin_api import verbs
 from shiplap_sparse3d.axes import Triple, per_axis
-from shiplap_sparse3d.errors import SurveyError
+from shiplap_sparse3d.errors import SurveyError, require_packages, survey_error
 from shiplap_sparse3d.survey import tasks
 from shiplap_sparse3d.survey.cloud import check_codes, open_cloud, write_cloud
-from shiplap_sparse3d.survey.engine import THREADS, SurveyEngine
 from shiplap_sparse3d.survey.field import Field, Tile, tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder
 from shiplap_sparse3d.survey.model import SurveyModel
-from shiplap_sparse3d.survey.tasks import SEGMENT, SurveyJob
+from shiplap_sparse3d.survey.tasks import SEGMENT, THREADS, SurveyEngine, SurveyJob
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, steps done, steps in all, note), for a progress bar."""
@@ -58,10 +57,6 @@ class SurveyResult:
     seen: Field
     seconds: float
     peak_mb: float
-
-    def json(self) -> dict[str, Any]:
-        """Return the result as a dictionary of plain values for JSON."""
-        return asdict(self)
 
 
 def survey(
@@ -141,14 +136,11 @@ def _open_engine(
     if workers is None and scheduler is None:
         return SurveyEngine(1 if model.device.type == "cpu" else THREADS)
     if workers is not None and (scheduler is not None or not isinstance(workers, int) or workers < 1):
-        got, expected = f"{workers=} and {scheduler=}", "a number of workers from 1 on, or a scheduler, not both"
-        raise error("SL613", where="survey", got=got, expected=expected)
-    try:
-        from shiplap_sparse3d.survey.cluster import DaskEngine
-    except ModuleNotFoundError as missing:
-        fix = 'install it: pip install "shiplap-sparse3d[survey]"'
-        got, expected = f"no {missing.name}", "dask.distributed"
-        raise error("SL603", where="survey", got=got, expected=expected, fix=fix) from None
+        expected = "a number of workers from 1 on, or a scheduler, not both"
+        raise survey_error("SL613", "survey", f"{workers=} and {scheduler=}", expected)
+    require_packages("survey", "survey", "distributed", "cryptography")
+    from shiplap_sparse3d.survey.cluster import DaskEngine
+
     engine = DaskEngine(workers, scheduler, device)
     progress("workers", engine.workers, engine.workers, engine.dashboard)
     return engine
@@ -187,7 +179,7 @@ def sort_points(job: SurveyJob, engine: SurveyEngine, progress: Progress) -> Sur
             segments[number], done = made, done + job.segment_range(number)[1]
             progress("read", done, job.total, "points")
     except SurveyError as failure:
-        if failure.id == "SL822" and not job.folder.has_results:  # a repaired input would be that of another survey
+        if failure.id == "SL822" and not (job.folder.path / "classes").exists():  # a repaired one is another input
             job.folder.remove_written()
         raise
     return job.with_points([*segments.values()])
@@ -234,7 +226,7 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
     .laz, lies in an existing folder that can be written and is neither a folder nor ``source``.
     """
     if not isinstance(model, SurveyModel):
-        raise error("SL825", where="survey", got=f"a {type(model).__name__}", expected="a SurveyModel")
+        raise survey_error("SL825", "survey", f"a {type(model).__name__}", "a SurveyModel")
     problems = {
         f"the ending {target.suffix!r}": target.suffix.lower() not in (".las", ".laz"),
         "the input itself": target.exists() and source.exists() and target.samefile(source),
@@ -244,7 +236,7 @@ def _check_arguments(source: Path, target: Path, model: object) -> None:
     }
     for problem in (problem for problem, there in problems.items() if there):
         expected = "a .las or .laz file other than the input, in a folder that exists"
-        raise error("SL602", where=str(target), what="the output cannot be written", got=problem, expected=expected)
+        raise survey_error("SL602", target, problem, expected, what="the output cannot be written")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The job of a survey, and its tasks: sort a segment, predict a tile, merge the classes of a segment.
+"""The job of a survey, its tasks (sort a segment, predict a tile, merge the classes of a segment), and the engine that
+runs them in this process; :mod:`.cluster` has the one for Dask.
 
 The points of the input are sorted by tile: a file for each segment of the input, with a table of what is in it. Each
 segment is sorted by itself, so that workers sort in parallel and memory does not grow with the input.
@@ -14,24 +15,27 @@ are files that are written whole, with the same bytes each time.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from shiplap.plugin_api import error
 from shiplap.plugin_api.files import write_whole
 from shiplap_sparse3d.axes import Triple
 from shiplap_sparse3d.beside import hand_over
+from shiplap_sparse3d.errors import survey_error
 from shiplap_sparse3d.geometry import NOTHING
 from shiplap_sparse3d.modes import evaluation_mode
 from shiplap_sparse3d.survey.cloud import open_cloud, read_chunks
@@ -39,7 +43,12 @@ from shiplap_sparse3d.survey.field import CellBox, Cells, Tile, Tiling
 from shiplap_sparse3d.survey.folder import SurveyFolder, with_digest, without_digest
 from shiplap_sparse3d.survey.model import Points, SurveyModel, point_features
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 SEGMENT = 250_000  # points that are sorted at a time: five chunks of a LAZ file
+THREADS = 3  # for a GPU: one reads, one sorts points into voxels, one waits for classes and writes them
+LOOK = 1.0  # seconds between looks at the state of the workers
 
 _PART = {"cpu": 16, "cuda": 22}  # of the bits of a number: so many points are selected at a time
 _LARGEST = 2**31 - 1  # a cell, and a coordinate as the file stores it
@@ -177,15 +186,14 @@ def sort_segment(job: SurveyJob, number: int) -> SortedSegment:
     with open_cloud(job.source) as reader:
         for points in read_chunks(reader, job.source, first, first + count):
             part = rows[done : done + len(points)]
-            for axis, name in enumerate("XYZ"):
-                part["raw"][:, axis] = points[name]
+            part["raw"] = np.column_stack([points.X, points.Y, points.Z])
             part["returns"] = np.asarray(points["return_number"]) | np.asarray(points["number_of_returns"]) << 4
             part["intensity"], part["code"] = points["intensity"], points["classification"]
             done += len(points)
     cells = torch.stack(job.cells(torch.from_numpy(rows.view(np.int32).reshape(-1, 6))), 1).numpy()
     if not (np.abs(cells) < _LARGEST).all():  # also for NaN, which compares as false
         expected = "coordinates that the voxels can count"
-        raise error("SL822", where="the input's scales and offsets", got="a cell beyond 2^31", expected=expected)
+        raise survey_error("SL822", "the input's scales and offsets", "a cell beyond 2^31", expected)
     extent = np.array([cells.min(0), cells.max(0)], np.int64)
     tiles = (cells[:, :2].astype(np.int64) - np.array(job.tiling.origin)) // job.tiling.size
     order = np.lexsort((tiles[:, 1], tiles[:, 0]))  # stable: points of a tile stay in the order of the file
@@ -204,12 +212,10 @@ def read_segment(job: SurveyJob, number: int) -> SortedSegment | None:
 
     Points that a disk has damaged are found when they are read.
     """
-    try:
-        with job.folder.points_path(number).open("rb") as file:
-            file.seek(job.segment_range(number)[1] * POINT.itemsize)
-            content = without_digest(file.read())
-    except FileNotFoundError:
-        return None
+    path = job.folder.points_path(number)
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        file.seek(job.segment_range(number)[1] * POINT.itemsize)
+        content = without_digest(file.read())
     if content is None:
         return None
     return np.frombuffer(content, SLICE, offset=48), np.frombuffer(content[:48], "<i8").reshape(2, 3)
@@ -226,23 +232,19 @@ def read_points(folder: SurveyFolder, slices: np.ndarray[Any, Any], *, pinned: b
     words, first = rows.view(torch.int64).numpy(), 0
     for segment, parts in groupby(slices, lambda part: int(part["segment"])):
         path, right = folder.points_path(segment), True
-        try:
-            with path.open("rb") as file:
-                for part in parts:
-                    some = words[first : (first := first + int(part["count"]))]
-                    file.seek(int(part["start"]) * POINT.itemsize)
-                    right &= file.readinto(some.data.cast("B")) == some.nbytes and some.sum() == part["check"]
-        except FileNotFoundError:
-            right = False
+        with path.open("rb") if path.exists() else io.BytesIO() as file:
+            for part in parts:
+                some = words[first : (first := first + int(part["count"]))]
+                file.seek(int(part["start"]) * POINT.itemsize)
+                right &= file.readinto(some.data.cast("B")) == some.nbytes and some.sum() == part["check"]
         if not right:
             path.unlink(missing_ok=True)
-            what, expected = "the sorted points are damaged", "the points that were sorted"
-            raise error("SL824", where=str(path), what=what, got="other points", expected=expected)
+            what = "the sorted points are damaged"
+            raise survey_error("SL824", path, "other points", "the points that were sorted", what=what)
     return rows
 
 
-@dataclass(frozen=True)
-class TileQuestion:
+class TileQuestion(NamedTuple):
     """The input of the network for one tile.
 
     Attributes:
@@ -346,7 +348,57 @@ def merge_segment(job: SurveyJob, number: int) -> np.ndarray[Any, Any]:
     for x, y, start, size, before in parts[["x", "y", "start", "count", "before"]].tolist():
         found = job.folder.read_result((x, y), job.count((x, y)))
         if found is None:
-            where, expected = str(job.folder.result_path((x, y))), "the classes that were written"
-            raise error("SL824", where=where, got="other classes, or none", expected=expected)
+            got, expected = "other classes, or none", "the classes that were written"
+            raise survey_error("SL824", job.folder.result_path((x, y)), got, expected)
         codes[place[start : start + size]] = found[before : before + size]
     return codes
+
+
+Task = Callable[[SurveyJob, Item], Result]
+Results = Iterator[tuple[Item, Result]]
+
+
+class SurveyEngine:
+    """Runs the tasks of a survey in this process.
+
+    Args:
+        threads: the number of threads. A network on a CPU uses all cores itself, and one on a GPU takes ``THREADS``.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads, self._pool = threads, ThreadPoolExecutor(threads)
+
+    def share(self, job: SurveyJob) -> None:
+        """Keep ``job``, which is the first argument of every task that is run from now on."""
+        self._job = job
+
+    def run(self, task: Task[Item, Result], items: Iterable[Item], *, ordered: bool = False) -> Results[Item, Result]:
+        """Yield (item, ``task(job, item)``) for each of ``items``, as they are ready or, if ``ordered``, in order.
+
+        Few tasks are begun before those ahead of them have been yielded, so memory does not depend on their number.
+        """
+        waiting, running = deque(items), dict[Future[Result], Item]()
+        try:
+            while waiting or running:
+                places = self._count_places()
+                if len(running) <= places // 2:  # several at a time, which costs an engine less
+                    sent = [waiting.popleft() for _ in range(min(places - len(running), len(waiting)))]
+                    running.update(zip(self._submit(task, sent), sent, strict=True))
+                first = [next(iter(running))] if ordered else running
+                for future in wait(first, LOOK, FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _count_places(self) -> int:
+        """Return how many tasks may be begun at a time: twice as many as run at a time."""
+        return 2 * self._threads
+
+    def _submit(self, task: Task[Item, Result], items: list[Item]) -> list[Future[Result]]:
+        """Begin ``task`` for each of ``items``, and return the futures."""
+        return [self._pool.submit(task, self._job, item) for item in items]
+
+    def close(self) -> None:
+        """End the threads, after the tasks that they have begun."""
+        self._pool.shutdown(cancel_futures=True)
