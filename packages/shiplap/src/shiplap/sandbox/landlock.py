@@ -119,13 +119,16 @@ def _open_parts(path: Path) -> list[Path]:
     return [part for shown in inside.values() for part in shown] if hidden else [path]
 
 
-def removal_command(folder: str) -> list[str]:
-    """Return the command, a call of ``sh``, that removes a folder in which a sandboxed process has written, with all it
-    holds.
+def start_removal(folder: str) -> int:
+    """Start a process that removes a folder in which a sandboxed process has written, with all it holds, and return its
+    id. Raises OSError where none can be started.
 
     ``rm`` descends to any depth and follows no links. Folders that their owner cannot list are made so first.
     """
-    return ["sh", "-c", 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }', folder]
+    script = 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }'
+    # Its errors have names that the sandboxed process has chosen. A shell that redirects needs one more descriptor.
+    unsaid = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
+    return os.posix_spawnp("sh", ["sh", "-c", script, folder], os.environ, file_actions=unsaid)
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:

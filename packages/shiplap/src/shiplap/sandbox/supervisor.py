@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from shiplap.sandbox import protocol
-from shiplap.sandbox.landlock import removal_command
+from shiplap.sandbox.landlock import start_removal
 from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.proc_filesystem import (
     THREADS,
@@ -135,9 +135,7 @@ def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
     goes on.
     """
     try:
-        # Its errors have names that the sandboxed process has chosen.
-        unsaid = [(os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0)]
-        pid = os.posix_spawnp("sh", removal_command(folder), os.environ, file_actions=unsaid)
+        pid = start_removal(folder)
     except OSError:  # no process can be started
         return shutil.rmtree(folder, ignore_errors=True)
     ends = time.monotonic() + seconds
