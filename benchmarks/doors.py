@@ -75,16 +75,13 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
             place = folder / f"files-{kind}-{number}"
             place.mkdir()
             command = ["tests/fuzz/fuzzer.py", kind, str(rounds), str(given.seed + number), str(place)]
-            jobs.append(Job("files", kind, command, first=5 if kind in ("metadata", "suite") else 7))
+            jobs.append(Job("files", kind, command, first=3 if kind in ("metadata", "suite") else 5))
     parts = max(1, given.calls // ROUNDS_EACH)
-    for module in sorted(module for _, module in FAMILIES.values()):
+    programs = {module: ["tests/families/hostile.py", module] for _, module in sorted(FAMILIES.values())}
+    for kind, program in {**programs, "layers": ["tests/families/hostile_layers.py"]}.items():
         for number in range(parts):
-            rounds = str(given.calls // parts)
-            command = ["tests/families/hostile.py", module, rounds, str(given.seed + number)]
-            jobs.append(Job("calls", module, command, first=4))
-    jobs.append(
-        Job("calls", "layers", ["tests/families/hostile_layers.py", str(given.calls), str(given.seed)], first=4)
-    )
+            command = [*program, str(given.calls // parts), str(given.seed + number)]
+            jobs.append(Job("calls", kind, command, first=4))
     storms = max(1, -(-given.threads // SECONDS_EACH))
     for number in range(storms):
         place = folder / f"threads-{number}"
@@ -97,7 +94,7 @@ def list_jobs(given: argparse.Namespace, folder: Path) -> list[Job]:
         for number in range(LACK_PARTS):
             place = f"{number + 1}/{LACK_PARTS}"
             command = ["-P", "packages/shiplap/tests/sandbox/lacks.py", str(MOMENTS), str(KILLS), str(given.seed)]
-            jobs.append(Job("lacks", f"{who} user", [*command, place, who], first=3))
+            jobs.append(Job("lacks", f"{who} user", [*command, place, who], first=4))
     if os.geteuid() == 0:
         jobs.append(Job("lacks", "two users", ["packages/shiplap/tests/safe_io/users.py", "20"], 2, 3))
     workers = max(2, given.cores // 4)
