@@ -21,7 +21,7 @@ from shiplap.judge.options import JudgeOptions
 from shiplap.judge.suites import SuiteProblem
 from shiplap.judge.target import JudgeTarget
 from shiplap.sampling.run import error_line
-from shiplap.sandbox.source_scan import gather_sources
+from shiplap.sandbox.source_scan import gather_sources, read_source
 from shiplap.sandbox.supervisor import SandboxLauncher
 
 UNUSABLE = "unusable"  # the verdict on a problem without a candidate, or whose reference does not run here
@@ -198,7 +198,7 @@ def _digest_of(problem: SuiteProblem, options: JudgeOptions) -> str:
     for target in (problem.reference, problem.candidate):
         file = JudgeTarget.of(target, ("",)).file if target else ""
         for each in gather_sources(file) if file else ():
-            digest.update(each.read_bytes())
+            digest.update(read_source(each))
     return digest.hexdigest()[:32]
 
 

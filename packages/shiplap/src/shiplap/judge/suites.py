@@ -7,8 +7,9 @@ its inputs, is written to a folder for references or to one for candidates, whic
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
-import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shiplap import safe_io
+from shiplap.sandbox.source_scan import MAX_SOURCE_BYTES, read_source
 
 COMPILED = "torch.compile"  # instead of a folder of candidates
 HOST = "cpu"
@@ -124,7 +126,7 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
     """
     if path.suffix != ".py" or path.name == "func_forward.py" or not path.is_file():
         return
-    source = path.read_text(errors="replace")
+    source = _read_text(path)
     if not re.search(r"^class Model\(", source, re.M) or not re.search(r"^def get_inputs\(", source, re.M):
         return
     if re.search(r"^class ModelNew\(", source, re.M):
@@ -150,7 +152,7 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     """
     if path.name != "func_forward.py":
         return
-    name, source = str(path.parent.relative_to(folders.problems)), path.read_text(errors="replace")
+    name, source = str(path.parent.relative_to(folders.problems)), _read_text(path)
     settings = _read_json(path.with_name("config_forward.json")) or {}
     inputs, init = (_first_config(settings, key) for key in ("input", "init"))
     shared = _first_config(settings, "shared")
@@ -176,7 +178,7 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
         loaded += "kernel = load('forward_kernel', [str(Path(__file__).with_name('forward.cu'))]).forward"
     else:
         loaded = f"from {kernel.stem}_kernel import forward_fn as kernel"
-    extra = {} if kernel is None else {_kernel_file(kernel): kernel.read_text(errors="replace")}
+    extra = {} if kernel is None else {_kernel_file(kernel): _read_text(kernel)}
     tail += f"\n{loaded}\n\n\nclass ModelNew(Reference):\n    def forward(self, *args):\n"
     tail += "        return super().forward(*args, fn=kernel)\n"
     candidate = folders.write("candidate", name, source + tail, extra)
@@ -264,7 +266,7 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
     call += "    first = [v for a, v in zip(SCHEMA, args) if not a.kwarg_only]\n"
     call += "    named = {a.name: v for a, v in zip(SCHEMA, args) if a.kwarg_only and v is not None}\n"
     call += f"    return {folder}_kernel_impl(*first, **named)\n"
-    source = path.read_text(errors="replace")
+    source = _read_text(path)
     # An import from __future__ must stay the first statement.
     head = "" if re.search(r"^from __future__ ", source, re.M) else "import torch\n"
     candidate = folders.write("candidate", name, f"{head}{source}\n\nimport torch{call}")
@@ -278,8 +280,8 @@ def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
     name = str(path.parent.relative_to(folders.problems))
-    load = next(iter(_read_lines(path.with_name("workload.jsonl"))), None)
-    if load is None or not isinstance(definition.get("reference"), str):
+    load = _read_first_line(path.with_name("workload.jsonl"))
+    if not isinstance(load, dict) or not isinstance(definition.get("reference"), str):
         yield _unusable_problem(name, "SOL-ExecBench", "no workload or no reference")
         return
     made = _workload_inputs(definition, load, folders.device)
@@ -351,7 +353,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     if path.name != "task.yml" or not (home / "reference.py").is_file():
         return
     name = str(home.relative_to(folders.problems))
-    text = path.read_text(errors="replace")
+    text = _read_text(path)
     tests = text[text.find("\ntests:") :] if "\ntests:" in text else ""
     sample = next((ast.literal_eval(m) for m in SAMPLE_LINE.findall(tests) if _is_literal(m)), None)
     found = folders.find_candidate(path, "submission.py", f"{home.name}.py")
@@ -366,7 +368,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
         """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
         ``task`` and ``utils`` under names of this problem.
         """
-        text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', file.read_text(errors="replace"))
+        text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', _read_text(file))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)
         return re.sub(r"^(\s*)import (task|utils)$", rf"\1import \2_{own} as \2", text, flags=re.M)
 
@@ -386,24 +388,33 @@ def _is_literal(text: str) -> bool:
     """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
+
+
+def _read_text(file: Path) -> str:
+    """Return the text of a file of a suite, whose author is anybody: at most ``MAX_SOURCE_BYTES``. Raises OSError where
+    it may not be read.
+    """
+    if not os.access(file, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    return read_source(file)[:MAX_SOURCE_BYTES].decode(errors="replace")
 
 
 def _read_json(file: Path) -> Any:
     """Return the value in a JSON file, or None if the file cannot be read."""
     try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
+        return safe_io.parse_json(read_source(file))
+    except ValueError:
         return None
 
 
-def _read_lines(file: Path) -> list[Any]:
-    """Return the list of the values in a file of JSON lines, empty if the file cannot be read."""
+def _read_first_line(file: Path) -> Any:
+    """Return the value in the first line of a file of JSON lines that has one, or None if it cannot be read."""
     try:
-        return [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
-    except (OSError, ValueError):
-        return []
+        return safe_io.parse_json(next(filter(None, map(bytes.strip, read_source(file).splitlines())), b""))
+    except ValueError:
+        return None
 
 
 FORMATS: dict[str, Callable[[Path, SuiteFolders], Iterator[SuiteProblem]]] = {

@@ -580,7 +580,7 @@ class TargetProcess:
 
 def _memory_fault(e: OSError, what: str) -> CandidateError:
     """Return the error for memory of a stopped process that cannot be read, MachineLack if nothing else explains it."""
-    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT}, f"{what}: {e.strerror or e}"
+    lack, told = e.errno in {*LACKS, errno.ESRCH, errno.ENOENT, errno.EPERM}, f"{what}: {e.strerror or e}"
     return MachineLack(told) if lack else CandidateError("memory", told)
 
 

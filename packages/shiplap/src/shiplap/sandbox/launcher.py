@@ -20,6 +20,7 @@ import sys
 import time
 
 from shiplap.sandbox import child, protocol
+from shiplap.sandbox.landlock import start_removal
 from shiplap.sandbox.protocol import BrokenMessage, pack_message, receive_message, send_message
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -95,9 +96,10 @@ def _end_groups(forked: set[int], folder: str) -> None:
             os.killpg(pid, signal.SIGKILL)
     if folder:
         _all_children_gone()  # they write until they have ended
-        with contextlib.suppress(OSError):
-            os.execvp("rm", ["rm", "-rf", "--", folder])  # to any depth, at which shutil ends in RecursionError
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.waitpid(start_removal(folder), 0)
+        except OSError:  # no process can be started
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait_for_status(pid: int) -> int:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 CALM_SHARE = 0.9  # share of the wall time without waiting from which a request is undisturbed
 CPU_CLOCK = 2  # CPUCLOCK_SCHED, in the clock id of another process: time counted by the scheduler
+PPID, GROUP, SESSION, THREADS = 1, 2, 3, 17  # of ``stat_fields``
+PAGE = os.sysconf("SC_PAGE_SIZE")
+FILE_BYTES = 208 << 10  # the bytes that a socket holds without a reader, by the usual setting; a pipe holds less
+STATUS_SIZE = re.compile(r"^(VmPTE|HugetlbPages|RssShmem):\s+(\d+) kB$", re.MULTILINE)
+NO_FILE = "/dev/zero (deleted)"  # the name that Linux gives to memory that processes share without a file
 
 
 def _read_proc_file(path: str) -> bytes:
@@ -37,6 +44,13 @@ def stat_fields(pid: int | str) -> list[str]:
         return []
 
 
+def has_ended(stat: Sequence[str]) -> bool:
+    """Return whether a process has ended, by its ``stat_fields``. While other threads run after the first one has
+    ended, Linux shows the state of a process that has ended.
+    """
+    return stat[0] in "ZX" and int(stat[THREADS]) <= 1
+
+
 def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
     """Return the living descendants of the process ``root`` as a mapping from process id to process group. Parents come
     before their children.
@@ -46,8 +60,16 @@ def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
     for pid in family:
-        family += [child for child, stat in fields.items() if int(stat[1]) == pid and (dead or stat[0] not in "ZX")]
-    return {pid: int(fields[pid][2]) for pid in family[1:]}
+        family += [child for child, stat in fields.items() if int(stat[PPID]) == pid and (dead or not has_ended(stat))]
+    return {pid: int(fields[pid][GROUP]) for pid in family[1:]}
+
+
+def list_session(leader: int) -> list[int]:
+    """Return the ids of the living processes of the session that the process ``leader`` has made, whoever their parents
+    are.
+    """
+    every = ((int(entry), stat_fields(entry)) for entry in os.listdir("/proc") if entry.isdigit())
+    return [pid for pid, stat in every if stat and int(stat[SESSION]) == leader and not has_ended(stat)]
 
 
 def list_stopped_descendants(root: int) -> dict[int, int]:
@@ -62,8 +84,8 @@ def list_stopped_descendants(root: int) -> dict[int, int]:
     parents = [root]
     for pid in parents:
         for child in _list_children(pid):
-            if (stat := stat_fields(child)) and stat[0] not in "ZX" and child not in groups:
-                groups[child] = int(stat[2])
+            if (stat := stat_fields(child)) and not has_ended(stat) and child not in groups:
+                groups[child] = int(stat[GROUP])
                 parents.append(child)
     return groups
 
@@ -88,12 +110,59 @@ def thread_states(pid: int) -> set[str]:
     return {stat[0] for name in names if (stat := stat_fields(f"{pid}/task/{name}"))}
 
 
+def _living_folder(pid: int) -> str:
+    """Return the folder below ``/proc`` of a process, or of its first thread that has not ended. A first thread that
+    has ended shows neither memory nor open files.
+    """
+    if not _memory_sizes_in(f"/proc/{pid}")[0]:
+        with contextlib.suppress(OSError):
+            threads = (f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task"))
+            return next((folder for folder in threads if _memory_sizes_in(folder)[0]), f"/proc/{pid}")
+    return f"/proc/{pid}"
+
+
+def _memory_sizes_in(folder: str) -> tuple[int, int]:
+    """Return the bytes of address space and of physical memory that ``folder``, of a process or thread, shows."""
+    try:
+        size, resident = _read_proc_file(f"{folder}/statm").split()[:2]
+        return int(size) * PAGE, int(resident) * PAGE
+    except (OSError, ValueError):
+        return 0, 0
+
+
 def resident_bytes(pid: int) -> int:
     """Return the bytes of physical memory that a process uses, 0 if it is gone."""
-    try:
-        return int(_read_proc_file(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
+    return _memory_sizes_in(f"/proc/{pid}")[1]
+
+
+def read_memory_sizes(pid: int) -> tuple[int, int]:
+    """Return the bytes of a process's address space and those of memory that it holds: physical memory, and what its
+    pipes and sockets can hold, by their number. Zeros if it is gone.
+    """
+    folder = _living_folder(pid)
+    size, resident = _memory_sizes_in(folder)
+    return size, resident + _count_entries(f"{folder}/fd") * FILE_BYTES
+
+
+def unseen_bytes(pids: Iterable[int]) -> int:
+    """Return the bytes of memory that processes hold and that do not count as theirs: page tables, huge pages, and
+    memory without a file that they share and whose pages they have dropped, which frees nothing.
+    """
+    shared, held, resident = dict[str, int](), 0, 0
+    for folder in map(_living_folder, pids):
+        with contextlib.suppress(OSError):
+            status = _read_proc_file(f"{folder}/status").decode(errors="replace")
+            sizes = {name: int(size) << 10 for name, size in STATUS_SIZE.findall(status)}
+            held += sizes.get("VmPTE", 0) + sizes.get("HugetlbPages", 0)
+            resident += sizes.get("RssShmem", 0)
+            mine = dict[str, int]()
+            for line in Path(f"{folder}/maps").read_text(errors="replace").splitlines():
+                if line.endswith(NO_FILE):
+                    spot, _, _, _, inode, *_ = line.split(maxsplit=5)
+                    first, last = (int(side, 16) for side in spot.split("-"))
+                    mine[inode] = mine.get(inode, 0) + last - first
+            shared = {inode: max(mine.get(inode, 0), shared.get(inode, 0)) for inode in mine.keys() | shared.keys()}
+    return held + max(0, sum(shared.values()) - resident)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,8 @@ ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000  # REFUSE is SECCOMP_RE
 NOTHING, UNKNOWN = 0x00050000, 0x00050026  # return 0 without an effect; return ENOSYS
 LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06  # ld abs, jeq, jge, and, ret
 NUMBER_AT, ARCHITECTURE_AT = 0, 4  # in struct seccomp_data
-FIRST_AT, SECOND_AT, THIRD_AT, FIFTH_AT, FIFTH_HIGH_AT = (
-    16,
-    24,
-    32,
-    48,
-    52,
-)  # low halves, and one high half
+# Low halves of the arguments, and one high half.
+FIRST_AT, SECOND_AT, THIRD_AT, FOURTH_AT, FIFTH_AT, FIFTH_HIGH_AT = 16, 24, 32, 40, 48, 52
 LOCAL, KIND, CONNECTED = 1, 0xF, (1, 5)  # AF_UNIX; the bits of a socket's kind; SOCK_STREAM, SOCK_SEQPACKET
 X32 = 0x40000000
 
@@ -57,7 +52,7 @@ SIGNAL_AT = {"kill": SECOND_AT, "tgkill": THIRD_AT, "rt_tgsigqueueinfo": THIRD_A
 PRETENDED_CALLS = {"setsid": (112, 157), "setpgid": (109, 154), "flock": (73, 32)}
 CLOCK_CALLS = {"clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115)}
 OTHERS_CLOCKS, OWN_CLOCKS = 0x80000000, 0xFFFFFFF8  # the first ids of processes' clocks, and of those of the caller
-SETRLIMIT, FUTEX = (160, 164), (202, 98)
+SETRLIMIT, FUTEX, FADVISE, DROP_PAGES = (160, 164), (202, 98), (221, 223), (4,)
 # WAIT, WAKE, FD, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET. The others lend the caller's priority to the
 # thread whose id the word holds, which may be any thread of the machine.
 FUTEX_OPERATIONS, FUTEX_OPERATION = (0, 1, 2, 3, 4, 5, 9, 10), 0x7F
@@ -126,6 +121,7 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
     for numbers in PRETENDED_CALLS.values():
         yield numbers[column], [(RETURN, 0, 0, NOTHING)]
     yield CLONE3[column], [(RETURN, 0, 0, UNKNOWN)]
+    yield FADVISE[column], [*_unless(FOURTH_AT, DROP_PAGES, REFUSE), (RETURN, 0, 0, ALLOW)]  # pages that others read
     # Another signal at its end, such as SIGCONT, could continue a stopped parent.
     others = [(LOAD, 0, 0, FIRST_AT), (AND, 0, 0, 0xFFFFFFFF & ~(SHARED | AT_ITS_END))]
     ending = _one_of(FIRST_AT, (0, signal.SIGCHLD), AT_ITS_END)

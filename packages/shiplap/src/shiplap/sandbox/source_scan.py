@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from shiplap.sampling.code_constants import SOURCE_SUFFIXES, integers_in_text
 
-MAX_SOURCE_BYTES = 2_000_000  # bytes of a source that is read
+MAX_SOURCE_BYTES, READ_BYTES = 2_000_000, 1 << 16  # bytes of a source that is read, and of one step
 FILES, ENTRIES, PACKAGE = 64, 500, "__init__"  # the most sources and folder entries that are read
 STACK_NAMES = {
     "_getframe",
@@ -102,17 +104,40 @@ def _list_sources_beside(folder: Path) -> list[Path]:
     """
     try:
         listed = [p for pattern in ("*.*", "*/*.*") for p in islice(folder.glob(pattern), ENTRIES)]
-        return [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
-    except OSError:
+        named = [p for p in listed if p.suffix in (".py", *SOURCE_SUFFIXES) and p.is_file()]
+        # A sandboxed process cannot follow a link that leads out of the folder, and this process must not.
+        return [p for p in named if p.resolve().is_relative_to(folder.resolve())]
+    except (OSError, RuntimeError):  # a link to itself
         return []
+
+
+def read_source(file: str | Path) -> bytes:
+    """Return the content of a source file, of which one byte more than the limit is read. Empty for what is no regular
+    file, and for a file that cannot be read.
+
+    A file in ``/proc`` states no size and may have no end.
+    """
+    content = b""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return content
+    try:
+        while len(content) <= MAX_SOURCE_BYTES and stat.S_ISREG(os.fstat(handle).st_mode):
+            if not (more := os.read(handle, min(READ_BYTES, MAX_SOURCE_BYTES + 1 - len(content)))):
+                break
+            content += more
+    except OSError:
+        return b""
+    finally:
+        os.close(handle)
+    return content
 
 
 def _read_source_text(file: Path) -> str:
     """Return the text of a file, or an empty text if it is too large or cannot be read."""
-    try:
-        return file.read_text(errors="replace") if file.stat().st_size <= MAX_SOURCE_BYTES else ""
-    except OSError:
-        return ""
+    content = read_source(file)
+    return content.decode(errors="replace") if len(content) <= MAX_SOURCE_BYTES else ""
 
 
 def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
@@ -130,14 +155,16 @@ def find_suspicious_names(file: str, targets: Sequence[str] = ()) -> list[str]:
 
 def _suspicious_names_in(file: str, called: Sequence[str]) -> list[str]:
     """Return ``line N: reason`` for each suspicious name in one Python file. ``called`` are the names of its functions
-    that other code calls. Empty for a file that cannot be parsed.
+    that other code calls. Empty for a file that no Python can parse.
     """
+    if len(content := read_source(file)) > MAX_SOURCE_BYTES:
+        return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
     try:
-        if Path(file).stat().st_size > MAX_SOURCE_BYTES:
-            return [f"more than {MAX_SOURCE_BYTES} bytes, which nobody looks through"]
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
         return []
+    except (RecursionError, MemoryError):  # a process with another limit of recursion may import it
+        return ["expressions that are nested too deeply to be looked through"]
     found = {*_find_suspicious_nodes(tree), *_find_calendar_reads(tree, called)}
     return [f"line {line}: {what}" for line, what in sorted(found)]
 
@@ -191,8 +218,10 @@ def _looks_like_a_benchmark(name: str) -> bool:
 
 def _is_main_guard(node: ast.AST) -> bool:
     """Return whether a statement is ``if __name__ == "__main__"`` without an else, which does not run on import."""
-    usual = ("__name__ == '__main__'", "'__main__' == __name__")
-    return isinstance(node, ast.If) and not node.orelse and ast.unparse(node.test) in usual
+    test = node.test if isinstance(node, ast.If) and not node.orelse else None
+    sides = [test.left, *test.comparators] if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq) else []
+    values = {getattr(side, "id", None) or getattr(side, "value", None) for side in sides}
+    return len(sides) == 2 and values == {"__name__", "__main__"}
 
 
 def marks_in_source(file: str) -> list[int]:
@@ -236,11 +265,11 @@ def _constants_in_source(file: str) -> list[float]:
     """Return the numbers in one Python file, integers in its strings included. Empty for a file that is too large or
     cannot be parsed.
     """
+    if len(content := read_source(file)) > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
+        return []
     try:
-        if Path(file).stat().st_size > MAX_SOURCE_BYTES:  # ``find_suspicious_names`` reports such a file
-            return []
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     values: dict[float, None] = {}
     for node in ast.walk(tree):

@@ -8,7 +8,6 @@ import errno
 import fcntl
 import math
 import os
-import re
 import select
 import shutil
 import signal
@@ -26,15 +25,21 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from shiplap.sandbox import protocol
+from shiplap.sandbox.landlock import start_removal
+from shiplap.sandbox.launcher_environment import launcher_environment
 from shiplap.sandbox.proc_filesystem import (
+    THREADS,
     RequestTime,
     SchedulerUsage,
+    has_ended,
     list_descendants,
+    list_session,
     list_stopped_descendants,
+    read_memory_sizes,
     read_scheduler_usage,
-    resident_bytes,
     stat_fields,
     thread_states,
+    unseen_bytes,
 )
 from shiplap.sandbox.protocol import (
     MESSAGE_HEAD,
@@ -63,30 +68,17 @@ MAX_WAITING_FACTOR = 4.0  # a process that waited for a processor gets at most t
 STOPPING_S = 0.2e-3  # processor seconds of a process that is not stopped at once that count for nothing
 ENDING_S = 0.1  # seconds until a process that has closed its connection is gone
 MAX_TASKS = 4096  # threads of a process and its descendants, and those of them that nobody has waited for
-THREADS_FIELD = 17  # of ``stat_fields``
 LACKS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS}  # errors of this process
 REMOVAL_PATIENCE_S = 2.0  # seconds for which the removal of a folder is waited for
 _libc = ctypes.CDLL(None, use_errno=True)
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
-LAUNCHER_VARIABLES = {
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "SHIPLAP_RECORD": "",
-    "SHIPLAP_TUNED": "",
-}
 # Imported objects stay, so collecting garbage meanwhile is wasted time. An interrupt from the shared terminal is for
 # the program that uses the launcher, and must not end the launcher.
 LAUNCHER_PROGRAM = (
     "import gc, signal; gc.disable(); signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from shiplap.sandbox.launcher import main; main()"
 )
-# Without meaning for the launcher: each process that it forks has folders of its own.
-UNSHARED_VARIABLES = {"PYTEST_CURRENT_TEST", "SHIPLAP_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-# With these, memory of torch on a GPU may have no handle, so that no result could be read.
-UNSHARED_VARIABLES |= {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-# Variables that may hold a secret.
-SECRET_VARIABLE = re.compile("key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 class ProcessEnded(Exception):
@@ -127,14 +119,6 @@ class Bounds:
     file_size: int = 1 << 30
 
 
-def launcher_environment() -> dict[str, str]:
-    """Return the environment of a new launcher: that of this program, without secrets, with sys.path as PYTHONPATH."""
-    shown = {
-        k: v for k, v in os.environ.items() if k not in UNSHARED_VARIABLES and not SECRET_VARIABLE.search(k)
-    } | LAUNCHER_VARIABLES
-    return shown | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-
-
 def open_unnamed_file(folder: str) -> int:
     """Return the descriptor of a new file for the output of a process, opened for appending. The file is unlinked, so
     no other file can replace it.
@@ -149,11 +133,9 @@ def open_unnamed_file(folder: str) -> int:
 def remove_folder(folder: str, seconds: float = REMOVAL_PATIENCE_S) -> None:
     """Remove ``folder`` with all it holds. If that takes longer than ``seconds``, this function returns and the removal
     goes on.
-
-    ``rm`` descends to any depth and follows no links.
     """
     try:
-        pid = os.spawnvp(os.P_NOWAIT, "rm", ["rm", "-rf", "--", folder])
+        pid = start_removal(folder)
     except OSError:  # no process can be started
         return shutil.rmtree(folder, ignore_errors=True)
     ends = time.monotonic() + seconds
@@ -228,10 +210,16 @@ class SandboxLauncher:
             remove_folder(self.folder)
 
     def _end_all(self) -> None:
-        """Kill all descendants of the launcher, children before parents."""
-        if self._process is None or self._process.poll() is not None:  # its id may belong to another process now
+        """Kill all descendants of the launcher, children before parents. If it has ended, other processes have adopted
+        them, and they are found by their sessions.
+        """
+        if self._process is None:
             return
-        for pid in reversed(list(list_descendants(self.pid))):
+        if self._process.poll() is not None:  # its id may belong to another process now
+            family = [pid for leader in self.prisoners for pid in list_session(leader)]
+        else:
+            family = [*list_descendants(self.pid)]
+        for pid in reversed(family):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -360,14 +348,14 @@ class SandboxedProcess:
 
     def __post_init__(self) -> None:
         """Wait for the process's report of its restrictions, then stop it. Raises ProcessEnded."""
-        self._base = 0
+        self._base = 0, 0
         self._asked, self._stood = SchedulerUsage(), math.inf
         self._delays: dict[int, float] = {}  # process → seconds without a processor
         try:
             locked: protocol.Locked = parse_message(self._receive(self.bounds.seconds), protocol.Locked)
         except BrokenMessage as e:
             raise self._end_with_reason(str(e)) from None
-        self._base = resident_bytes(self.pid)
+        self._base = read_memory_sizes(self.pid)
         self.missing = {k: v for k, v in locked.missing.items() if v}
         self._signal(signal.SIGSTOP)
         self._wait_until_stopped()
@@ -454,9 +442,11 @@ class SandboxedProcess:
             raise Timeout("the time of the judgement is over")
 
     def _keep_within(self, ends: float, seconds: float) -> None:
-        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. ``ends`` is the time at which the
-        reply is due, after ``seconds``.
+        """Kill the process and raise ProcessEnded, or Timeout, if it exceeds a limit. Raise BrokenMessage if it has
+        ended. ``ends`` is the time at which the reply is due, after ``seconds``.
         """
+        if thread_states(self.pid) <= {"Z", "X"}:  # a child of it may hold the connection
+            raise BrokenMessage("it has ended")
         if reason := self._exceeded_limit(ends, seconds):
             # Outside of a judgement there is no verdict that could be incomplete.
             late = self.until < math.inf and time.monotonic() > min(ends, self.until)
@@ -488,12 +478,15 @@ class SandboxedProcess:
         if over or (late > 0 and late > waited):
             return f"no answer for {seconds + late:.3g} s"
         # A forked child shares the pages of its parent until it writes, so the first bytes count for none.
-        used = sum(max(0, resident_bytes(pid) - self._base) for pid in family)
-        if self._base and used > self.bounds.memory:
+        sizes = [[max(0, a - b) for a, b in zip(read_memory_sizes(pid), self._base, strict=True)] for pid in family]
+        space, used = map(sum, zip(*sizes, strict=True))
+        if space > self.bounds.memory:  # else there is no room for more than the limit
+            used += unseen_bytes(family)
+        if self._base[1] and used > self.bounds.memory:
             return f"more than {self.bounds.memory / 2**30:.3g} GiB of memory"
-        if sum(stat[0] not in "ZX" for stat in stats) > 1 + self.bounds.processes:
+        if sum(not has_ended(stat) for stat in stats) > 1 + self.bounds.processes:
             return f"more than {self.bounds.processes} processes"
-        if sum(int(stat[THREADS_FIELD]) for stat in stats) > MAX_TASKS:
+        if sum(int(stat[THREADS]) for stat in stats) > MAX_TASKS:
             return f"more than {MAX_TASKS} threads and processes that have ended"
         return ""
 

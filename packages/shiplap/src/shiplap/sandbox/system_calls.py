@@ -62,7 +62,6 @@ ALLOWED = (
             "ftruncate": (77, 46),
             "truncate": (76, 45),
             "fallocate": (285, 47),
-            "fadvise64": (221, 223),
             "getdents": (78, None),
             "getdents64": (217, 61),
             "getcwd": (79, 17),
