@@ -27,7 +27,7 @@ _COMPARISON: dict[type[ast.cmpop], str] = {
 
 
 def quote_cpp(text: str) -> str:
-    """Return ``text`` as a C++ string literal with its quotes. Raises ValueError if it is not printable ASCII."""
+    """Return ``text`` as a C++ string literal with its quotes. Raise ``ValueError`` if it is not printable ASCII."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError(f"{text!r} is not printable ASCII")
     return json.dumps(text)
@@ -37,12 +37,12 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
     """Return the dim expression ``expr`` as C++ for ``shiplap/native.h``. ``variable`` returns the C++ name of a dim or
     argument.
 
-    Numbers are int64_t, and an expression whose intermediate results need more bits has no value. ``//`` and ``%``
-    floor as Python's do.
+    Numbers are of type ``int64_t``. An expression whose intermediate results need more bits has no value. ``//`` and
+    ``%`` round down, as in Python.
     """
 
     def text(node: ast.expr) -> str:
-        """Return the C++ text of one node of the expression. Raises ValueError for a node without a C++ form."""
+        """Return the C++ text of one node of the expression. Raise ``ValueError`` for a node that has no C++ text."""
         match node:
             case ast.Constant(value=str() as value):
                 return f"std::string({quote_cpp(value)})"

@@ -22,6 +22,7 @@ class NamedParameters:
     """The parameters of a function, and their text in an error.
 
     Attributes:
+        shown: the signature as text.
         named: the parameters that have a name of their own.
         open: whether the function takes any keyword (``**rest``).
     """
@@ -36,8 +37,8 @@ class NamedParameters:
         return frozenset(name for name, p in self.named.items() if p.default is not p.empty)
 
     def split(self, names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return ``(by position, by keyword)``: those of ``names`` that a call passes by position, in the order of the
-        function, and the others.
+        """Return ``(by position, by keyword)``. The first are the ``names`` that a call passes by position, in the
+        order of the function. The second are the others.
         """
         wanted = dict.fromkeys(names)
         positional: list[str] = []
@@ -50,7 +51,7 @@ class NamedParameters:
 
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
     """Return the parameters of ``function`` by name, with its signature as text. Raise the error that ``refuse(got,
-    fix)`` returns for a function with ``*args`` or with a signature that cannot be read.
+    fix)`` returns if the function has ``*args``, or if its signature cannot be read.
 
     Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
     """
@@ -75,8 +76,8 @@ def bind_names(
     """Return ``function`` as a function that takes values for ``names`` by position in this order. ``function`` itself
     receives each value at the parameter of that name.
 
-    It is ``function`` itself where that takes all of them in this order. The catalogue error ``id`` is raised for a
-    parameter of another name, and for one of ``required`` that is missing.
+    If ``function`` takes all names in this order, return ``function`` itself. Raise the catalogue error ``id`` for a
+    parameter of another name, and if one of ``required`` is missing.
     """
 
     def refuse(got: str, fix: str = "") -> ShiplapError:
@@ -101,7 +102,7 @@ def bind_names(
 
     @wraps(function)  # digests and audits read the code of the author
     def called(*values: Any) -> Any:
-        """Return the result of the author's function, called with those of ``values`` whose names it takes."""
+        """Return the result of the author's function, called with the ``values`` whose names it takes."""
         return function(*[values[i] for i in places], **{n: values[i] for n, i in named})
 
     return called
