@@ -67,8 +67,8 @@ class Space(HasCode):
     native: bool = False  # a C ABI kernel: integers only, and the same names in every config
 
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
-        """Yield the parts on which it depends which configs run. They are the listed configs with the default as text,
-        and the functions that return, choose or rank configs.
+        """Yield the parts of the declaration that determine which configs run. They are the listed configs with the
+        default as text, and the functions that return, choose or rank configs.
         """
         yield (
             "|".join([*(f"[{c}]" for c in self.fixed), "" if callable(self.chosen) else f"default {self.chosen}"]),
@@ -128,7 +128,7 @@ class Space(HasCode):
 
 
 def _no_prior(env: Env) -> Sequence[Values]:
-    """Return no configs. This function serves a kernel that declares neither a function of configs nor one of a
+    """Return no configs. This function is used for a kernel that declares neither a function of configs nor one of a
     default.
     """
     return ()

@@ -99,8 +99,8 @@ def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
     """
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
-        """Return the gradients by argument, computed by the ops that give a gradient marked in ``needs``. ``grad``
-        holds the gradients of the outputs. ``saved`` has the arguments and results as attributes.
+        """Return the gradients by argument, computed by the ops whose gradients are marked in ``needs``. ``grad`` holds
+        the gradients of the outputs. ``saved`` has the arguments and results as attributes.
         """
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}

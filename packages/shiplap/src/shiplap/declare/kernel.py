@@ -226,7 +226,7 @@ class Implementation(HasCode):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name of the kernel if its author gives none."""
+        """The name of the kernel if its author has not chosen one."""
 
     @abstractmethod
     def bind(self, spec: OpSpec, terms: KernelTerms) -> Kernel:

@@ -65,7 +65,7 @@ class NativeForm:
         align: the alignment in bytes that it needs of tensor addresses.
         signature: the stamp of the prototype with which the library must have been built.
         without_signature: whether the author has declared that the library has no stamp.
-        calls: the number of calls that Python has served. It is negative if calls are no longer counted.
+        calls: the number of calls that Python has run. It is negative if calls are no longer counted.
         why: the reason why there is no native binding, or an empty text.
         place: the folder of the library that is built.
     """

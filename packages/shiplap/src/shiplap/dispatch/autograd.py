@@ -343,7 +343,7 @@ def _detach_arguments(spec: OpSpec, record: RecordCall) -> RecordCall:
 
     def recorded(keys: Keys | None, /, *args: Value, **kwargs: Value) -> Result:
         """Return the result of ``record`` with the arguments detached that are declared to have no gradient. They may
-        be given by position or by keyword.
+        be passed by position or by keyword.
         """
         values = list(args)
         for i, name in places:

@@ -72,8 +72,8 @@ def poisoned_workspace(byte: int) -> Iterator[None]:
 
 
 def allocate_workspace(expr: Expr | None, call: Binding) -> Tensor:
-    """Return scratch memory for a call as a uint8 tensor. The expression ``expr`` gives its number of bytes for the
-    sizes of the call. PyTorch's allocator provides it, so that a CUDA graph pool owns it.
+    """Return scratch memory for a call as a uint8 tensor. The value of the expression ``expr`` for the sizes of the
+    call is its number of bytes. PyTorch's allocator provides it, so that a CUDA graph pool owns it.
     """
     return allocate_bytes(workspace_size(expr, call), call.device)
 

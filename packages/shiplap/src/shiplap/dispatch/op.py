@@ -244,9 +244,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         """Bind a templated kernel for ``device`` and return it. ``source`` is a ``*.triton.jinja`` or ``*.cpp.jinja``
         file beside the declaration, or a function of PyTorch with the reference's parameters.
 
-        Inductor fuses neighbouring operations into a template. A Triton template also serves eager calls, as a kernel
-        of the same name. Inductor tunes and fuses the code of a function. A second template of the same name replaces
-        the first. :class:`TemplateKeywords` documents the keywords.
+        Inductor fuses neighbouring operations into a template. A Triton template also runs eager calls, as a kernel of
+        the same name. Inductor tunes and fuses the code of a function. A second template of the same name replaces the
+        first. :class:`TemplateKeywords` documents the keywords.
         """
         check_keywords(f"{self.spec.name}, template", keywords, TemplateKeywords)
         require_device_type(self.spec, device)

@@ -330,7 +330,8 @@ def check_configs(device: str, kernel: str, check: Callable[[Config], bool]) -> 
     """Accept stored configs of a kernel that it does not declare, if ``check(config)`` is true. The config must have
     the names and types of a declared one.
 
-    This serves vendor libraries, whose lists of algorithms are long and which refuse unknown numbers themselves.
+    This is meant for vendor libraries, whose lists of algorithms are long. These libraries refuse unknown numbers
+    themselves.
     """
     _checks[device, kernel] = check
 

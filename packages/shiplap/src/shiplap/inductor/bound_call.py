@@ -141,7 +141,7 @@ class LoweredCall:
 
     @cached_property
     def sizes(self) -> SizeRange:
-        """The range of sizes that the compiled graph serves for this call, computed once."""
+        """The range of sizes at which the compiled graph may run this call, computed once."""
         return size_range(self)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:

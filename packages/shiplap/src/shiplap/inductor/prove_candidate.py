@@ -46,7 +46,7 @@ def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED,
 
     The verdict is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
     candidate cannot be tested. Memory of the outputs is filled with unlikely values before each run. The samples have
-    the sizes of the call, then sizes over the range that the graph serves, then the sizes of the call again. Equal
+    the sizes of the call, then sizes over the range at which the graph may run, then the sizes of the call again. Equal
     candidates for equal calls share one verdict.
     """
     verdict = known_verdict(candidate)

@@ -100,7 +100,7 @@ class TracedCandidate(TemplateCandidate):
 
     def prepare_at(self, args: tuple[Any, ...], sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
         """Return a function that runs the template's PyTorch operations eagerly on ``args``. ``sizes`` holds the values
-        of the size symbols and is not read, since the same operations serve all sizes.
+        of the size symbols and is not read, since the operations are the same for all sizes.
         """
         assert self.template.function is not None
         # Eagerly, since compiling for each size of a proof would take too long.
@@ -121,7 +121,7 @@ class TracedCandidate(TemplateCandidate):
 
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
-    """Return the candidates that can serve a call, and a dict from the label of each other candidate to the reason
+    """Return the candidates that can run a call, and a dict from the label of each other candidate to the reason
     against it. A candidate is a template with one of its configs. Both results are stored with the call, so each
     candidate is rendered only once.
 

@@ -90,14 +90,14 @@ class TemplateCandidate(Candidate):
         return inductor_templates.compile_apart(self.render())
 
     def precompile(self, args: tuple[Any, ...]) -> None:
-        """Compile the rendered kernel in this process, without a graph. Any thread may call this method. ``args`` is
-        not read.
+        """Compile the rendered kernel alone, in this process and outside of a compiled graph. Any thread may call this
+        method. ``args`` is not read.
         """
         inductor_templates.precompile_kernel(self.render())
 
     def prepare(self, args: tuple[Any, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """Compile the kernel without a graph. Return a function that runs it on copies of ``args`` and returns the
-        output.
+        """Compile the kernel alone, outside of a compiled graph. Return a function that runs it on copies of ``args``
+        and returns the output.
 
         The output is first filled with NaN, or with a byte pattern for other dtypes, so that elements which the kernel
         does not write are noticed. The candidates of one call share inputs and output, and each ``prepare`` fills them
@@ -302,8 +302,8 @@ def _positional_grid(template: Template, names: tuple[str, ...]) -> Callable[...
 
 
 def _poison_output(out: Tensor) -> None:
-    """Fill an output in place with values that no kernel computes by accident. They are NaN, or a byte pattern for
-    other dtypes.
+    """Fill an output in place with values that no kernel computes by accident. They are NaN for floating-point dtypes,
+    and a byte pattern for other dtypes.
     """
     if out.is_floating_point():
         # NaN in one element that the kernel does not write makes the comparison fail.

@@ -14,7 +14,7 @@ from shiplap.dispatch import Op, compile_cache_key
 class TemplateSwitches:
     """The switches of one op.
 
-    ``templates`` tells whether templates are candidates. ``fusion`` tells whether neighbouring operations are fused
+    ``templates`` states whether templates are candidates. ``fusion`` states whether neighbouring operations are fused
     into them. If ``only`` is not empty, only candidates whose label contains it are used.
     """
 

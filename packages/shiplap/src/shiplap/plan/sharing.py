@@ -92,7 +92,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
     """Return the axes of a strided tensor along which addresses differ, as pairs (stride in bytes, size), largest
     stride first.
 
-    Axes with the same stride are joined to one. The bytes of an element are the last axis.
+    Axes with the same stride are joined into one. The bytes of an element are the last axis.
     """
     axes: dict[int, int] = {}
     pairs = [(stride * itemsize, size) for stride, size in zip(strides, shape, strict=True)]
@@ -105,7 +105,7 @@ def _address_axes(shape: Sequence[int], strides: Sequence[int], itemsize: int) -
 
 def _merge_axes(axes: Axes) -> Axes:
     """Return axes that describe the same addresses as ``axes``. If one axis continues another without a gap, both are
-    joined to one.
+    joined into one.
     """
     merged: Axes = []
     # From the innermost axis outwards, which a contiguous part continues.

@@ -125,8 +125,8 @@ def _swapped_dims(node: Node) -> tuple[DimNumber, DimNumber] | None:
 
 
 class DimNumber(int):
-    """The number of a dim, counted from the front. Its ``rank`` is that of the tensor, and ``from_end`` tells that it
-    was written as a negative number. Dims of tensors of different rank are compared as they were written.
+    """The number of a dim, counted from the front. Its ``rank`` is that of the tensor, and ``from_end`` states whether
+    it was written as a negative number. Dims of tensors of different rank are compared as they were written.
     """
 
     rank: int

@@ -76,10 +76,11 @@ class PatternSignature:
     def bind(
         self, bound: Mapping[str, Any], *, may_guard: bool = False
     ) -> tuple[dict[str, Any], tuple[Obstacle, str] | None]:
-        """Return the values of arguments and dims by name, and the obstacle with its reason if they do not fit the
-        pattern's annotations, else None. ``bound`` holds the values that a match binds to the arguments.
+        """Return the values of arguments and dims by name, and an obstacle with its reason. The obstacle is None if the
+        values fit the pattern's annotations.
 
-        If ``may_guard`` is true, the equality of two symbolic sizes may become a guard of the compiled code.
+        ``bound`` holds the values that a match binds to the arguments. If ``may_guard`` is true, the equality of two
+        symbolic sizes may become a guard of the compiled code.
         """
         env = {k: fake_value(v) if isinstance(v, Node) else v for k, v in bound.items()}
         seen: dict[str, tuple[Any, str]] = {}
@@ -102,7 +103,7 @@ def _why_dtype_unfit(
     arg: Arg, held: Tensor, seen: dict[str, tuple[Any, str]], node: Any
 ) -> tuple[Obstacle, str] | None:
     """Return the kind of obstacle and the reason if the pattern's annotation of ``arg`` does not admit the dtype of its
-    value ``held``. Return None if it does. ``seen`` keeps the dtype of each group of arguments that must have the same
+    value ``held``. Return None if it does. ``seen`` holds the dtype of each group of arguments that must have the same
     dtype.
     """
     assert arg.tensor is not None

@@ -41,7 +41,7 @@ def without_other_readers(nodes: Sequence[Node], out: Node) -> list[Node]:
     """Return the nodes of ``nodes`` that no node outside of ``nodes`` and ``out`` reads. ``out`` is returned in any
     case if it is among them.
 
-    For example, a cast that also serves a residual is left out.
+    For example, a cast whose result a residual connection also reads is left out.
     """
     inside = {*nodes, out}
     # Removing one node may give another an outside reader, so the set shrinks until it is stable.

@@ -35,13 +35,13 @@ class OpEntrance(NativeEntrance):
     call the code of that library.
 
     Attributes:
-        bindings: the libraries that have served the op.
+        bindings: the libraries that have run calls of the op.
         first: by device type, the library whose functions torch calls, and the number of the op in it.
         raised: the last error of Python on each thread.
     """
 
     def __init__(self, op: Op) -> None:
-        """Define the torch ops through which native code of ``op`` calls Python. No library serves the op yet."""
+        """Define the torch ops through which native code of ``op`` calls Python. No library runs the op yet."""
         self.bindings: list[ctypes.CDLL] = []
         self.first: dict[str, tuple[ctypes.CDLL, ctypes.c_uint64]] = {}
         self.raised = threading.local()
@@ -127,7 +127,7 @@ class OpEntrance(NativeEntrance):
 
 @dataclass
 class AttachedBinding(NativeBinding):
-    """The native code that serves an op."""
+    """The native code that runs the calls of an op."""
 
     op: Op
     library: Path
@@ -143,7 +143,7 @@ class AttachedBinding(NativeBinding):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device types on which native code serves the op."""
+        """The device types on which native code runs the op."""
         return tuple(e.device for e in self.parts.values())
 
     def release(self) -> None:
@@ -209,7 +209,7 @@ def _send_choices(binding: ctypes.CDLL, index: int, table: list[list[int]], defe
 
 
 def attach_plan(plan: LibraryPlan) -> None:
-    """Load the library of ``plan`` and make its native code serve each op in it that has none yet. Then let C++ record
+    """Load the library of ``plan`` and let its native code run each op in it that has none yet. Then let C++ record
     calls for autograd where it can.
     """
     binding = _load_plan_library(plan)
@@ -231,9 +231,9 @@ def start_recording() -> None:
 
 
 def _attach_op(op: Op, entries: dict[int, NativeKernelEntry], path: Path, binding: ctypes.CDLL) -> None:
-    """Make the native code in the library ``binding``, at ``path``, serve ``op`` on the devices of ``entries``. The
-    keys of ``entries`` are numbers in the library. Issue a notice for a device that torch refuses, which Python then
-    serves. Raise ``SL405`` if all are refused.
+    """Let the native code in the library ``binding``, at ``path``, run ``op`` on the devices of ``entries``. The keys
+    of ``entries`` are numbers in the library. Issue a notice for a device that torch refuses. Python continues to run
+    the op there. Raise ``SL405`` if all are refused.
     """
     known = _native_entrances.get((op.spec.name, op.edition))
     entrance = op.entrance = _native_entrances[op.spec.name, op.edition] = known or OpEntrance(op)

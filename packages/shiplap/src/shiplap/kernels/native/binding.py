@@ -54,10 +54,10 @@ os.register_at_fork(after_in_child=_reset_builds_after_fork)
 
 
 def count_python_call(spec: OpSpec, form: NativeForm) -> None:
-    """Count a call that Python served for the kernel ``form`` of an op.
+    """Count a call of the kernel ``form`` of an op that Python has run.
 
     At the first call and from the 32nd on, attach the native binding if it is built, start its build, or issue a
-    notice. The native binding is generated C++ that serves calls without Python.
+    notice. The native binding is generated C++ that runs calls without Python.
     """
     # Nothing is built or attached while a graph is traced: the trace would record it.
     if torch.compiler.is_compiling():
@@ -182,8 +182,8 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
 def build(op: Op) -> Path:
     """Build or find the native binding of ``op`` now, attach it, and return the library.
 
-    If C++ can record the op's gradients, the library for that is built as well. Raise ``SL404`` if only Python can
-    serve the declaration. Raise ``SL405`` or ``SL406`` if the binding cannot be built.
+    If C++ can record the op's gradients, the library for that is built as well. Raise ``SL404`` if only Python can run
+    calls of the declaration. Raise ``SL405`` or ``SL406`` if the binding cannot be built.
     """
     with _lock:
         plan = make_plan(op)
@@ -211,8 +211,8 @@ def compile_plan(plan: LibraryPlan, op: Op) -> None:
 
 
 def state(op: Op, device: str = "cpu") -> tuple[str, str]:
-    """Return which binding serves the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``, and the
-    library or the reason. ``shiplap env`` prints both.
+    """Return which binding runs the C ABI kernel of ``op`` on ``device``, ``"native"`` or ``"python"``, and the library
+    or the reason. ``shiplap env`` prints both.
 
     A library in the package of the op or in the cache counts as native, because the first call attaches it.
     """

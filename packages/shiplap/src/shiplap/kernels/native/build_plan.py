@@ -170,7 +170,7 @@ def bound_native_kernel(op: Op, device: str) -> tuple[NativeOp, NativeForm]:
 
 
 def _no_native_form_error(op: Op, device: str) -> ShiplapError:
-    """Return the error ``SL404`` for an op that no C ABI kernel serves on ``device``."""
+    """Return the error ``SL404`` for an op without a C ABI kernel for ``device``."""
     got = "no kernel, one of Python, or one that asks supports="
     expected = f"a C ABI kernel on {device}, tried before all others"
     return error("SL404", where=op.spec.name, got=got, expected=expected, fix="use dtypes= instead of supports=")
@@ -198,9 +198,9 @@ def form_is_native(op: Op, form: NativeForm) -> bool:
 
 
 def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return the data from which C++ that serves ``op`` on ``device`` is generated. ``form`` is the native form of the
-    op's first kernel there. As long as nothing changes, the same object is returned, because it caches the generated
-    text.
+    """Return the data from which the C++ that runs ``op`` on ``device`` is generated. ``form`` is the native form of
+    the op's first kernel there. As long as nothing changes, the same object is returned, because it caches the
+    generated text.
     """
     made = _source_facts(op, device, form)
     kept = _made_plans.get(form)
@@ -211,7 +211,7 @@ def _native_source(op: Op, device: str, form: NativeForm) -> NativeOp:
 
 
 def _source_facts(op: Op, device: str, form: NativeForm) -> NativeOp:
-    """Return a new object with the data from which C++ that serves ``op`` on ``device`` is generated. It holds the
+    """Return a new object with the data from which the C++ that runs ``op`` on ``device`` is generated. It holds the
     declaration, the names of overloads, and the kernels. ``form`` is the native form of the first kernel.
     """
     names = kernel_overload_names(op.spec, op.needs_autograd)

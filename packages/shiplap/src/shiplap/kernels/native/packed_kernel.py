@@ -55,7 +55,7 @@ class PackedKernel(Kernel):
 
     @property
     def stays_in_python(self) -> bool:
-        """Whether it is certain that generated C++ will never serve the calls of this kernel. Such calls need not be
+        """Whether it is certain that generated C++ will never run the calls of this kernel. Such calls need not be
         counted.
         """
         return not self.native.counting and bool(self.native.why)

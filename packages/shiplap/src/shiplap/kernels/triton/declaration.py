@@ -159,8 +159,8 @@ class TritonLaunches(Implementation, ProgramSource):
         return all(type(d.kernel).__name__ == "InterpretedFunction" for d in self.launches)
 
     def devices(self, device: str) -> tuple[str, ...]:
-        """Return the device types for which a kernel bound for ``device`` serves. Interpreted kernels run also on the
-        CPU.
+        """Return the device types on which a kernel bound for ``device`` runs. Interpreted kernels run also on
+        the CPU.
         """
         return (device, "cpu") if self.interpreted and device != "cpu" else (device,)
 
@@ -250,8 +250,8 @@ def _files_beside(module: str) -> str:
 def late_launches(module: str, program: str) -> LateLaunches:
     """Return the program (:func:`launch_program`) named ``program`` in ``module``, for ``op.kernel("cuda", ...)``.
 
-    The module is imported when the first call on CUDA needs it. Importing Triton takes a while, and Triton may be
-    missing on a machine without CUDA. The tensors of the program are made contiguous.
+    The module is imported when the first call on CUDA needs it. Importing Triton takes time, and Triton may be missing
+    on a machine without CUDA. The tensors of the program are made contiguous.
 
     Example:
         >>> plan.kernel("cuda", late_launches("mylib.cuda.tables", "PLAN"), workspace="8 * n")

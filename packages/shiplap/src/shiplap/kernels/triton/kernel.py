@@ -218,8 +218,8 @@ class LaunchedKernel(CFunctionKernel):
                     _sort_workspace(step, numbers, scratch)
 
     def _launch_one(self, number: int, launch: KernelLaunch, numbers: LaunchNumbers, scratch: Tensor | None) -> None:
-        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. If the compiled kernel needs
-        more than generated C++ can give it, record that reason.
+        """Run ``launch``, number ``number`` among the launches, unless its grid is empty. If generated C++ cannot
+        provide everything that the compiled kernel needs, record the reason.
         """
         declared = self.native.declared[number]
         grid, values, options = self._arguments(number, launch, numbers, scratch)

@@ -245,7 +245,8 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
     """Return the compiled GPU kernel (cubin) of ``form`` for this architecture, from Triton's compiler or its cache. A
     form holds the types, constants and options of a launch's arguments. No GPU is needed.
 
-    Raise ``SL619`` if the kernel needs more than a launcher gives. Errors of Triton's compiler are passed on.
+    Raise ``SL619`` if the kernel needs something that a launcher does not provide. Errors of Triton's compiler are
+    passed on.
     """
     import triton
     from triton.backends.compiler import GPUTarget

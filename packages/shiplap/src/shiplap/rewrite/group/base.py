@@ -126,7 +126,7 @@ class GroupRewrite(Rewrite):
 
     def _merge_family(self, graph: Graph, calls: list[Node]) -> Iterator[Outcome]:
         """Merge ``calls``, which all have one key, in groups of calls that do not depend on each other. Yield a
-        ``Match`` for each merged group, or a ``NearMiss`` with the reason if it stays as it is.
+        ``Match`` for each merged group, or a ``NearMiss`` with the reason if it is not merged.
         """
         alone = True
         while len(calls) >= self.least:

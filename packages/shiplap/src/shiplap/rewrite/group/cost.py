@@ -65,7 +65,7 @@ class MergePrice:
         total: time of the separate calls.
         saved: time that the merge saves.
         added: time that the merge adds.
-        what: the work that takes the added time, in words.
+        what: the work that causes the added time, in words.
     """
 
     total: float
@@ -75,7 +75,9 @@ class MergePrice:
 
     @property
     def pays(self) -> bool:
-        """Whether the merge saves more time than it adds, by a margin of a tenth of the whole."""
+        """Whether the merge saves more time than it adds, by at least ``MINIMAL_GAIN`` of the time of the separate
+        calls.
+        """
         return self.saved - self.added > MINIMAL_GAIN * self.total
 
     def __str__(self) -> str:

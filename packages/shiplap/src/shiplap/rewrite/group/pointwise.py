@@ -31,7 +31,7 @@ class StackedChains(GroupRewrite):
 
     def key(self, node: Node) -> Hashable | None:
         """Return a key that is equal for chains of the same pointwise calls, if a chain of two or more calls ends at
-        ``node``. In a chain, each call is the only reader of the call before. Return None for other nodes.
+        ``node``. In a chain, only the next call reads the result of each call. Return None for other nodes.
         """
         chain = self.nodes(node) if _ends_chain(node) else []
         if len(chain) < SHORTEST_CHAIN:
@@ -43,7 +43,7 @@ class StackedChains(GroupRewrite):
 
     def nodes(self, member: Node) -> list[Node]:
         """Return the nodes of the chain of pointwise calls that ends at ``member``, from the first call to the last. In
-        a chain, each call is the only reader of the call before.
+        a chain, only the next call reads the result of each call.
         """
         chain = [member]
         while inner := next((n for n in chain[0].all_input_nodes if _is_chain_step(n, chain[0])), None):
@@ -102,8 +102,8 @@ def _is_chain_step(node: Node, user: Node) -> bool:
 
 
 def _ends_chain(node: Node) -> bool:
-    """Return whether the pointwise call ``node`` is the last of a chain, in which each call is the only reader of the
-    call before. The last result has several readers, or one that does not continue the chain.
+    """Return whether the pointwise call ``node`` is the last of a chain, in which only the next call reads the result
+    of each call. The last result has several readers, or one that does not continue the chain.
     """
     if not _is_dense_pointwise(node):
         return False

@@ -91,7 +91,7 @@ class PairRotation:
 
     def _pair(self, given: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return the first and the second element of each pair in the last dim of ``given``. If ``given`` is not
-        ``width`` wide, each of its elements serves a whole pair, and ``given`` is returned twice.
+        ``width`` wide, each of its elements belongs to a whole pair, and ``given`` is returned twice.
         """
         if given.shape[-1] != width:
             return given, given
