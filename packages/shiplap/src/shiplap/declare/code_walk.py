@@ -237,6 +237,7 @@ class _CodeWalk:
         number = self._numbers.get(id(value))
         if number is None:
             number = self._numbers[id(value)] = len(self._held)
+            # While the list holds the object, no other object can have its id.
             self._held.append(value)
             self._left.append((value, self._home))
         return f"#{number}"
@@ -312,6 +313,7 @@ class _CodeWalk:
                 self.add("code", f"{text} {self.text(part)}" if part is not None else text)
         elif isinstance(value, type):
             self._class(value)
+        # An instance of a subclass may have attributes besides its members, so it is described as an object.
         elif type(value) in (list, dict, MappingProxyType, deque):
             self._container(value)
         elif isinstance(value, (staticmethod, classmethod)):
@@ -471,6 +473,7 @@ class _CodeWalk:
         self._home = _HomeModule(
             defining_module(cls), vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
         )
+        # The author's class may override the methods that show its value, so those of the builtin bases are called.
         for base in (bool, int, float, complex, str, bytes):
             if isinstance(value, base):
                 self.add("data", base.__repr__(value))

@@ -38,6 +38,7 @@ def read_gradient_function(spec: OpSpec, fn: Callable[..., Gradients]) -> Callab
     takes = read_parameters(fn, refuse)
     shown = f"def _{takes.shown[takes.shown.index('(') :]}"
     others = [n for n in takes.named if n not in takes.optional and n not in ("saved", "needs")]
+    # An argument of the op that is called grad does not forbid the usual name of the gradient.
     taken = ({a.name for a in spec.args} | {*spec.results, "ctx"}) - {"grad", "grads"}
     if unknown := [n for n in others if n in taken] or others[1:]:
         raise refuse(f"{shown}: nothing is called {unknown[0]!r}")

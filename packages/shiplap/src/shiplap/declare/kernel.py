@@ -308,6 +308,7 @@ def require_device_type(spec: OpSpec, device: object) -> None:
     try:
         torch.device(device)
     except RuntimeError:
+        # PyTorch calls the devices of AMD cuda as well.
         near = "cuda" if device.lower() in ("gpu", "nvidia", "hip", "rocm") else ""
         near = near or next(iter(get_close_matches(device.lower(), DEVICE_TYPES, 1)), "")
         fix = f'write @op.kernel("{near}")' if near else "import the package of the device before the kernel is bound"

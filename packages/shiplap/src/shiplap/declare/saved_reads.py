@@ -245,9 +245,12 @@ class _CodeBodyWalk:
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
             self.load_attribute(ins, name, value)
         elif name == "STORE_ATTR":
+            # The object lies above the value that is stored in it.
             self.pop()
             self.keep_out(self.pop(), "it is stored in an object")
         elif name == "KW_NAMES":
+            # Python 3.11 and 3.12 name the keywords of a call in this instruction, later versions by a tuple on the
+            # stack.
             self.keywords = self.source.co_consts[ins.arg or 0]
         elif name in ("CALL", "CALL_KW"):
             self.call(ins.arg or 0, by_name=name == "CALL_KW")
@@ -260,9 +263,11 @@ class _CodeBodyWalk:
         elif name in ("GET_ITER", "FOR_ITER"):
             self.iterate(name)
         elif name == "LOAD_FAST_AND_CLEAR":
+            # Python 3.12 runs comprehensions inline, and sets their variables aside by this instruction.
             self.variables.pop(value, None)
             self.push(_HIDDEN)
         elif name == "COPY":
+            # The operand counts from 1, which is the top of the stack.
             self.push(self.stack[-(ins.arg or 1)])
         elif name == "SWAP":
             self.stack[-1], self.stack[-(ins.arg or 1)] = self.stack[-(ins.arg or 1)], self.stack[-1]
@@ -271,6 +276,7 @@ class _CodeBodyWalk:
         elif name == "END_FOR":
             self.other(ins, name, -dis.stack_effect(ins.opcode))
         elif name == "FORMAT_VALUE":
+            # The flag 4 means that a format specification lies on the stack, too.
             self.other(ins, name, 1 + bool((ins.arg or 0) & 4))
         elif name.startswith("BUILD_") or name in ("CALL_INTRINSIC_1", "CALL_FUNCTION_EX"):
             self.other(ins, name, len(self.stack) if name == "CALL_FUNCTION_EX" else None)

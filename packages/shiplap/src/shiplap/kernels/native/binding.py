@@ -165,6 +165,7 @@ def _collect_build(spec: OpSpec, form: NativeForm) -> str:
     assert child.stdout is not None
     output = "" if child.stdout.closed else child.stdout.read().decode(errors="replace")
     op = registry.find_declared_op(spec.name)
+    # While the build ran, the op may have been declared anew, or a kernel bound that excludes C++.
     if op is None or not form_is_native(op, form):
         return ""
     plan = make_plan(op)

@@ -134,6 +134,7 @@ def _check_keyed_seal(place: Path, seal: str) -> None:
         keyed = safe_io.read_file(place / KEYED_SEAL, 4096)
     except FileNotFoundError:
         keyed = b""
+    # ``compare_digest`` takes the same time for every wrong seal, so that its time reveals nothing about the right one.
     if not hmac.compare_digest(keyed, keyed_seal(seal).encode()):
         if not unkept:
             notice(

@@ -245,6 +245,7 @@ class SourceLibrary:
         folders = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         places = [named, shutil.which("nvcc") or "", *(f"{folder}/bin/nvcc" for folder in folders if folder)]
         for place in places:
+            # For a path, ``which`` tests that the file may be executed.
             if place and (found := shutil.which(place)):
                 return Path(found)
         raise error(

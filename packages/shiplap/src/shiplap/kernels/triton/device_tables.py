@@ -48,6 +48,7 @@ class DeviceTable:
                 )
             table = self._build_table(env, device)
         if capturing:
+            # Each replay of the graph reads the memory of the table, also after newer tables have replaced it.
             self.captured.setdefault(id(table), table)
         return table
 

@@ -253,6 +253,7 @@ def compile_form(kernel: Any, form: SpecializedForm, number: int, key: Key, arch
     from triton.compiler import ASTSource, make_backend
 
     use_torch_assembler()
+    # A warp of a CUDA device has 32 threads, which is the last argument here and a factor below.
     target = GPUTarget("cuda", architecture, 32)
     told = triton_attributes(kernel, make_backend(target), form.signature, form.constants, form.attributes)
     source = ASTSource(kernel, form.signature, form.constants, told)

@@ -316,6 +316,7 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
         if torch_call_name(reader) in BATCHED_PRODUCTS and len(given) == 2:
             if given[0] is node and not turned and isinstance(given[1], Node):
                 return _WeightedValues(reader, given[1], [*nodes, reader], dropped, None, mask)
+            # A model may also write the product as values.mT @ weights.mT, whose result is the transposed one.
             if given[1] is node and turned and isinstance(given[0], Node):
                 turn = einsum.as_transposed_product(reader, given[0])
                 return _WeightedValues(reader, given[0], [*nodes, reader], dropped, turn, mask)
@@ -341,6 +342,7 @@ def _follow_weights(softmax: Node) -> _WeightedValues | RewriteObstacle | None:
                 reader, "mode", "dropout drops weights here: a fused kernel would draw others", fix, 2
             )
         if not (keeps_values(reader) or keeps_last_two_dims(reader)):
+            # Without a product behind it, the softmax belongs to no attention, and nothing is reported.
             product = next((u for u in reader.users if torch_call_name(u) in BATCHED_PRODUCTS), None)
             what = f"{name_and_operator(reader)} stands between the softmax and the product with the values"
             fix = "move it behind the product, or leave this attention as it is: no fused kernel has a place for it"
