@@ -168,6 +168,7 @@ def _read_attribute(use: CodeUse, listed: Instructions, at: int, name: str) -> N
     """Add the consequence of reading the attribute ``name`` by instruction ``at`` to ``use``. A method such as
     ``append`` changes its owner, ``torch.ops`` gives an operator, and some attributes hide which code runs.
     """
+    # A method of torch whose name ends with an underscore writes to its tensor.
     if name in MUTATORS or (name.endswith("_") and not name.endswith("__")):
         use.stored.update(_loaded_holder_name(listed, at - 1))
     if name in HIDING_ATTRIBUTES:
@@ -218,6 +219,7 @@ def _is_lookup_of_constant(listed: Instructions, at: int) -> bool:
     """Return whether ``getattr`` or a similar function, loaded by instruction ``at``, is called with a constant text as
     the attribute's name.
     """
+    # These instructions load no value, and their places differ between versions of Python.
     following: Instructions = [e for e in listed[at + 1 :] if e.opname not in ("PUSH_NULL", "RESUME", "NOP")]
     if listed[at].argval not in ("attrgetter", "methodcaller"):
         following = _instructions_after_value(following)
@@ -253,6 +255,7 @@ def expression_start(listed: Instructions, end: int) -> int | None:
     left = 1
     for at in range(end, -1, -1):
         each = listed[at]
+        # Behind a jump, the instructions before it need not have run.
         if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
             return None
         left -= dis.stack_effect(each.opcode, each.arg, jump=False)

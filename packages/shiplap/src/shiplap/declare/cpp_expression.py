@@ -45,6 +45,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
         """Return the C++ text of one node of the expression. Raise ``ValueError`` for a node that has no C++ text."""
         match node:
             case ast.Constant(value=str() as value):
+                # C++ would compare two literals by their addresses.
                 return f"std::string({quote_cpp(value)})"
             case ast.Constant(value=int() as value):
                 return f"int64_t{{{int(value)}}}"
@@ -60,6 +61,7 @@ def to_cpp(expr: Expr, variable: Callable[[str], str]) -> str:
             case ast.Subscript(value=value, slice=index):
                 return f"shiplap::item({text(value)}, {text(index)})"
             case ast.Compare(left=left, ops=operators, comparators=rights):
+                # C++ has no chained comparisons, so that each pair is compared.
                 pairs = zip([left, *rights], operators, rights, strict=False)
                 return f"({' && '.join(f'{text(a)} {_COMPARISON[type(o)]} {text(b)}' for a, o, b in pairs)})"
             case ast.BoolOp(values=values):

@@ -43,6 +43,7 @@ class NamedParameters:
         wanted = dict.fromkeys(names)
         positional: list[str] = []
         for name, p in self.named.items():
+            # Behind a parameter that is left out, no other can be passed by position.
             if p.kind is p.KEYWORD_ONLY or name not in wanted:
                 break
             positional.append(name)

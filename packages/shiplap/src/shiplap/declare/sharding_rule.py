@@ -75,6 +75,7 @@ def read_sharding(
     for name, part in [*parts.items(), *((f"output {i}", part) for i, part in enumerate(given))]:
         tensor = types[name]
         known = isinstance(part, str) and part in PARTS
+        # A bool is an int in Python, too, but no axis.
         if type(part) is int and tensor is not None:
             known = part >= 0 and (tensor.variadic or part < len(tensor.dims))
         if not known:

@@ -225,6 +225,7 @@ def _gradient_check_source(spec: OpSpec, backward: Backward) -> str:
     conditions = []
     known = [n for each in backward.ops for n in each.gives] if backward.ops else [a.name for a in spec.tensors]
     if not backward.ops:
+        # If the numbers are equal, the result has no other key than these.
         conditions.append(f"len(result) == {' + '.join(f'({n!r} in result)' for n in known)}")
     for name in [a.name for a in spec.tensors]:
         if name not in known:

@@ -77,6 +77,7 @@ def refuse_shared_memory(spec: OpSpec, args: Args) -> None:
     given = dict(zip((a.name for a in spec.args), args, strict=True))
     members = {a.name: list(tensors_in_arguments((given[a.name],))) for a in spec.tensors}
     for index, name in enumerate(spec.mutated):
+        # Each pair of mutated arguments is compared once.
         written, others = members[name], [n for n in members if n not in spec.mutated[: index + 1]]
         if any(fakes_share_memory(a, b) for i, a in enumerate(written) for b in written[:i]):
             raise members_are_distinct(spec.name, name).make_error({})

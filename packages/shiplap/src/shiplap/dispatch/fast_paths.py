@@ -213,6 +213,7 @@ def _make_out_start(op: Executor, check: CheckOutCall) -> Callable[[Args, Output
         outs, kernel = check(call, given, None)
         if kernel is None:
             return False
+        # A call of ``op.out`` records no gradient, whatever its kernel calls.
         with torch.no_grad():
             refill = kernel.fill_first_call(call, outs)
         if refill is None or tuned_choices.observer is not None or is_unlisted_call(op, call):

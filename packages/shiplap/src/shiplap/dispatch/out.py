@@ -244,6 +244,7 @@ class OutVariant:
         outs = tuple([t for t in given if isinstance(t, Tensor)])
         self.plan.check_memory(call, outs, scratch)
         kernel = self.op.pick_kernel(call)
+        # How many bytes the workspace needs depends on the kernel.
         if scratch is not None:
             self.plan.check_room(call, scratch, workspace_size(kernel.workspace, call) if kernel else 0)
         return outs, kernel

@@ -243,6 +243,8 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
         if not isinstance(value, Tensor) or value.dtype != dtype or value.device != call.device:
             got = f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else type(value).__name__
             raise error("SL301", where=where, got=got, expected=f"{dtype} on {call.device}")
+        # A shape may have a data-dependent dim of a later output, so all of these are measured before shapes are
+        # compared.
         _measure_dynamic_dims(spec, where, env, out.tensor, value)
     outs = []
     for out, value in zip(spec.outputs, values, strict=True):
@@ -254,6 +256,7 @@ def check_outputs(spec: OpSpec, call: Binding, result: Returned) -> Outputs:
         # A kernel that reads the memory does not notice the lazy mark of a conjugate.
         value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage().data_ptr()
+        # An output shares memory neither with an argument nor with an earlier output.
         fresh = value.contiguous() if storage not in owned else value.clone(memory_format=torch.contiguous_format)
         owned.add(fresh.untyped_storage().data_ptr())
         outs.append(fresh)

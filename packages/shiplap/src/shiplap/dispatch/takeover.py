@@ -158,6 +158,7 @@ def _read_registered(spec: OpSpec, name: str, devices: tuple[str, ...]) -> Sourc
         return overload(**{name: values[mine] for name, mine in places.items()})
 
     left = [text for key, text in OTHER_RULES.items() if key in keys]
+    # A declared op that writes to its arguments can have no backward.
     differentiable = has_gradient(name) and not written
     return SourceParts(name, call, there, differentiable, tuple(dict.fromkeys(left)))
 

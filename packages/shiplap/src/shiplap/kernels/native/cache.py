@@ -236,6 +236,7 @@ def remove_artefact(path: Path) -> bool:
     working.
     """
     try:
+        # A symbolic link is removed itself, and not the directory behind it.
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

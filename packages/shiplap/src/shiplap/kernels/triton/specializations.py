@@ -220,6 +220,7 @@ def _make_error_teller(errors: LateErrors) -> Any:
         return address
 
     callback = _TELLER(tell)
+    # C would call freed memory if Python no longer referred to the callback.
     _c_callbacks.append(callback)
     return callback
 

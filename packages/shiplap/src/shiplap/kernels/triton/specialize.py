@@ -92,6 +92,7 @@ def with_constants(launch: KernelLaunch, numbers: LaunchNumbers, config: Mapping
     for p in launch.parameters:
         if p.kind == "constant" and isinstance(p.value, int):
             own[p.name] = int(p.value)
+    # Computed values may use the constants, so they come second.
     for p in launch.parameters:
         if p.kind == "computed":
             own[p.name] = _whole_number(p.expr, own)
@@ -221,6 +222,7 @@ def _read_key_entry(
             return f"*{_TRITON[p.source]}", None, aligned if p.specialises else None
         case "integer":
             entry = next(entries)
+            # Triton compiles an integer that is 1 as a constant, unless the type of the parameter is fixed.
             if entry & 1:
                 return (p.type, None, None) if p.type else ("constexpr", 1, False)
             type = p.type or ("i64" if entry & 32 else "i32")

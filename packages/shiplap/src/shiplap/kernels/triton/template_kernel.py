@@ -280,6 +280,7 @@ class TemplateKernel(Kernel):
         for name in self.render(call, present, values).described:
             if (tensor := present.get(name)) is None:
                 continue
+            # If no dim has stride 1, all dims are in ``rows``.
             rows = [s * tensor.itemsize % 16 for s in tensor.stride() if s != 1]
             if tensor.data_ptr() % 16 or any(rows) or len(rows) == tensor.dim():
                 return f"{name} with strides {tuple(tensor.stride())}: rows of a tensor descriptor start at 16 bytes"

@@ -60,6 +60,7 @@ def compile_template_key(spec: OpSpec, layouts: Iterable[str]) -> Callable[[Bind
     """Return a function from a bound call to a hashable key. The key holds sizes, scalars, dtypes and which arguments
     are absent. For the arguments named in ``layouts``, it also holds strides and alignment.
     """
+    # A list has no hash, so that the key has a tuple in its place.
     lists = any("list" in str(a.scalar) for a in spec.scalars)
     env = "tuple([(k, tuple(v) if type(v) is list else v) for k, v in env.items()])" if lists else "tuple(env.items())"
     parts = [env, "tuple(call.dtypes.items())"]

@@ -102,6 +102,7 @@ class AttentionRewrite(Rewrite):
         replaced attention, and a ``NearMiss`` with the reason for each that stays.
         """
         remove_dead_calls(graph)
+        # A list, since replacements add nodes to the graph and remove others.
         for node in list(graph.nodes):
             if _is_softmax(node) or is_softmax_by_hand(node) or is_unnormalized_softmax(node):
                 try:

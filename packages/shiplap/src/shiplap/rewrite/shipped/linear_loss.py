@@ -110,6 +110,7 @@ class LinearLoss(Rewrite):
         for each replaced loss, and a ``NearMiss`` with the reason for each that stays.
         """
         remove_dead_calls(graph)
+        # A list, since replacements add nodes to the graph and remove others.
         for node in list(graph.nodes):
             if torch_call_name(node) in LOSSES:
                 try:
@@ -245,6 +246,7 @@ def _step_above(found: _LossOfLayer, at: Node, numbers: list[float]) -> Node:
             found.class_dim = {first: second, second: first}.get(found.class_dim, found.class_dim)
             found.moves.append(lambda t: t.transpose(first, second))
             return above
+        # Compared as text, symbolic sizes add no guard to the graph.
         if found.class_dim == after.dim() - 1 and str(after.shape[-1]) == str(before.shape[-1]):
             if name in VIEWS:
                 lead = after.shape[:-1]
@@ -347,6 +349,7 @@ def _capped(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 def _programs() -> Iterator[Program]:
     """Yield a function with arguments for each way in which models write the loss of a linear layer."""
+    # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(2, 5, 6, generator=rng), torch.randn(11, 6, generator=rng)
     labels, bias = torch.randint(0, 11, (2, 5), generator=rng), torch.randn(11, generator=rng)

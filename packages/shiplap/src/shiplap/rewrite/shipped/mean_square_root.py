@@ -294,4 +294,5 @@ def restores_last_dim(node: Node, square: Tensor) -> bool:
             return False
     made = fake_value(node)
     wanted = (*square.shape[:-1], 1)
+    # Compared as text, symbolic sizes add no guard to the graph.
     return isinstance(made, Tensor) and [*map(str, made.shape)] == [*map(str, wanted)]

@@ -52,6 +52,7 @@ def rotary_programs() -> Iterator[Program]:
     """Yield functions with arguments that compute a rotary embedding in each of the ways in which models write it, with
     several dtypes and layouts.
     """
+    # With a fixed seed, the proof of one digest has one result.
     rng = torch.Generator().manual_seed(0)
 
     def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:

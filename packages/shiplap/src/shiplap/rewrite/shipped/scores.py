@@ -157,6 +157,7 @@ def possible_steps(node: Node) -> list[tuple[Any, list[ScoreStep | None]]] | Non
     scores and the steps, such as a scaling, that the call applies to them. Return None for a call that attention does
     not have.
     """
+    # In-place calls are named ``iadd`` as operators and ``add_`` as methods.
     name = (
         torch_call_name(node).removeprefix("i") if torch_call_name(node) in ("iadd", "imul", "itruediv", "isub") else ""
     )
