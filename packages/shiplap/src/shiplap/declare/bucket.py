@@ -192,8 +192,8 @@ def bucket_layout(args: Sequence[Value]) -> str:
 
 
 def _layout_code(value: Value) -> str:
-    """Return the code of a tensor's layout, which is ``c`` if it is contiguous, and otherwise the order of its dims.
-    For a list, return the codes of its members in brackets. Return ``-`` for any other value.
+    """Return the code of a tensor's layout. It is ``c`` if the tensor is contiguous, and otherwise the order of its
+    dims. For a list, return the codes of its members in brackets. Return ``-`` for any other value.
     """
     if isinstance(value, Tensor):
         return "c" if value.is_contiguous() else _dim_order_code(value)

@@ -330,8 +330,8 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         tuned_choices.forget_derived_choices()
 
     def batches(self, *dims: str) -> None:
-        """Declare that calls which differ only in the arguments with one of ``dims`` can be merged into one call, with
-        these arguments concatenated along that dim.
+        """Declare that calls can be merged into one call if they differ only in the arguments that have one of
+        ``dims``. The merged call gets these arguments concatenated along that dim.
 
         For example, ``mm.batches("n")`` declares that products with the same left matrix are columns of one product.
         ``sl.rewrites`` merges such calls if that is faster (:class:`shiplap.rewrite.group.JoinedCalls`).

@@ -41,13 +41,13 @@ def draw_sample(call: LoweredCall, seed: int = SEED) -> SampleCase:
 
 
 def prove_template(candidate: TemplateCandidate, seeds: tuple[int, ...] = (SEED, SEED + 1)) -> CandidateVerdict:
-    """Return the verdict on a candidate after comparing its outputs with the op's reference on test inputs drawn with
-    ``seeds``.
+    """Return the verdict on a candidate after a comparison of its outputs with those of the op's reference. ``seeds``
+    determine the test inputs.
 
     The verdict is ``ok`` if they agree, ``wrong`` if not, ``broken`` if there was an error, and ``refused`` if the
-    candidate cannot be tested. Memory of the outputs is filled with unlikely values before each run. The samples have
-    the sizes of the call, then sizes over the range at which the graph may run, then the sizes of the call again. Equal
-    candidates for equal calls share one verdict.
+    candidate cannot be tested. Memory of the outputs is filled with unlikely values before each run. The first samples
+    have the sizes of the call. The next have sizes over the range at which the graph may run, and the last those of the
+    call again. Equal candidates for equal calls share one verdict.
     """
     verdict = known_verdict(candidate)
     if verdict is None:

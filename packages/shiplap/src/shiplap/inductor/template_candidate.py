@@ -99,8 +99,8 @@ class TemplateCandidate(Candidate):
         """Compile the kernel alone, outside of a compiled graph. Return a function that runs it on copies of ``args``
         and returns the output.
 
-        The output is first filled with NaN, or with a byte pattern for other dtypes, so that elements which the kernel
-        does not write are noticed. The candidates of one call share inputs and output, and each ``prepare`` fills them
+        The output is first filled with NaN, or with a byte pattern for other dtypes. Elements that the kernel does not
+        write are noticed by this. The candidates of one call share inputs and output, and each ``prepare`` fills them
         again. Errors of the kernel's compiler are passed on.
         """
         self.render()
@@ -205,8 +205,8 @@ class TemplateCandidate(Candidate):
 
 
 def _is_named(symbol: str, words: set[str]) -> bool:
-    """Return whether ``words``, the words of a kernel's source, contain the name of the variable ``symbol``, a mangled
-    C++ name, or of a function around it.
+    """Return whether ``words``, the words of a kernel's source, contain the name of ``symbol`` or of a function around
+    it. ``symbol`` is the mangled C++ name of a variable.
 
     The headers of torch have constants that are variables in unoptimised code. No template names them, so they are not
     found.

@@ -456,8 +456,10 @@ def _operand_name(actual: Any) -> str:
 
 
 def _transpose_hint(want: Node, actual: Any) -> str:
-    """Return a hint about a weight that is stored transposed, the usual cause of a difference, or an empty text if that
-    is not the cause. ``want`` is the pattern's call, and ``actual`` the graph's value.
+    """Return a hint about a weight that is stored transposed, the usual cause of a difference. Return an empty text if
+    that is not the cause.
+
+    ``want`` is the pattern's call, and ``actual`` the graph's value.
     """
     if canonical_name(want) in TRANSPOSING_OPERATORS:
         return ": it is not transposed here"

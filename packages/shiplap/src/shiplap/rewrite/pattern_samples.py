@@ -349,9 +349,11 @@ class PatternSamples:
         return graphs
 
     def _traced(self, level: Level, graph: Graph) -> Iterator[tuple[Any, tuple[Any, ...], dict[float, str], bool]]:
-        """Yield four values for each graph that the pattern may have in ``graph``: a key, the arguments to trace it
-        with, a dict, and a flag. The dict maps the unusual number in each float argument to the argument's name. The
-        flag is true if the graph differs from an earlier one only in its dtype.
+        """Yield a key, the arguments for tracing, a dict and a flag for each graph that the pattern may have in
+        ``graph``.
+
+        The dict maps the unusual number in each float argument to the argument's name. The flag is true if the graph
+        differs from an earlier one only in its dtype.
         """
         if self.given is not None:
             yield from ((i, tuple(args), {}, False) for i, args in enumerate(self._listed()))
@@ -368,9 +370,10 @@ class PatternSamples:
                     yield str(recipe), *self._with_stand_ins(case.fresh()), recipe is not form
 
     def _with_stand_ins(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], dict[float, str]]:
-        """Return the arguments ``given`` with an unusual number in place of each float argument, and a dict from these
-        numbers to the names of the arguments. No model contains such a number by accident. In a trace it therefore
-        shows where the argument is used.
+        """Return the arguments ``given`` with an unusual number in place of each float argument. Return also a dict
+        from these numbers to the names of the arguments.
+
+        No model contains such a number by accident, so its places in a trace show where the argument is used.
         """
         floats = {name: number for number, name in self._stands.items()}
         pairs = zip(self.signature.parameters, given, strict=True)

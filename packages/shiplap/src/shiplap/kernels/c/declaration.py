@@ -284,7 +284,9 @@ class CKernel(CFunctionKernel):
 
     def fill_first_call(self, call: Binding, outs: Outputs) -> Refill | None:
         """Run ``call`` into ``outs``. Return a function that repeats the call for tensors that differ only in their
-        addresses, or None if a stream, a data-dependent size or a number of threads may change, too.
+        addresses.
+
+        Return None if a stream, a data-dependent size or a number of threads may change, too.
         """
         self.run_into(call, outs, None)
         return self._refill(call, outs) if self.can_repeat else None

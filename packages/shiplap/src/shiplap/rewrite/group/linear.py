@@ -106,7 +106,7 @@ class StackedLinears(GroupRewrite):
         return (tensor_signature(fake_tensor(x)), tensor_signature(fake_tensor(weight)), bias is None)
 
     def merge(self, members: Sequence[Node]) -> MergedCall:
-        """Return a function that computes all layers as one ``bmm``, and its arguments, which are the operands of all
+        """Return a function that computes all layers as one ``bmm``, and its arguments. They are the operands of all
         members.
         """
         xs, weights, biases = _operands_by_kind(members)

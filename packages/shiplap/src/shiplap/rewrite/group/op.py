@@ -119,8 +119,8 @@ class JoinedCalls(GroupRewrite):
         return Program(_make_separate_calls(self.op, shared, own), tuple(flat), f"{CALLS_IN_PROOF} x {label}")
 
     def _places(self) -> list[int | None]:
-        """Return for each argument of the op the position of the dim along which calls are joined, or None if the
-        argument does not have that dim.
+        """Return, for each argument of the op, the position of the dim along which calls are joined. It is None for an
+        argument that does not have that dim.
         """
         joined = dict(self.batching.joined)
         return [joined.get(a.name) for a in self.op.spec.args]

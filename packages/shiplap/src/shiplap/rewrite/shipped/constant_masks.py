@@ -80,11 +80,12 @@ def simplify_masks(steps: Sequence[ScoreStep]) -> list[ScoreStep]:
 
 
 def hidden_part_of_step(step: ScoreStep) -> HiddenPart:
-    """Return which scores the mask of ``step``, a call that an attention applies to its scores, hides. The values are
-    ``nothing``, ``later`` columns, and ``some`` of each row but never all. An empty text stands for any other or
-    unknown mask.
+    """Return which scores the mask of ``step`` hides, as a text. ``step`` is a call that an attention applies to its
+    scores.
 
-    ``nothing`` is returned only for a mask that changes no score.
+    The text is ``nothing`` for a mask that changes no score, and ``later`` if later columns are hidden. It is ``some``
+    if some scores of each row are hidden, but never all. It is empty for any other mask and for a mask whose values are
+    not known.
     """
     node = step.given
     if not isinstance(node, Node) or (step.kind == "add" and step.number != 1):
@@ -173,9 +174,10 @@ def _hidden_positions(kind: str, mask: Tensor) -> Tensor | None:
 
 
 def _classify_hidden(hidden: Tensor | None) -> HiddenPart:
-    """Return which scores are hidden, given a boolean tensor that is True for hidden scores. The values are
-    ``nothing``, ``later`` columns, and ``some`` of each row but never all. Return an empty text for any other tensor
-    and for None.
+    """Return which scores are hidden, as a text. ``hidden`` is a boolean tensor that is True for hidden scores.
+
+    The text is ``nothing``, ``later`` if all later columns are hidden, or ``some`` if some scores are hidden, but no
+    row as a whole. It is empty for any other tensor and for None.
     """
     if hidden is None:
         return ""

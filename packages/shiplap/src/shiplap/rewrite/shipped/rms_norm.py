@@ -131,9 +131,9 @@ class RmsNorm(Rewrite):
 
 def _find_scaling_call(squares: MeanSquareRoot, nodes: list[Node]) -> tuple[Node, Node | None] | RewriteObstacle:
     """Return the call that multiplies ``x`` by the root in ``squares``, and the weight by which ``x`` was multiplied
-    before, or None if there is no weight. Return the obstacle if no such call follows.
+    before. The weight is None if there is none.
 
-    The call, and the calls between it and the root, are appended to ``nodes``.
+    Return the obstacle if no such call follows. Append the call, and the calls between it and the root, to ``nodes``.
     """
     root, kept = squares.root, squares.kept
     while (product := single_user(root)) is not None:
