@@ -249,8 +249,6 @@ def _is_call_instruction(following: Instructions) -> bool:
 def expression_start(listed: Instructions, end: int) -> int | None:
     """Return the position of the first instruction of the expression whose value instruction ``end`` leaves on the
     stack. Return None if the expression contains a jump.
-
-    None across a jump.
     """
     left = 1
     for at in range(end, -1, -1):

@@ -22,8 +22,6 @@ Prior: TypeAlias = Callable[..., float]
 class Config:
     """Values of compile-time parameters by name, sorted so that equal configs compare equal. A kernel without
     parameters has the empty config.
-
-    A kernel without parameters has the empty config.
     """
 
     items: tuple[tuple[str, Scalar], ...] = ()
@@ -145,7 +143,7 @@ def read_space(
     native: bool = False,
 ) -> Space | None:
     """Return the declared ``configs=`` (sets of compile-time values), ``default=`` and ``prior=`` of the kernel
-    ``name`` as a ``Space``. Return None if there are no configs. Raise ``SL116`` for an invalid one.
+    ``name`` as a ``Space``. Return None if there are no configs. Raise ``SL116`` if one of these keywords is invalid.
 
     ``keywords`` are the names that a config may have, or None for any. If ``native`` is true, C code reads the values
     of a config.

@@ -53,8 +53,6 @@ class NamedParameters:
 def read_parameters(function: Callable[..., object], refuse: Callable[[str, str], ShiplapError]) -> NamedParameters:
     """Return the parameters of ``function`` by name, with its signature as text. Raise the error that ``refuse(got,
     fix)`` returns if the function has ``*args``, or if its signature cannot be read.
-
-    Raise ``refuse(got, fix)`` for a function whose parameters cannot be named.
     """
     name = function.__name__ if inspect.isroutine(function) else type(function).__name__
     try:

@@ -44,13 +44,15 @@ class TemplateKeywords(TypedDict, total=False):
 
     Attributes:
         configs: the values of the compile-time parameters, the default first.
-        grid: ``grid(sizes, config, cdiv)`` returns the number of programs along three axes. Only for Triton.
+        grid: ``grid(sizes, config, cdiv)`` returns the number of programs along three axes. Only Triton templates have
+            it.
         tables: lookup tables that are computed on the host, ``{name: fn(sizes)}``. Each becomes an input of the kernel.
         innermost: for an argument, the dim that must have stride 1, as in ``{"b": "k"}``.
         supports: ``supports(sizes, dtypes, config)`` returns True, or the reason why the template cannot be used.
         split_k: ``split_k(sizes, config)`` returns the number of partial sums into which the kernel splits the
             reduction. If it is above 1 (``SPLIT_K`` in the template), the kernel stores each partial sum in float32
-            under the first index of ``store_output``. Shiplap adds the partial sums after the kernel. Only for Triton.
+            under the first index of ``store_output``. Shiplap adds the partial sums after the kernel. Only Triton
+            templates have it.
         fuses: ``fuses(sizes)`` returns whether fusing neighbours into the kernel is faster than running them after it.
         default: False restricts the template to calls for which a measurement has chosen it.
         name: the name of the template. The default is that of the file.

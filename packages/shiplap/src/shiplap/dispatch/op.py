@@ -280,9 +280,9 @@ class Op(dispatcher_calls.DirectCall[P, R], RegisteredOp):
         ``strided=True`` passes them with any strides, for a function whose operations all accept any strides.
 
         ``once_differentiable=True`` refuses a gradient of the gradient (``SL313``). By default the backward is examined
-        when such a gradient is requested. If autograd does not record all of it, the reference gives the gradients
-        there, or they are refused. ``False`` states that autograd may differentiate the backward as it is, and nothing
-        is examined.
+        when such a gradient is requested. If autograd does not record all of it, the gradients there are computed from
+        the reference, or they are refused. ``False`` states that autograd may differentiate the backward as it is, and
+        nothing is examined.
 
         ``surrogate`` is a function in plain PyTorch with the parameters of the reference. The gradient and the tangent
         (the forward derivative) are then those of that function, as in a straight-through estimator. The audit compares

@@ -141,8 +141,6 @@ def ready_calls(op: str) -> ReadyCalls:
 def ensure_choices_loaded() -> None:
     """Load the tuned choices of environment variables and of packages, once after an import, at the first call or
     trace. An import reads none of them.
-
-    An import reads nothing.
     """
     global _looked, _asked
     if not _looked:

@@ -170,7 +170,7 @@ def explain(fn: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
             ``options={...}``.
 
     Raises:
-        ShiplapError: SL702 if nothing of ``fn`` was compiled.
+        ShiplapError: ``SL702`` if nothing of ``fn`` was compiled.
 
     Example:
         >>> import torch, shiplap as sl

@@ -122,10 +122,9 @@ class TracedCandidate(TemplateCandidate):
 
 def template_candidates(call: LoweredCall) -> tuple[list[TemplateCandidate], dict[str, str]]:
     """Return the candidates that can run a call, and a dict from the label of each other candidate to the reason
-    against it. A candidate is a template with one of its configs. Both results are stored with the call, so each
-    candidate is rendered only once.
+    against it. A candidate is a template with one of its configs.
 
-    A candidate that has been rendered for the call is not rendered again.
+    Both results are stored with the call, so each candidate is rendered only once.
     """
     if "candidates" not in call.memo:
         call.memo["candidates"] = _list_template_candidates(call)

@@ -97,8 +97,8 @@ def tune_templates(
     process.
 
     Raises:
-        ShiplapError: SL502, SL606 or SL610 if there are no valid inputs. SL607 if a frozen table lacks the call in
-            strict mode. SL608 inside an op, a backward, a capture or a trace.
+        ShiplapError: ``SL502``, ``SL606`` or ``SL610`` if there are no valid inputs. ``SL607`` if a frozen table lacks
+            the call in strict mode. ``SL608`` inside an op, a backward, a capture or a trace.
     """
     require_quiet(f"{op.spec.name} in compiled code")
     drawn = draw_inputs(op, recipe, device)

@@ -36,8 +36,8 @@ def build_op(op: Op) -> Path | None:
     Return the library of the native binding, or None for an op that has only Triton templates.
 
     Raises:
-        LibraryError: ``SL404`` for kernels that only Python can run. SL405 or SL406 if a library cannot be built. SL421
-            to SL423 if the sources of a kernel cannot be compiled.
+        LibraryError: ``SL404`` for kernels that only Python can run. ``SL405`` or ``SL406`` if a library cannot be
+            built. ``SL421`` to ``SL423`` if the sources of a kernel cannot be compiled.
     """
     compile_sources(op)
     has_templates = any(k.template is not None for k in op.kernels.get("cuda", ())) and torch.cuda.is_available()

@@ -181,8 +181,6 @@ class OutputPlan:
     def allocate(self) -> Allocator:
         """The generated function ``allocate(env, dtypes, device)``, which computes the sizes of the outputs and returns
         new contiguous outputs as a tuple. ``env`` must contain the data-dependent dims too.
-
-        ``env`` has the data-dependent dims too.
         """
         # Sizes may be symbols here: the fake implementation allocates by the same function.
         writer = PythonWriter(careful=True)

@@ -32,11 +32,10 @@ _DTYPES_BY_NAME = {n: getattr(torch, n) for n in dir(torch) if isinstance(getatt
 @dataclass(frozen=True)
 class Guard:
     """A condition such as ``x.shape[-1] % 16 == 0``, ``x.dtype in (float16, bfloat16)``, ``x.device.type == "cuda"`` or
-    ``eps < 1e-3``. The names in it are the arguments and dims of a pattern, and the names of dtypes. ``x.device ==
-    "cuda"`` compares the type of the device.
+    ``eps < 1e-3``.
 
-    Names are the pattern's arguments and dims. Dtypes have their own names. ``x.device == "cuda"`` compares the type of
-    the device.
+    The names in it are the arguments and dims of a pattern, and the names of dtypes. ``x.device == "cuda"`` compares
+    the type of the device.
     """
 
     source: str

@@ -281,7 +281,7 @@ def rewrite(
             not worth it.
 
     Raises:
-        ShiplapError: SL802 if an argument has the wrong type, SL803 if a guard is invalid.
+        ShiplapError: ``SL802`` if an argument has the wrong type, ``SL803`` if a guard is invalid.
 
     ``rewrites`` proves the results when the rewrite is switched on.
     """

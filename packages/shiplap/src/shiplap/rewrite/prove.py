@@ -84,7 +84,8 @@ def prove_rewrite(rewrite: Provable) -> tuple[Finding, ...]:
     which other processes read it.
 
     Raises:
-        ShiplapError: SL805 if there is no program to prove it on, SL804 if a program cannot be traced as a graph.
+        ShiplapError: ``SL805`` if there is no program to prove it on, ``SL804`` if a program cannot be traced as a
+            graph.
     """
     digest = rewrite.digest
     # A function that the rewrite calls may be another one by now, as in a notebook.

@@ -301,7 +301,7 @@ def survey_rewrites(
         say: a function that is called with a text before each compilation.
 
     Raises:
-        ShiplapError: SL806 if no graph was compiled, SL801 if the proof of a rewrite refuses it.
+        ShiplapError: ``SL806`` if no graph was compiled, ``SL801`` if the proof of a rewrite refuses it.
     """
     from shiplap.torch_private import reset_compiler
 

@@ -132,14 +132,15 @@ def cabi(
         symbol: the C function, with the prototype that ``shiplap header`` prints.
         strided: the tensor arguments that the kernel accepts with any strides. All others are made contiguous.
         align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,
-            such as a view into a larger tensor, is copied. A given output at another address is refused with SL212.
+            such as a view into a larger tensor, is copied. A given output at another address is refused with ``SL212``.
         without_signature: True for a library that does not contain ``SL_SIGNATURES`` of the generated header. Shiplap
             then cannot find out whether the library was built for this declaration. A function with other parameters
             reads memory that does not belong to it.
 
     Raises:
-        LibraryError: SL402 if ``symbol`` is no C name, SL404 for an invalid ``align``. SL401 to SL403 at the first call
-            if the library is missing, was built for another declaration, or does not state for which one.
+        LibraryError: ``SL402`` if ``symbol`` is no C name, ``SL404`` for an invalid ``align``. ``SL401`` to ``SL403``
+            at the first call if the library is missing, was built for another declaration, or does not state for which
+            one.
     """
     if not (symbol.isidentifier() and symbol.isascii()):
         raise error(

@@ -68,9 +68,9 @@ def load_symbol(form: NativeForm) -> Any:
     """Return the C function of ``form`` from its library. Check that the library was built for the declaration.
 
     Raises:
-        LibraryError: SL401 or SL402 if the library or the function is missing. SL403 if the library was built for
-            another declaration. SL403 also if it does not state for which one, unless ``form.without_signature`` is
-            true.
+        LibraryError: ``SL401`` or ``SL402`` if the library or the function is missing. ``SL403`` if the library was
+            built for another declaration. ``SL403`` also if it does not state for which one, unless
+            ``form.without_signature`` is true.
     """
     file, symbol = locate_library(form.library), form.symbol
     library = _open_library(file)

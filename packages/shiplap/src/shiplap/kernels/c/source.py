@@ -127,9 +127,10 @@ def source(
         align: the alignment, in bytes, of every tensor's address, as for ``sl.cabi``.
 
     Raises:
-        LibraryError: SL401 for a missing file, SL402 if ``symbol`` is no C name, SL404 for an invalid alignment or a
-            source without a language, SL422 for an invalid architecture. A call raises SL420 if the library is not
-            built. ``op.build()`` raises SL421 with the compiler's message, or SL423 if there is no compiler.
+        LibraryError: ``SL401`` for a missing file, ``SL402`` if ``symbol`` is no C name, ``SL404`` for an invalid
+            alignment or a source without a language, ``SL422`` for an invalid architecture. A call raises ``SL420`` if
+            the library is not built. ``op.build()`` raises ``SL421`` with the compiler's message, or ``SL423`` if there
+            is no compiler.
     """
     # Paths are relative to the file that calls, as those of an import are.
     base = Path(sys._getframe(1).f_code.co_filename).resolve().parent  # of the file that calls

@@ -47,11 +47,11 @@ def deploy(ops: Iterable[Op], folder: str | os.PathLike[str]) -> Path:
         folder: the folder to write to. It is made if it does not exist.
 
     Raises:
-        LibraryError: SL404 for an op that C++ cannot bind. SL405 or SL406 if the library cannot be built. SL401 to
-            SL403 for a kernel library that is missing, or that was built for another declaration.
-        ShippingError: SL308 if ``ops`` is empty, and for two kernel libraries with the same name.
-        LaunchError: SL620 for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
-        CommandError: SL602 if ``folder`` cannot be written.
+        LibraryError: ``SL404`` for an op that C++ cannot bind. ``SL405`` or ``SL406`` if the library cannot be built.
+            ``SL401`` to ``SL403`` for a kernel library that is missing, or that was built for another declaration.
+        ShippingError: ``SL308`` if ``ops`` is empty, and for two kernel libraries with the same name.
+        LaunchError: ``SL620`` for an op of ``sl.triton`` without compiled forms. ``compile_ahead`` compiles them.
+        CommandError: ``SL602`` if ``folder`` cannot be written.
     """
     wanted = list(dict.fromkeys(ops))
     if not wanted:

@@ -33,8 +33,6 @@ Extents: TypeAlias = dict[str, ctypes.c_int64]  # data-dependent dims, as the ke
 class PackedKernel(Kernel):
     """The Python binding of a function that native code can call. It computes everything that does not depend on the
     call once for all configs.
-
-    Everything that does not depend on the call is computed once, for all configs.
     """
 
     by_python = False  # native code can take over, and goes along in a package

@@ -47,9 +47,9 @@ def export(op: Op) -> Any:
     nothing is copied. Strided inputs are refused unless ``sl.cabi(..., strided=)`` names them.
 
     Raises:
-        LibraryError: SL407 if apache-tvm-ffi is not installed. SL404 unless the op has one C ABI kernel on the CPU that
-            C++ can check. SL405 or SL406 if the function cannot be built. SL401 to SL403 if the kernel library does not
-            fit.
+        LibraryError: ``SL407`` if apache-tvm-ffi is not installed. ``SL404`` unless the op has one C ABI kernel on the
+            CPU that C++ can check. ``SL405`` or ``SL406`` if the function cannot be built. ``SL401`` to ``SL403`` if
+            the kernel library does not fit.
 
     Example:
         >>> from shiplap.kernels.native import tvm_ffi

@@ -302,8 +302,8 @@ def triton(
         configs: the values among which ``sl.tune`` chooses, as for ``op.kernel(..., configs=)``.
 
     Raises:
-        LaunchError: SL618 for a parameter without a value, or SL619 for a function that no launcher can launch, when
-            the kernel is bound.
+        LaunchError: ``SL618`` for a parameter without a value, or ``SL619`` for a function that no launcher can launch,
+            when the kernel is bound.
 
     Example:
         >>> softmax.kernel("cuda", sl.triton(softmax_kernel, grid="n", arguments={"BLOCK": "pow2ceil(m)"}))

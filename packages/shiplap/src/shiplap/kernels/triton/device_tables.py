@@ -15,11 +15,10 @@ LIMIT = 256  # tables kept: a model has a few sizes
 
 
 class DeviceTable:
-    """A cache of the tables that ``build(sizes)`` makes. The key of a table consists of the sizes and scalars that
-    ``build`` reads. For example, all batch sizes then use one table of filter taps.
+    """A cache of the tables that ``build(sizes)`` makes.
 
-    The key of a table has only the sizes and scalars that ``build`` reads, so that all batch sizes share a table of
-    filter taps.
+    The key of a table consists of the sizes and scalars that ``build`` reads. For example, all batch sizes then use one
+    table of filter taps.
     """
 
     def __init__(self, where: str, build: Callable[..., Tensor]) -> None:

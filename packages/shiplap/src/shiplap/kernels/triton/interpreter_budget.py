@@ -17,10 +17,10 @@ WARMUP_LAUNCHES = 3  # launches before an estimate counts: the first one prepare
 
 
 class LaunchTooLong(BaseException):
-    """The refusal of a launch for which the interpreter would need too much time. It derives from ``BaseException``. A
-    check that catches every ``Exception`` of a kernel therefore does not report it.
+    """The error for a launch for which the interpreter would need too much time.
 
-    It derives from BaseException, so that a check that catches every ``Exception`` of a kernel does not report it.
+    It derives from ``BaseException``. A check that catches every ``Exception`` of a kernel therefore does not report
+    it.
     """
 
 

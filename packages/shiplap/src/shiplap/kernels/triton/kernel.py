@@ -312,9 +312,9 @@ def compile_ahead(op: Op, calls: Iterable[Args], architectures: Iterable[int]) -
         architectures: GPU architectures, such as 90 for compute capability 9.0.
 
     Raises:
-        LaunchError: SL619 for a kernel that no generated launch can run, SL620 for an op without a kernel of
+        LaunchError: ``SL619`` for a kernel that no generated launch can run, ``SL620`` for an op without a kernel of
             :func:`triton`.
-        ArgumentError: SL201 to SL210 if arguments do not fit the declaration.
+        ArgumentError: ``SL201`` to ``SL210`` if arguments do not fit the declaration.
     """
     if not launched_kernels(op):
         raise error("SL620", where=op.spec.name, got="no sl.triton kernel for CUDA", expected="a kernel of sl.triton")

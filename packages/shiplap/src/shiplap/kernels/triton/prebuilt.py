@@ -213,7 +213,8 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
     as a Triton kernel, a form and a cubin.
 
     Raises:
-        ShippingError: SL308 if the source of a kernel is unknown, for example because it was typed into an interpreter.
+        ShippingError: ``SL308`` if the source of a kernel is unknown, for example because it was typed into an
+            interpreter.
     """
     rows: dict[str, PrebuiltRow] = {}
     for kernel, form, cubin in forms:

@@ -79,8 +79,6 @@ DeclaredStep: TypeAlias = DeclaredLaunch | DeclaredFill | DeclaredSort
 def plain_function(kernel: Any) -> Callable[..., object]:
     """Return the Python function inside a ``@triton.jit`` function, compiled or interpreted. Raise ``SL619`` for other
     objects.
-
-    Raise SL619 for other objects.
     """
     # By name, without importing Triton.
     wraps = type(kernel).__name__ in ("JITFunction", "InterpretedFunction")
@@ -108,8 +106,8 @@ def read_program(
     parameter has a source of its value. The program includes named integers and error messages.
 
     Raises:
-        ShiplapError: SL105 for an invalid expression. SL618 for a parameter without a value, or an unknown name. SL619
-            for a parameter that no launcher can pass.
+        ShiplapError: ``SL105`` for an invalid expression. ``SL618`` for a parameter without a value, or an unknown
+            name. ``SL619`` for a parameter that no launcher can pass.
     """
     named, known, names = tuple(configs), set(_integer_names(spec)), []
     for name, text in (values or {}).items():

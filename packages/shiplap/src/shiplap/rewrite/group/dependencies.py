@@ -18,7 +18,7 @@ class IndependentCalls:
         members: the calls that may be merged, at least one, in graph order.
         left: the first call that was left out, or None.
         because: the member from which ``left`` is computed, or the node in between that calls must not be moved past,
-            such as a write. None if ``left`` is None.
+            such as a write. It is None if ``left`` is None.
     """
 
     def __init__(self, members: list[Node], left: Node | None, because: Node | None) -> None:

@@ -31,7 +31,7 @@ class JoinedCalls(GroupRewrite):
         dim: one of the dims that ``op.batches`` names.
 
     Raises:
-        ShiplapError: SL117 if ``op`` does not declare ``dim``.
+        ShiplapError: ``SL117`` if ``op`` does not declare ``dim``.
     """
 
     def __init__(self, op: Op, dim: str, **options: Any) -> None:
