@@ -33,7 +33,7 @@ class HasCode(metaclass=_ListsPublicNames):
     @abstractmethod
     def code_parts(self) -> Iterator[tuple[str, AnyValue]]:
         """Yield the parts of the object on which its behaviour depends. Each is a text and a value whose code is also
-        part of the digest. The value is None if the text says everything.
+        part of the digest. The value is None if the text alone is enough.
         """
 
 

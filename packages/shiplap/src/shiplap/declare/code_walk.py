@@ -293,7 +293,7 @@ class _CodeWalk:
                 self.add("data", f"{name}={self.text(value)}")
 
     def _state(self, name: str) -> None:
-        """Add a part which says that calls change ``name``, in place of its value, and the files of its module."""
+        """Add a part which states that calls change ``name``, in place of its value, and the files of its module."""
         self.add("data", f"{name} changes")
         self._files_of(self._home)
 

@@ -99,8 +99,8 @@ def _call_gradient_ops(spec: OpSpec, ops: Sequence[GradientOp]) -> GradientFn:
     """
 
     def gradients(grad: Tensor | tuple[Tensor, ...], saved: object, needs: object) -> Gradients:
-        """Return the gradients by argument, computed by the ops whose gradients are marked in ``needs``. ``grad`` holds
-        the gradients of the outputs. ``saved`` has the arguments and results as attributes.
+        """Return the gradients by argument, computed by the ops that return a gradient marked in ``needs``. ``grad``
+        holds the gradients of the outputs. ``saved`` has the arguments and results as attributes.
         """
         grads = grad if isinstance(grad, tuple) else (grad,)
         result: dict[str, Gradient] = {}
@@ -149,7 +149,7 @@ class Backward(HasCode):
         """Return the gradient of ``spec`` that is computed by other declared ops. Each is called only if one of its
         results is needed.
 
-        Raise ``SL110`` if an op does not fit ``spec``, or if two ops give the same gradient.
+        Raise ``SL110`` if an op does not fit ``spec``, or if two ops compute the same gradient.
         """
         parts = tuple(GradientOp.read(spec, op) for op in ops)
         given = [name for part in parts for name in part.gives]

@@ -118,7 +118,8 @@ def compile_fast_path(op: Executor, device: str = "cuda", otherwise: FastPath | 
     """Return a generated function ``route(*args)``. It runs calls of ``op`` below autograd without torch's dispatcher
     if all arguments are plain tensors and scalars. Return None if every call needs the dispatcher.
 
-    ``otherwise`` runs the calls that the function does not support. It is given if the dispatcher calls the function.
+    ``otherwise`` runs the calls that the function does not support. If it is None, torch's dispatcher runs them. A
+    function that the dispatcher itself calls needs it, since it must not call the dispatcher again.
     """
     kernels = op.kernels.get(device, [])
     if not kernels or not has_simple_arguments(op.spec):
@@ -238,7 +239,8 @@ def _remember_call(ready: dict[Hashable, Any], key: Hashable, value: object) -> 
 def is_unlisted_call(op: Executor, call: Binding) -> bool:
     """Return whether tuned choices are looked up in this process and none is found for ``call``.
 
-    Such a call is not stored for repetition, since it is an error if ``SHIPLAP_STRICT`` is set later.
+    Such a call is not stored for repetition, since it is an error if the environment variable ``SHIPLAP_STRICT`` is set
+    later.
     """
     return tuned_choices.active and isinstance(tuned_choices.find_choice(op, call), tuned_choices.MissingChoice)
 

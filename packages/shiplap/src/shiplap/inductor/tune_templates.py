@@ -93,7 +93,7 @@ def tune_templates(
     """Return the choice among the templates of ``op`` in compiled code for calls like ``recipe``. It is an earlier
     choice, or the fastest template by measurement. A measured choice is stored and put into use.
 
-    ``report`` is told the steps, and ``isolation`` is the worker process that runs candidates, or None for this
+    ``report`` is called with each step. ``isolation`` is the worker process that runs candidates, or None for this
     process.
 
     Raises:

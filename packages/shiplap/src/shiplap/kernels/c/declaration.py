@@ -128,7 +128,8 @@ def cabi(
     """Return a kernel that calls a C function through Shiplap's C ABI. Pass the result to ``op.kernel(device, ...)``.
 
     Args:
-        library: the path of the shared library. A file of that name in ``SHIPLAP_LIBRARY_PATH`` takes precedence.
+        library: the path of the shared library. A file of that name in the folder of the environment variable
+            ``SHIPLAP_LIBRARY_PATH`` takes precedence.
         symbol: the C function, with the prototype that ``shiplap header`` prints.
         strided: the tensor arguments that the kernel accepts with any strides. All others are made contiguous.
         align: the alignment, in bytes, that the kernel needs of every tensor's address. A tensor at another address,

@@ -30,8 +30,8 @@ source_libraries: dict[Path, CompiledLibrary] = {}  # by the path that the kerne
 def locate_library(path: str | os.PathLike[str]) -> Path:
     """Return the file of the library ``path``.
 
-    It is the compiled one of ``sl.source``, the file of that name in the folder ``SHIPLAP_LIBRARY_PATH``, or ``path``
-    itself. Raise ``SL401`` if none of them exists.
+    It is the compiled one of ``sl.source``, the file of that name in the folder that the environment variable
+    ``SHIPLAP_LIBRARY_PATH`` names, or ``path`` itself. Raise ``SL401`` if none of them exists.
     """
     wanted = Path(path)
     if (compiled := source_libraries.get(wanted)) is not None:

@@ -131,9 +131,9 @@ def formula_words(spec: OpSpec, gradient: Backward) -> tuple[list[int], list[str
 
 
 def _taken_words(spec: OpSpec, part: GradientOp, saves: list[str], values: list[str]) -> Iterator[int]:
-    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient. The first is the kind
-    of the value: a gradient, a saved tensor of ``saves``, or a scalar of ``values``. The second is its position among
-    these.
+    """Yield two integers for each argument of ``part``, an op that computes a part of a gradient. The first states
+    whether the value is a gradient, a saved tensor of ``saves`` or a scalar of ``values``. The second is its position
+    among these.
     """
     for name, at in part.takes(spec):
         if at >= 0:
@@ -176,7 +176,7 @@ def build_recorder(op: Op) -> None:
 
 def _open_recorder(op: Op) -> ctypes.CDLL | None:
     """Return the loaded library that records gradients, or None if it is not in the cache. In the latter case, start
-    its build if ``SHIPLAP_BACKGROUND_BUILD=1`` is set, and otherwise prepare a notice.
+    its build if the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, and otherwise prepare a notice.
     """
     try:
         place = _recorder_folder(op)

@@ -58,7 +58,7 @@ class GroupRewrite(Rewrite):
     Args:
         least: the smallest number of calls that are merged.
         most: the largest number of calls that are merged.
-        always: if true, merge even if the model of costs predicts that it does not pay.
+        always: if true, merge even if the model of costs predicts that it is not faster.
     """
 
     level: Level = "pre-grad"
@@ -84,8 +84,8 @@ class GroupRewrite(Rewrite):
 
     @abstractmethod
     def price(self, members: Sequence[Node], machine: Machine) -> MergePrice | str:
-        """Return the times that merging the calls ``members`` saves and adds on ``machine``. If merging them never
-        pays, return the reason as text. ``machine`` holds the measured costs of a type of device.
+        """Return the times that merging the calls ``members`` saves and adds on ``machine``. If merging them is never
+        faster, return the reason as text. ``machine`` holds the measured costs of a type of device.
         """
 
     def nodes(self, member: Node) -> list[Node]:
@@ -142,7 +142,7 @@ class GroupRewrite(Rewrite):
             calls = [n for n in calls if n not in group.members]
 
     def _merge_members(self, graph: Graph, members: list[Node]) -> Outcome:
-        """Merge the calls ``members`` into one if the estimated times show that it pays. Return the ``Match``, or a
+        """Merge the calls ``members`` into one if that is faster by the estimated times. Return the ``Match``, or a
         ``NearMiss`` with the reason if the calls stay separate.
         """
         # All members are on one device, which is a part of their key.

@@ -30,8 +30,8 @@ def independent_calls(graph: Graph, calls: Sequence[Node], most: int) -> Indepen
     """Return a group of calls that are independent of each other, and the first call that was left out. The group
     consists of the first of ``calls`` and later calls, at most ``most`` in all.
 
-    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. After each merge, search
-    again: a second group that was found before the merge may close a cycle.
+    ``calls`` are in graph order. Merging the returned calls leaves the graph without a cycle. Search again after each
+    merge, since a second group that was found before the merge may close a cycle.
     """
     # Sets of calls are integers with a bit per call: each node of the graph needs a set, and large graphs have many
     # nodes.

@@ -65,9 +65,9 @@ class AttentionRewrite(Rewrite):
     anchors = SOFTMAX_OPERATORS | {"log_softmax", "_log_softmax", "exp"}
 
     def __init__(self, *, always: bool = False, visible_rows: bool = False) -> None:
-        """Set the options. If ``always`` is true, attention is replaced even where torch has no fused kernel that pays.
-        If ``visible_rows`` is true, no mask is assumed to hide all columns of a row. Attention with any mask is then
-        replaced in training, too.
+        """Set the options. If ``always`` is true, attention is replaced even if torch has no fused kernel that is
+        faster. If ``visible_rows`` is true, no mask is assumed to hide all columns of a row. Attention with any mask is
+        then replaced in training, too.
         """
         self.always, self.visible_rows = always, visible_rows
 
@@ -261,7 +261,7 @@ def _require_same_sink(above: ScoresOfAttention, below: _WeightedValues) -> None
 
 
 def _asks_for_gradients(held: Sequence[Tensor]) -> bool:
-    """Return whether gradients of the fake queries, keys or values in ``held`` are computed."""
+    """Return whether autograd computes gradients of the fake queries, keys or values in ``held``."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in held)
 
 

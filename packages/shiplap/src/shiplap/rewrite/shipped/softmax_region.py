@@ -96,7 +96,7 @@ def log_softmax_below(node: Node) -> Node | None:
 
 
 def find_region(softmax: Node) -> SoftmaxRegion | None:
-    """Return the calls around ``softmax``, from the product that gives its scores to the product of its result
+    """Return the calls around ``softmax``, from the product that computes its scores to the product of its result
     (weights) with an activation. Return None if the weights multiply no activation, as in a router.
     """
     below = list(_paths_to_products(softmax, _readers_and_targets, _weighs_activation))

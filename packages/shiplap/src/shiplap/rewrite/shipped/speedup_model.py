@@ -37,8 +37,8 @@ def require_speedup(out: Node, above: ScoresOfAttention, held: Sequence[Tensor],
 # model's own calls. In float32 it is slower than products in TF32 (0.81 times, 12 heads of 64, 197 tokens, H200). A
 # mask that all heads share pays (local attention of 1024 tokens, H100, cuDNN's kernel: 3.1 times as fast).
 def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
-    """Return the reason why torch has no fused kernel for CUDA that pays for the fake q, k and v in ``held``. Return an
-    empty text if it has one, and for all other devices.
+    """Return the reason why torch has no fused kernel for CUDA that is faster for the fake q, k and v in ``held``.
+    Return an empty text if it has one, and for all other devices.
     """
     q, _, v = held
     if q.device.type != "cuda":
@@ -62,8 +62,8 @@ def _why_no_fused_kernel(held: Sequence[Any], above: ScoresOfAttention) -> str:
 # dense, as in T5, it takes 538 us. 3 heads of 32, 49 tokens (Swin): 1241 us with a fused kernel, 836 us as Inductor
 # writes it.
 def _why_bias_does_not_pay(step: ScoreStep, of: Sequence[Any]) -> str:
-    """Return the reason why a bias that differs from head to head does not pay for the fake q, k and v in ``of``.
-    Return an empty text if the bias was measured to pay.
+    """Return the reason why a fused kernel is not faster with a bias that differs from head to head, for the fake q, k
+    and v in ``of``. Return an empty text if it was measured to be faster.
     """
     held, width = fake_value(step.given), max(of[0].shape[-1], of[2].shape[-1])
     sizes = "x".join(map(str, held.shape))
