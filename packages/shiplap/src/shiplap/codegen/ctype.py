@@ -1,4 +1,4 @@
-"""``OpSpec`` → C prototype: the one place that fixes the order and types of a C ABI kernel's parameters."""
+"""The C prototype of an ``OpSpec``. Only this module fixes the order and types of a C ABI kernel's parameters."""
 
 from __future__ import annotations
 

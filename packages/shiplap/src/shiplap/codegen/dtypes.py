@@ -1,4 +1,7 @@
-"""``shiplap/dtypes.h``, the table of dtypes for C and C++: ``python -m shiplap.codegen.dtypes [--check]``."""
+"""The printer of ``shiplap/dtypes.h``, the table of dtypes for C and C++.
+
+Usage: ``python -m shiplap.codegen.dtypes [--check]``.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The C++ of a program of launches: a function of the C ABI that computes grids and arguments and calls the driver.
+"""The C++ of a program of launches. It is a function of the C ABI that computes grids and arguments and calls the
+driver.
 
-A kernel is compiled for a *key*: a list of integers that the generated code and ``kernels/triton/specialize.py``
-compute alike. An entry stands for a value of a config or another compile-time parameter, a tensor's dtype and
-alignment, or the value on which Triton specialises an integer.
+A kernel is compiled for a *key*, a list of integers. The generated code and ``kernels/triton/specialize.py`` compute it
+alike. An integer stands for a value of a config or another compile-time parameter, a tensor's dtype and alignment, or
+the value on which Triton specialises an integer.
 """
 
 from __future__ import annotations

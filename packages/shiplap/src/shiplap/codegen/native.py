@@ -1,8 +1,9 @@
-"""``OpSpec`` → C++ source of its native binding: the checks, allocations and views around one C ABI call.
+"""The C++ source of the native binding of an ``OpSpec``, with checks, allocations and views around one C ABI call.
 
-The checks are those of the call plan, in the same order and words as in Python. What C++ cannot decide (a dtype the
-kernel does not take, a mutated tensor that may require a gradient) it hands to ``<op>__python`` before it has taken any
-argument. Code that is ``alone``, without Python, refuses such a call by SL409.
+The checks are those of the call plan, in the same order and words as in Python. Some calls C++ cannot check, such as
+those with a dtype that the kernel does not accept, or a mutated tensor that may require a gradient. It passes these to
+``<op>__python`` before it has converted any argument. Code that is ``alone``, without Python, refuses such a call by
+``SL409``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps of a call as C++: the same conditions in the same order, and the same error texts, as in Python."""
+"""The steps of a call as C++. The conditions, their order and the error texts are the same as in Python."""
 
 from __future__ import annotations
 

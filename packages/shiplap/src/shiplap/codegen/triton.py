@@ -1,7 +1,7 @@
-"""Triton templates as text: their helpers, and a renderer that turns a template into a plain Triton kernel.
+"""Triton templates as text, with their helpers, and a renderer that turns a template into a plain Triton kernel.
 
 Inductor renders the same sources in compiled graphs, with fused neighbours (``shiplap.inductor``). Here nothing is
-fused, and sizes and strides are arguments of the kernel, so that one kernel serves them all.
+fused. Sizes and strides are arguments of the kernel, so that one kernel is used for all of them.
 """
 
 from __future__ import annotations

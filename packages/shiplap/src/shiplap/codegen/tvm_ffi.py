@@ -1,6 +1,6 @@
-"""``OpSpec`` → C++ source of a tvm-ffi function: the native binding's checks around one C ABI call, on DLPack views.
+"""The C++ source of a tvm-ffi function for an ``OpSpec``. It has the native binding's checks around one C ABI call.
 
-There is no Python fallback: a call that the kernel does not support is an error.
+The function works on DLPack views. There is no Python fallback, so a call that the kernel does not support is an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""jaxtyping annotations and plain scalars → ``TensorType`` and ``Arg``."""
+"""The reader of jaxtyping annotations and plain scalars. It returns ``TensorType`` and ``Arg`` objects."""
 
 from __future__ import annotations
 

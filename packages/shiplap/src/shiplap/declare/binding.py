@@ -1,4 +1,4 @@
-"""``Binding``: one call of an op, its arguments checked and the names of the declaration bound to them."""
+"""``Binding``, one call of an op with checked arguments and the values of the declaration's names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sizes that broadcast, ``#n`` in a declaration: the size to which they broadcast, and which of them are named."""
+"""The sizes that broadcast, ``#n`` in a declaration.
+
+The module finds the size to which they broadcast, and which of them have names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets: classes of calls that share one choice, by size, dtype and memory layout.
+"""Buckets, which are classes of calls that share one tuned choice, by size, dtype and memory layout.
 
 A rule treats each free dim and scalar in one of three ways. ``"pow2"`` rounds it up to a power of two (the default for
 dims), ``"exact"`` keeps it (the default for integer scalars) and ``"none"`` ignores it (the default for floats).

@@ -1,8 +1,8 @@
-"""Arguments that take one of a few values, and results that are a tuple of one: signatures that no schema has.
+"""Arguments that have one of a few values, and results that are a tuple of one. Torch's schemas have neither.
 
 ``Literal["sum", "mean"]`` and classes derived from ``Enum`` are a ``str`` or an ``int`` in the schema of the op. A
-caller passes members, torch, graphs and C kernels pass their values, and the author's functions get members again.
-Torch has no tuple of one result either: the op returns the tensor, and the call in Python makes a tuple of it.
+caller passes members. Torch, graphs and C kernels pass their values, and the author's functions get members again.
+Torch has no tuple of one result either. The op returns the tensor, and the call in Python makes a tuple of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The digest of code: of all that a walk from it finds, the same in every process that loaded the same code."""
+"""The digest of code and of all that it uses. It is equal in every process that loaded the same code."""
 
 from __future__ import annotations
 

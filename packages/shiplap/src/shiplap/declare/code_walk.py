@@ -1,13 +1,12 @@
-"""The one walk over what code uses: it identifies compiled code, choices and proofs, and finds constants of code.
+"""The one walk over what code uses. It identifies compiled code, choices and proofs, and finds constants of code.
 
 From its roots the walk follows functions, methods, properties, classes with their bases, instances, closures, defaults,
 decorators, partial functions, containers, Triton kernels, declared ops, and the globals and modules that code names, in
-whatever file they are. It does not enter Python, torch and well-known libraries, whose versions stand for them. Where
-code hides what it uses (``getattr`` of a computed name, ``eval``, an import inside a function, C extensions, operators
-of other libraries), all files of its package stand for that.
+any file. It does not enter Python, torch and well-known libraries, whose versions identify them. Some code hides what
+it uses by ``getattr`` of a computed name, ``eval``, late imports or C code. All files of its package are then included.
 
-What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state: it is
-left out, or an identity would change while the program runs. The files of its module stand for how it began.
+What the code itself assigns to or changes in place, such as a table that it fills at the first call, is state. It is
+left out, since an identity would otherwise change while the program runs. The files of its module are included instead.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``Config``: values of a kernel's compile-time parameters; ``Space``: the configs that a kernel declares."""
+"""``Config``, the values of a kernel's compile-time parameters, and ``Space``, the configs that a kernel declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dim expressions as C++: the same small language that ``shiplap.declare.dim_expression`` evaluates."""
+"""Dim expressions as C++. They are in the same small language that ``shiplap.declare.dim_expression`` evaluates."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Dim expressions: the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
+"""Dim expressions, the small language of ``dims=``, ``bounds=``, ``requires=`` and ``workspace=``.
 
-Integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the functions
-below. Evaluated on plain and on symbolic sizes; kept as a syntax tree so that it can be printed as C++ too.
+It has integers, names of dims and int (list) arguments, ``+ - * // %``, comparisons, ``and``, subscripts, and the
+functions below. Expressions are evaluated on plain and on symbolic sizes. They are stored as a syntax tree, so that
+they can be printed as C++ too.
 """
 
 from __future__ import annotations

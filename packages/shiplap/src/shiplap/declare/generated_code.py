@@ -1,4 +1,4 @@
-"""The printer of generated Python functions, which every fast path uses: text is compiled once, and run by name.
+"""The printer of generated Python functions, which every fast path uses. A text is compiled once, and run by name.
 
 Generated text names its values in a scope, so that no value has to be written as text. Each text gets an origin, such
 as ``<bind ns::op>``, which tracebacks and profiles show.

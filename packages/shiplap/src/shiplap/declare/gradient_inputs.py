@@ -1,6 +1,6 @@
-"""The inputs of a declared gradient: passed by name, and contiguous.
+"""The inputs of a declared gradient, which are passed by name and contiguous.
 
-A gradient that comes from ``torch.cat`` or ``sum`` is a view with strides of its own, and so may be what was saved. A
+A gradient that comes from ``torch.cat`` or ``sum`` is a view with other strides, and a saved tensor may be one, too. A
 function that launches a kernel on its memory would misread it, as a kernel of the op itself would.
 """
 

@@ -1,8 +1,8 @@
-"""``Kernel``: the interface of one implementation of an op for one device type.
+"""``Kernel``, the interface of one implementation of an op for one device type.
 
 A Python function (``dispatch/python_kernel.py``), a C function (``kernels/c/declaration.py``) and a template that
-Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Callers use only the methods declared here, each of
-which has a default for kernels that do not support it. ``Implementation`` is code that can become a kernel: the
+Triton compiles (``kernels/triton/template_kernel.py``) are kernels. Callers use only the methods declared here. Each
+has a default for kernels that do not support it. ``Implementation`` is code that can become a kernel. It is the
 argument of ``Op.kernel(device, ...)``.
 """
 

@@ -1,7 +1,7 @@
 """Functions of an author, called by the names of their parameters.
 
-An order is a convention, a name is a statement: a function whose parameters are listed in another order than the
-declaration's would be called with the wrong values, and nothing would say so.
+A function may list its parameters in another order than the declaration. If it were called by position, it would get
+the wrong values, and no error would be raised.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The interface between an op and the native binding of its C ABI kernels.
 
-The binding itself is ``shiplap.kernels.native.binding``: it builds, caches and attaches what is described here.
+The binding itself is ``shiplap.kernels.native.binding``. It builds, caches and attaches what is described here.
 """
 
 from __future__ import annotations

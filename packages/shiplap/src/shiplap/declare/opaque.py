@@ -1,4 +1,4 @@
-"""Objects as arguments: the view that a schema, a trace and an audit have of an ``sl.Opaque``."""
+"""Objects of an ``sl.Opaque`` class as arguments, for schemas, traces and audits."""
 
 from __future__ import annotations
 

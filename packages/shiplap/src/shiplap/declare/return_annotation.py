@@ -1,7 +1,8 @@
-"""The return annotation of a declaration → its outputs and results.
+"""The reader of the return annotation of a declaration. It returns the outputs and results of the op.
 
-Most ops return fresh tensors whose sizes the declaration gives: their ``outputs``. Results of any other kind are
-``Return`` values: arguments that were written to, views, lists of tensors, tensors that may be absent, and scalars.
+Most ops return new tensors whose sizes the declaration determines. These are their ``outputs``. Results of any other
+kind are ``Return`` values. They are arguments that were written to, views, lists of tensors, tensors that may be
+absent, and scalars.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The attributes of a parameter that a function reads, found in its loaded code and in that of helpers.
 
-The code is walked once with a stack of what is known of each value: that it is the parameter, that it is a function or
-constant that can be named now, or nothing. A read of an attribute is noted. Whatever else happens to the parameter, but
-for a call of a function whose code can be walked in the same way, makes its reads unknown (:class:`UnknownReads`).
+The code is walked once with a stack of what is known of each value. A value may be the parameter, a function or
+constant whose name is known, or unknown. A read of an attribute is recorded. The parameter may be passed to a function
+whose code can be walked in the same way. Any other use of it makes its reads unknown (:class:`UnknownReads`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``OpSpec`` → torch schema string and tags."""
+"""The printer of torch schemas and tags from an ``OpSpec``."""
 
 from __future__ import annotations
 

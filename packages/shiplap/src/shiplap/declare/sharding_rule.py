@@ -1,4 +1,4 @@
-"""``ShardingRule``: how the arguments of a call are sharded over ranks, and how its results are combined."""
+"""``ShardingRule``, which states how the arguments of a call are sharded over ranks and its results combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of declarations: a Python function becomes an ``OpSpec``.
+"""The reader of declarations, which makes an ``OpSpec`` from a Python function.
 
 ``read_spec`` reads the signature, checks that a torch schema can express it, and relates the sizes of all tensors.
 """

@@ -1,4 +1,4 @@
-"""``OpSpec``: a declaration as frozen data. Schema, checks, fake, header, samples and docs are derived from it."""
+"""``OpSpec``, a declaration as frozen data. Schema, checks, fake, header, samples and docs are derived from it."""
 
 from __future__ import annotations
 

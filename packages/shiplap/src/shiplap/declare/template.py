@@ -1,7 +1,7 @@
-"""A template as data: kernel source with hooks into which Inductor fuses neighbouring operations.
+"""A template as data, which is kernel source with hooks into which Inductor fuses neighbouring operations.
 
-The package ``fuse`` lowers a template in a compiled graph. A Triton template also serves eager calls, rendered with
-empty hooks (``kernels/triton/template_kernel.py``). A function of PyTorch may stand in place of a file: it is traced
+The package ``inductor`` lowers a template in a compiled graph. A Triton template also runs eager calls, rendered with
+empty hooks (``kernels/triton/template_kernel.py``). A function of PyTorch may take the place of a file. It is traced
 into the graph.
 """
 

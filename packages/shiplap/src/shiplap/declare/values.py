@@ -1,4 +1,4 @@
-"""The types of arguments, sizes and results, by one name each."""
+"""The types of arguments, sizes and results, each under one name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``@sl.adopt``: a declaration of an op that another library has registered, or of what a new op takes over."""
+"""``@sl.adopt``, a declaration of an op that another library has registered, or of what a new op takes over."""
 
 from __future__ import annotations
 

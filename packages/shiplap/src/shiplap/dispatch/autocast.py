@@ -1,4 +1,4 @@
-"""The rule of an op for its floating inputs under ``torch.autocast``, from the declaration."""
+"""The rule of an op for its floating-point inputs under ``torch.autocast``, from the declaration."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The autograd implementation of an op: it records calls, and runs the declared gradient in the backward.
+"""The autograd implementation of an op. It records calls, and runs the declared gradient in the backward.
 
-``autograd_function.py`` generates a shorter recorder for ops with single tensors. The general one here also handles
+``autograd_function.py`` generates a shorter recorder for ops with single tensors. The general one here also supports
 lists of tensors, keyword-only arguments, arguments that are written to, and the levels of torch.func.
 """
 

@@ -1,10 +1,11 @@
-"""The recorder of plain calls of an op: an ``autograd.Function`` whose two functions are generated from the
+"""The recorder of plain calls of an op. It is an ``autograd.Function`` whose two functions are generated from the
 declaration.
 
-A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. So both
-functions know the op: which arguments to save and where they are, which gradients are asked for, what may come back.
-The general recorder (``dispatch/autograd.py``) serves lists of tensors, ops that write, results of other kinds,
-keyword-only arguments and levels of ``torch.func``. Both hold the declared gradient to the same contract.
+A call that autograd has to see runs Python twice, forwards and backwards, however its kernels are launched. Both
+functions are therefore generated for the op. Their code contains which arguments to save, where they are, which
+gradients may be requested, and which results are valid. The general recorder (``dispatch/autograd.py``) is used for
+lists of tensors, ops that write, results of other kinds, keyword-only arguments and levels of ``torch.func``. Both
+require the same of the declared gradient.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Checks that a function leaves arguments unchanged which ``mutates=`` does not list, and moves none of those that it
-lists.
+"""Checks that a function leaves unlisted arguments unchanged, and does not move those that ``mutates=`` lists.
 
 Torch counts the writes to each tensor. The counts are compared before and after the first calls of a kernel or a
-reference, so that a write which the declaration does not list is an error, with or without an audit. Later calls are
-not slowed down. Writes past torch, by a pointer, have no count: the audit compares values.
+reference. A write that the declaration does not list is therefore an error, with or without an audit. Later calls are
+not slowed down. Writes by a pointer are not counted by torch. For these, the audit compares values.
 
-Arguments that ``mutates=`` lists must stay where they lie in memory. Their addresses, shapes and strides are compared
-in every call, because a call that moves an argument has not written to the caller's memory.
+Arguments that ``mutates=`` lists must not be moved in memory. Their addresses, shapes and strides are compared in every
+call, because a call that moves an argument has not written to the caller's memory.
 """
 
 from __future__ import annotations

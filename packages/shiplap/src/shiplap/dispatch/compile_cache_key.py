@@ -1,8 +1,8 @@
-"""The part of an op in the keys of torch's compile caches: a digest of everything that compiled code of the op depends
-on.
+"""The part of an op in the keys of torch's compile caches.
 
-A graph without ops has the key that it has without Shiplap, and an edit of an op changes the keys of graphs that use
-it: by name, through another op that it calls, or as its gradient.
+It is a digest of everything on which compiled code of the op depends. A graph without ops has the key that it has
+without Shiplap. An edit of an op changes the keys of the graphs that use it by name, through another op that it calls,
+or as its gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fake implementation, derived: same checks, same shapes, no data."""
+"""The fake implementation, which is derived from the declaration. It has the same checks and shapes, and no data."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""The fast paths of eager calls: generated functions for an op and for its ``op.out``, which skip torch's dispatcher.
+"""The fast paths of eager calls, which are generated functions that skip torch's dispatcher for an op and its
+``op.out``.
 
-They take calls that Python launches: calls on a GPU, and on the CPU calls of C functions that will have no native
-binding. A pass through the dispatcher and back into Python takes as long as two launches.
+They support calls that Python launches. These are calls on a GPU, and on the CPU calls of C functions that will have no
+native binding. A pass through the dispatcher and back into Python takes as long as two launches.
 
 A call of plain tensors without a mode, tracer, transform or profiler is bound and run here. Every other call goes to
-the dispatcher, which also reports errors. A call is remembered under a key of everything that its launch depends on
-except addresses. The checks, the choice and the sizes of one call hold for every later call with the same key. The key
-of an ``op.out`` includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each of
-its calls is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
+the dispatcher, which also reports errors. A call is stored under a key of everything on which its launch depends except
+addresses. The checks, the choice and the sizes of one call are valid for every later call with the same key. The key of
+an ``op.out`` includes shapes, strides, dtypes and devices of the caller's outputs, which are checked once. Each of its
+calls is checked for overlapping tensors and for gradients, since these follow from addresses and from the tensors
 themselves.
 """
 

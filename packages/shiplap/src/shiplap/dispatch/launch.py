@@ -1,4 +1,4 @@
-"""The needs of a launch beside its tensors: scratch memory, and the right device as the current one."""
+"""The needs of a launch other than its tensors. They are scratch memory, and the right device as the current one."""
 
 from __future__ import annotations
 

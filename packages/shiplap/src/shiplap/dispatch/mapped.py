@@ -1,4 +1,4 @@
-"""``torch.vmap`` over ops that torch's own fallback does not support: one call for each sample."""
+"""``torch.vmap`` over ops that torch's own fallback does not support. The op is called once for each sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``@sl.op``: a declaration becomes a registered torch op. The body is the reference; kernels and gradient attach.
+"""``@sl.op`` makes a registered torch op from a declaration. The body is the reference. Kernels and gradient attach.
 
 The steps of a call, and the file of each::
 

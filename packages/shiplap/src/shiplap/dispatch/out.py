@@ -1,7 +1,7 @@
-"""``op.out``: the op ``<name>__out``, whose outputs and workspace belong to the caller.
+"""``op.out``, the op ``<name>__out``, whose outputs and workspace belong to the caller.
 
-A name of its own, since two overloads of one name cannot be declared again. It returns nothing: what it writes is in
-its schema. No autograd and no autocast stand in front of it.
+It has a name of its own, since two overloads of one name cannot be declared again. It returns nothing, since its schema
+lists what it writes. It has no autograd and no autocast implementation.
 """
 
 from __future__ import annotations

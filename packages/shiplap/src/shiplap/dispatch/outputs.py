@@ -1,7 +1,7 @@
-"""The outputs of a call: allocated for a kernel to fill, or checked after a function has returned them.
+"""The outputs of a call, which are allocated for a kernel to fill, or checked after a function has returned them.
 
 A declaration does not determine the sizes in a list of tensors, the presence of an optional result or the value of a
-scalar. The reference determines them; a fake call runs it without data. The results of a kernel are checked against
+scalar. The reference determines them, and a fake call runs it without data. The results of a kernel are checked against
 the declared types.
 """
 

@@ -1,10 +1,9 @@
 """Python functions as kernels, run with the call's device as the current one.
 
-Kernels come in two styles, which differ in their signature. An *out-style* kernel takes the outputs' names as keywords
-and fills tensors that shiplap allocated. A *functional* kernel returns its outputs, which are then checked and made
-contiguous and fresh.
-Either may ask for ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments, in any order.
-Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
+There are two styles of kernels, with different signatures. An *out-style* kernel takes the outputs' names as keywords
+and fills tensors that Shiplap allocated. A *functional* kernel returns its outputs, which are then checked and made
+contiguous and fresh. Both may take ``workspace`` (uint8) by keyword. Parameters have the names of the op's arguments,
+in any order. Tensors arrive contiguous, as they do in C and Triton, unless ``strided=`` names them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""``RegisteredOp``: the torch registration of an op, which defines schemas and their implementations.
+"""``RegisteredOp``, the torch registration of an op, which defines schemas and their implementations.
 
-Most ops have two overloads of a name: the op, and ``raw``, the part of it below autograd. An op that returns what it
-writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more: ``writes``, which returns the other results. Torch can
-functionalize, fake and record that one, as it can any op that writes. The op itself calls ``writes`` and returns its
-arguments. An op whose result may be a view is its reference: torch knows what is a view of what, and its gradient.
+Most ops have two overloads of a name. These are the op, and ``raw``, the part of it below autograd. An op that returns
+arguments which it writes to, ``name(Tensor(a!) x) -> Tensor(a!)``, has one more. It is ``writes``, which returns the
+other results. Torch can functionalize, fake and record that overload, as it can any op that writes. The op itself calls
+``writes`` and returns its arguments. An op whose result may be a view is implemented by its reference. Torch then
+derives its views and its gradient.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The gradient of a gradient: shown to be right, computed from the reference, or refused by name (SL313).
+"""The gradient of a gradient. It is shown to be right, computed from the reference, or refused by name (``SL313``).
 
-Autograd differentiates the operations of a backward that it records. A part that it does not record (``detach()``, a
-kernel without a gradient, a number taken out of a tensor) and a saved result that carries no gradient are constants for
-it: the second derivative would be wrong without a word. So a backward that is recorded, as under ``create_graph=True``,
-is watched. Where a gap is found, the gradients are those of the reference, if the backward has all its arguments.
+Autograd differentiates the operations of a backward that it records. It takes for constants the parts that it does not
+record, such as ``detach()``, a kernel without a gradient or a number taken out of a tensor. It takes for a constant
+also a saved result that carries no gradient. The second derivative would then be wrong without an error. A backward
+that is recorded, as under ``create_graph=True``, is therefore watched. If such a part is found, the gradients are those
+of the reference, if the backward has all its arguments.
 """
 
 from __future__ import annotations

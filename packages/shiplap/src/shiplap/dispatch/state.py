@@ -1,4 +1,4 @@
-"""``OpState``: an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
+"""``OpState``, an op as data. It holds the declaration, the reference, and the kernels and gradient attached later."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The takeover of an existing implementation by a declaration: its kernels and its gradient, called as they are.
+"""The takeover of the kernels and the gradient of an existing implementation by a declaration. They are called
+unchanged.
 
-The source is an op that torch knows (of ``TORCH_LIBRARY``, ``custom_op`` or ``triton_op``), a class derived from
-``autograd.Function``, or a function, such as one of pybind11. The declared op calls it below autograd. A gradient is
-taken by running the source again under autograd, since torch does not say what else a registered formula reads.
+The source is an op that is registered in torch (by ``TORCH_LIBRARY``, ``custom_op`` or ``triton_op``), a class derived
+from ``autograd.Function``, or a function, such as one of pybind11. The declared op calls it below autograd. The
+gradient is computed by another run of the source under autograd, since torch does not state what else a registered
+formula reads.
 """
 
 from __future__ import annotations

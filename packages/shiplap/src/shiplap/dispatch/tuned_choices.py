@@ -1,4 +1,4 @@
-"""The table of tuned choices in this process: ``Op.pick_kernel`` looks calls up, and ``shiplap.tune`` adds entries.
+"""The table of tuned choices in this process. ``Op.pick_kernel`` looks calls up, and ``shiplap.tune`` adds entries.
 
 Nothing is measured here. ``active`` is False in a process without tuned or frozen choices that records no calls. A call
 then costs one attribute access. An entry names the digest of the op for which it was made, and is ignored for an op

@@ -1,4 +1,4 @@
-"""``explain``: the kernels of a compiled function, the candidates of its templates, and what was not fused."""
+"""``explain`` returns the kernels of a compiled function, the candidates of its templates, and what was not fused."""
 
 from __future__ import annotations
 

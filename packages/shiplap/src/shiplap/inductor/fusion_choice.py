@@ -1,4 +1,6 @@
-"""``FusionChoice``: the candidate that a call got, and the reason. ``explain`` and tests read the latest ones."""
+"""``FusionChoice``, the candidate that was chosen for a call, with the reason. ``explain`` and tests read the latest
+ones.
+"""
 
 from __future__ import annotations
 

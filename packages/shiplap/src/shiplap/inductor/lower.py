@@ -1,7 +1,8 @@
-"""The one lowering of every op that has templates: call → verified candidates → choice → node of the graph.
+"""The one lowering of every op that has templates. It verifies candidates, chooses one, and returns a node of the
+graph.
 
-A candidate is used only after it has been proven. If no candidate is proven, the fallback runs: the op's own kernel as
-an opaque call, or the reference inlined, for Inductor to fuse as it does any PyTorch code.
+A candidate is used only after it has been proven. If no candidate is proven, the fallback runs. It is a call of the
+op's own kernel, or the reference traced into the graph, which Inductor fuses like any PyTorch code.
 """
 
 from __future__ import annotations

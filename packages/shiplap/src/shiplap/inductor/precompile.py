@@ -1,9 +1,9 @@
 """Compile in parallel the kernels that later calls in the graph will probably need.
 
-Inductor lowers one node after the other, so that the compiler of each kernel would wait for the proof of the one before
-it. At the first call of a graph, the kernels that will probably be proven for all of its calls are therefore sent to
-the worker processes of Inductor, each kind once. A wrong guess costs time and nothing else: the proof of a call renders
-its own candidate, and finds its kernel in Triton's cache or compiles it.
+Inductor lowers one node after the other, so the compiler of each kernel would wait for the proof of the one before it.
+At the first call of a graph, the kernels that will probably be proven for all of its calls are therefore sent to the
+worker processes of Inductor. Each kind is sent once. A wrong guess only costs time. The proof of a call renders its own
+candidate, and finds its kernel in Triton's cache or compiles it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The progress of a compilation on stderr, after a few seconds: on a terminal, or where SHIPLAP_PROGRESS=1."""
+"""The progress of a compilation, which is shown on stderr after a few seconds.
+
+It is shown on a terminal, or if the environment variable ``SHIPLAP_PROGRESS`` is 1.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The candidates of a call, and PyTorch code as one of them: it computes a call with other operations, in the graph.
+"""The candidates of a call, and PyTorch code as one of them. Such code computes a call with other operations in the
+graph.
 
-Inductor tunes and fuses it there as it does the user's own code. The kernels that Inductor would have generated or
-called therefore take part in the choice, beside the kernels of an op and its fallback.
+Inductor tunes and fuses it there as it does the user's own code. The choice therefore includes the kernels that
+Inductor generates or calls, in addition to the op's own kernels and its fallback.
 """
 
 from __future__ import annotations

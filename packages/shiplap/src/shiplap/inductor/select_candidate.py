@@ -1,11 +1,13 @@
-"""Select by measurement: first each candidate alone, then the best and the fallback together with fused neighbours.
+"""Select a candidate by measurement.
 
-A kernel that is slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs
-that are compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
+First each candidate is measured alone, then the best and the fallback together with fused neighbours. A kernel that is
+slower alone may be faster with a fused epilogue, and the reverse. The last step therefore times graphs that are
+compiled as they will run. The choice is stored under the op, the machine and the operations around the call.
 
-Inductor would tune the fallback in the final graph (``mode="max-autotune"``), and its choice is not always faster than
-the library. The fallback then takes part twice: as Inductor tunes it, and with the library's own kernel. A template has
-to beat both, and every template that is PyTorch code, which Inductor tunes too.
+With ``mode="max-autotune"``, Inductor would tune the fallback in the final graph, and its choice is not always faster
+than the library. The fallback is then measured twice, as Inductor tunes it and with the library's own kernel. A
+template must be faster than both. It must also be faster than every template that is PyTorch code, which Inductor tunes
+too.
 """
 
 from __future__ import annotations

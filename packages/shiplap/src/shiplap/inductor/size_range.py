@@ -1,10 +1,10 @@
-"""The range of sizes that a compiled graph serves, and the sizes at which a candidate is proven for it.
+"""The range of sizes at which a compiled graph may run, and the sizes at which a candidate is proven for it.
 
-A graph of symbolic sizes runs one kernel at many sizes. A proof at one size shows little about others: a kernel may
-omit the last incomplete tile, or branch on a size. A candidate is therefore run at the edges of its tiles, next to each
-number with which code or a guard compares a size, at the ends of the range, and at sizes like those of the call. The
-range ends where a proof would take too long. The graph is guarded against sizes beyond, for which torch compiles
-another graph with a proof of its own.
+A graph of symbolic sizes runs one kernel at many sizes. A proof at one size shows little about others, since a kernel
+may omit the last incomplete tile, or branch on a size. A candidate is therefore run at the edges of its tiles, next to
+each number with which code or a guard compares a size, at the ends of the range, and at sizes like those of the call.
+The range ends where a proof would take too long. The graph is guarded against larger sizes. For those, torch compiles
+another graph, with another proof.
 """
 
 from __future__ import annotations

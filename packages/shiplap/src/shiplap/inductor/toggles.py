@@ -1,4 +1,4 @@
-"""Switches for experiments: the same program with templates off, or with nothing fused into them."""
+"""Switches for experiments. They turn templates off, or let nothing be fused into them."""
 
 from __future__ import annotations
 

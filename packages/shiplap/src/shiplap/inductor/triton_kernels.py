@@ -1,7 +1,7 @@
-"""Ops of ``sl.triton`` as kernels into which Inductor may fuse later operations, where torch's flag for that is on.
+"""Ops of ``sl.triton`` as kernels into which Inductor may fuse later operations, if torch's flag for that is on.
 
-The flag is torch's own and off by default: ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``, since
-2.13. Without it, and for calls that this module does not cover, Inductor's code calls the op.
+The flag is torch's own and off by default. It is ``torch._inductor.config.epilogue_fusion_user_defined_triton_kernel``
+and exists since torch 2.13. Without it, and for calls that this module does not support, Inductor's code calls the op.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Templates in ``sl.tune``: the op is compiled alone, and the candidates of this compilation are measured.
+"""Templates in ``sl.tune``. The op is compiled alone, and the candidates of this compilation are measured.
 
 The choice is stored under the key that such a compilation looks up. If an op is compiled with other operations around
 it, and no choice was measured there, this choice is the first candidate that is tried.

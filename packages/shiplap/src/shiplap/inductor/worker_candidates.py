@@ -1,5 +1,5 @@
-"""Template candidates in the worker process of ``tune``: a compilation of the op alone renders them, the worker runs
-them.
+"""Template candidates in the worker process of ``tune``. A compilation of the op alone renders them, and the worker
+runs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Builds on request: the native binding of an op, and the launcher of its Triton templates."""
+"""Builds on request. They compile the native binding of an op, and the launcher of its Triton templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The builder of call plans: a declaration becomes steps, in an order in which each variable is set before use."""
+"""The builder of call plans. Its steps from a declaration are in an order in which each variable is set before use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``CallPlan``: the checks and conversions of the arguments of an op's calls, built once from its declaration."""
+"""``CallPlan``, the checks and conversions of the arguments of an op's calls, built once from its declaration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The expressions of call plans, each in Python and in C++, and the texts of errors that quote their values.
 
-Both languages use the same variables. Of an argument ``x``: ``t_x`` the tensor, ``shape_x``, ``rank_x`` (C++ only) and
-``type_x``, its dtype; ``a_k`` is a scalar or a list. ``d_n`` is a dim, ``dtype_Float`` the dtype of a dtype class,
-``device`` the device of the call. Where the first argument that has one of these may be absent, ``from_d_n`` (and so
-on) says at run time which argument it came from.
+Both languages use the same variables. The tensor of an argument ``x`` is ``t_x``, and ``shape_x``, ``rank_x`` (C++
+only) and ``type_x`` are its shape, rank and dtype. ``a_k`` is a scalar or a list ``k``. ``d_n`` is a dim,
+``dtype_Float`` the dtype of a dtype class, and ``device`` the device of the call. If the first argument that determines
+one of these may be absent, ``from_d_n`` (and so on) holds at run time the argument that determined it.
 """
 
 from __future__ import annotations

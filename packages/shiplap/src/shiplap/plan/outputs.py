@@ -1,4 +1,6 @@
-"""``OutputPlan``: the steps for the outputs and the workspace of a call, allocated here or given by the caller."""
+"""``OutputPlan``, the steps for the outputs and the workspace of a call, which are allocated here or passed by the
+caller.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing of arguments for C kernels: a copy replaces a tensor that is not contiguous or aligned as needed."""
+"""Packing of arguments for C kernels. A copy replaces a tensor that is not contiguous or not aligned as needed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The printer of call plans as straight-line Python, compiled once for each declaration.
 
-Each function has two versions. The *quick* one is for real calls: sizes are plain ints, and a condition is a plain
-``if``. The *careful* one also takes symbolic sizes: a condition on symbols becomes a guard or a run-time assertion of
-the graph (``torch._check``). Where a call breaks a rule, the generated code passes the rule's number and its texts,
-with the values of the call, to ``refuse``, which raises the error.
+Each function has two versions. The *quick* one is for real calls. Its sizes are plain ints, and a condition is a plain
+``if``. The *careful* one also accepts symbolic sizes. A condition on symbols becomes a guard or a run-time assertion of
+the graph (``torch._check``). If a call breaks a rule, the generated code passes the rule's number and its texts, with
+the values of the call, to ``refuse``, which raises the error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``ArgumentRule``: a condition of a call in Python and in C++, and the error of a call that breaks it."""
+"""``ArgumentRule``, a condition of a call in Python and in C++, with the error of a call that breaks it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The rules of calls, one function each: a condition in Python and in C++, and the error of a call that breaks it.
+"""The rules of calls, one function each. A rule is a condition in Python and in C++, and the error of a call that
+breaks it.
 
-The rules stand in four groups: of one tensor argument, of the sizes of a tensor, of all arguments together, and of the
+There are four groups of rules. They concern one tensor argument, the sizes of a tensor, all arguments together, and the
 memory that a caller passes for outputs and workspace.
 """
 

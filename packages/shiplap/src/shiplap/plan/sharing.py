@@ -1,6 +1,6 @@
 """The exact test of whether two tensors share an element, since the two halves of a cache may lie side by side.
 
-The answer of C++ is ``shares_memory`` in ``shiplap/checks.h``, by the same steps.
+``shares_memory`` in ``shiplap/checks.h`` is the same test in C++, by the same steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps of a call in their order: lookups, checks, conversions and allocations."""
+"""The steps of a call in their order. They are lookups, checks, conversions and allocations."""
 
 from __future__ import annotations
 

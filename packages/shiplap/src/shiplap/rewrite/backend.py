@@ -1,5 +1,6 @@
-"""The backend ``torch.compile(model, backend="shiplap")``: Inductor with rewrites, for programs that can only pass the
-name of a backend.
+"""The backend ``torch.compile(model, backend="shiplap")``, which is Inductor with rewrites.
+
+It is meant for programs that can only pass the name of a backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``Rewrite``, the interface of every rewrite: a pair of functions or a pass over the graph."""
+"""``Rewrite``, the interface of every rewrite. A rewrite is a pair of functions or a pass over the graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Capture the programs of a proof several at a time, because one trace costs as much as the first of its calls.
 
-Programs of fixed sizes ahead of autograd share no node in one graph: each has inputs of its own. The graph therefore
-falls apart into the graphs that single traces would give. Where it does not, and where a program cannot be traced at
-all, each program is traced on its own.
+Programs of fixed sizes share no node in one graph before autograd, since each has its own inputs. The graph can
+therefore be separated into the graphs that single traces would return. If it cannot, or if a program cannot be traced
+at all, each program is traced on its own.
 """
 
 from __future__ import annotations

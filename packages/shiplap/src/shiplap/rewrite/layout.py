@@ -1,4 +1,6 @@
-"""The memory layout of a replacement's results: kept where no reader sees it, and restored elsewhere."""
+"""The memory layout of a replacement's results. It is kept if no reader can notice the difference, and restored
+otherwise.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``Match`` and ``NearMiss``, plain values: the change that a rewrite made to a graph, or the obstacle that prevented
-it.
-"""
+"""``Match`` and ``NearMiss``, the records of what a rewrite changed in a graph, and of what prevented a change."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Find out by running it which function a part of a graph computes: two spellings of one function are the same part.
+"""Find out which function a part of a graph computes, by running the part. Two ways of writing a function are then
+equal.
 
-A recogniser that follows calls knows the spellings that its author has read. This module takes the calls between a
-value ``x`` and a result, whatever they are, as a function of ``x`` and of the tensors that come in from the side. It
-runs the function in float64 on random numbers and compares the results. Casts between floating dtypes are left out,
-because they change the precision and not the function.
+A recogniser that follows calls supports only the ways of writing that its author has read. This module takes the calls
+between a value ``x`` and a result, whatever they are. They are a function of ``x`` and of the other tensors that they
+read. The module runs the function in float64 on random numbers and compares the results. Casts between floating-point
+dtypes are left out, because they change the precision and not the function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bring calls into one form: the operator, and its arguments by name, without those that have their default.
+"""Bring calls into one form. It has the operator and the arguments by name, without those that equal their default.
 
 ``F.softmax(x, dim=1)``, ``torch.softmax(x, 1)`` and ``x.softmax(-1)`` of a matrix are one call in this form.
 """

@@ -1,4 +1,4 @@
-"""``RewriteObstacle``: what keeps a rewrite from one place, on the way to a ``NearMiss``."""
+"""``RewriteObstacle``, the reason why a rewrite does not apply at one place. A ``NearMiss`` is made from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Calls that a recogniser may step over, with their effect on values in any spelling.
+"""Calls that a recogniser may skip, with their effect on values, in any way of writing them.
 
-A pass over a graph that looks for a computation, rather than for one spelling of it, follows values through calls that
-return them unchanged (a cast, ``contiguous``, dropout of an evaluated model) or scaled by a constant.
+A pass that looks for a computation, and not for one way of writing it, has to follow values through such calls. They
+return the values unchanged (a cast, ``contiguous``, dropout of an evaluated model) or scaled by a constant.
 """
 
 from __future__ import annotations

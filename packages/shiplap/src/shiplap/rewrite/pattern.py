@@ -1,4 +1,4 @@
-"""``rewrite``: declare a pattern and its replacement, both plain functions of the same arguments."""
+"""``rewrite`` declares a pattern and its replacement. Both are plain functions of the same arguments."""
 
 from __future__ import annotations
 

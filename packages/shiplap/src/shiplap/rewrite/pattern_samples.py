@@ -1,4 +1,6 @@
-"""Samples of a pattern: the programs on which a rewrite is proven, and the graphs in which its pattern may occur."""
+"""Samples of a pattern. They are the programs on which a rewrite is proven, and the graphs in which its pattern may
+occur.
+"""
 
 from __future__ import annotations
 

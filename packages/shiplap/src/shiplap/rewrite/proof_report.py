@@ -1,4 +1,4 @@
-"""The proofs of several rewrites as values, for ``shiplap rewrite --test``: each check with its evidence."""
+"""The proofs of several rewrites as values, for ``shiplap rewrite --test``. Each check comes with its evidence."""
 
 from __future__ import annotations
 

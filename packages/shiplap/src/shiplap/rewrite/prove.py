@@ -1,4 +1,4 @@
-"""The proof of a rewrite: programs before and after it, compared in everything that a caller could see."""
+"""The proof of a rewrite. It compares programs before and after the rewrite in everything that a caller can observe."""
 
 from __future__ import annotations
 

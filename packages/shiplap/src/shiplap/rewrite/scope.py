@@ -1,5 +1,6 @@
-"""``rewrites``: the rewrites that are in force, for a block or a compilation, and their outcomes. Nothing outlives the
-scope.
+"""``rewrites``, the set of rewrites that are in force for a block or a compilation, with their outcomes.
+
+Nothing remains in force after the block or the compilation.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The annotated arguments of a pattern: the values that they may be bound to, and the declaration that a proof draws
-samples from.
+"""The annotated arguments of a pattern.
+
+The annotations state the values to which the arguments may be bound, and a proof draws samples from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""``survey_rewrites``: compile a function with rewrites in force, and return their matches, near misses and savings."""
+"""``survey_rewrites``, which compiles a function with rewrites in force.
+
+It returns their matches, near misses and savings.
+"""
 
 from __future__ import annotations
 

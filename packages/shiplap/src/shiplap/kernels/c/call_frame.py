@@ -1,7 +1,8 @@
-"""The memory of one C ABI call: context, DLTensors, their shapes and strides, and the error message, in one buffer.
+"""The memory of one C ABI call. One buffer holds the context, the DLTensors, their shapes and strides, and the error
+message.
 
-Packed by one ``struct`` per combination of ranks, with addresses as integers: a ctypes structure per tensor costs more
-than most kernels that are small enough for the call to matter.
+One ``struct`` for each combination of ranks packs it, with addresses as integers. A ctypes structure for each tensor
+would cost more time than most kernels that are small enough for the call to matter.
 """
 
 from __future__ import annotations

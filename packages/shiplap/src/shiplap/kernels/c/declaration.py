@@ -1,7 +1,7 @@
-"""``sl.cabi(library, symbol)``: a stateless, out-style C function as a kernel, called through the Python binding.
+"""``sl.cabi(library, symbol)``, a stateless, out-style C function as a kernel, called through the Python binding.
 
 For each call, PyTorch's allocator provides outputs and workspace. The function gets DLTensor views of them and runs
-without the GIL. A status other than SL_OK becomes SL305 with the kernel's own message.
+without the GIL. A status other than ``SL_OK`` becomes ``SL305`` with the kernel's own message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``sl.source(files, symbol)``: a C, C++ or CUDA C++ function as a kernel, compiled with the declaration's header.
+"""``sl.source(files, symbol)``, a C, C++ or CUDA C++ function as a kernel, compiled with the declaration's header.
 
-The library is named by the content of the sources, of the headers that they include and of the flags, so an edited
-source is another kernel for the caches of torch. It is compiled by ``op.build()``, ``shiplap build`` and
-``shiplap package``, never by a call.
+The library is named by the content of the sources, of the headers that they include and of the flags. An edited source
+is therefore another kernel for the caches of torch. ``op.build()``, ``shiplap build`` and ``shiplap package`` compile
+it. A call never does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The attachment of compiled bindings: a library is opened, and its functions are registered for the ops of a plan."""
+"""The attachment of compiled bindings. A library is opened, and its functions are registered for the ops of a plan."""
 
 from __future__ import annotations
 

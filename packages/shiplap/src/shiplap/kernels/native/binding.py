@@ -1,10 +1,10 @@
-"""The native binding of C ABI kernels: built on request, cached, attached beside the Python binding.
+"""The native binding of C ABI kernels. It is built on request, cached, and attached beside the Python binding.
 
-A kernel is served by Python (``kernels/c/declaration.py``) until a library is there. One that came with the package of
-the op, or is in the cache, is attached at the first call. Else the ``HOT_CALLS``-th call gives a notice that says how
-to build one. Under ``SHIPLAP_BACKGROUND_BUILD=1`` that call starts a compiler in a process of its own and a later call
-attaches the library, so that no call waits for the compiler. If a library cannot be built or attached, one notice gives
-the reason, and Python goes on serving.
+Python runs a kernel (``kernels/c/declaration.py``) until a library exists. A library that came with the package of the
+op, or is in the cache, is attached at the first call. Without one, call number ``HOT_CALLS`` issues a notice of how to
+build it. If the environment variable ``SHIPLAP_BACKGROUND_BUILD`` is 1, that call starts a compiler in a separate
+process, and a later call attaches the library. No call waits for the compiler. If a library cannot be built or
+attached, one notice has the reason, and Python continues to run the kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The compilation of one binding into the cache. Standard library only: a detached ``python -I build.py`` does it too.
+"""The compilation of one binding into the cache.
 
-Whether what is built may be loaded is decided where it is loaded (``kernels/native/cache.py``), not here.
+The module uses only the standard library, since a detached ``python -I build.py`` runs it too. It does not decide
+whether a result may be loaded. ``kernels/native/cache.py`` decides that.
 
-A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with two seals beside it. One
-is a sha256 over the digest and the library: it tells damage, and goes into packages. The other one is keyed with a
-secret of the user's home, so that a cache folder that somebody else has filled is not loaded. Builders of one digest
-queue on an flock, which goes when its holder dies.
+A finished binding is a directory ``<cache>/native/<digest>`` that appears by one rename, with two seals beside it. The
+first is a sha256 of the digest and the library. It detects damage, and is part of packages. The second is keyed with a
+secret in the user's home, so that a cache folder that somebody else has filled is not loaded. Builders of one digest
+wait for each other by an flock, which ends when its holder ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of choices as numbers, for natively bound ops. The binding gets a new copy whenever choices change."""
+"""The table of tuned choices as numbers, for natively bound ops. The binding gets a new copy if choices change."""
 
 from __future__ import annotations
 

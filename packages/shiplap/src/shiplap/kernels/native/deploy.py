@@ -1,7 +1,8 @@
-"""``deploy(ops, folder)``: ops as one library for processes without shiplap, and without Python.
+"""``deploy(ops, folder)`` writes ops as one library for processes without Shiplap, and without Python.
 
 A model that AOTInductor has packaged calls its ops through torch's dispatcher. The library defines and implements them
-when it is loaded: by ``torch.ops.load_library(path)`` in Python, by ``dlopen(path, RTLD_NOW | RTLD_GLOBAL)`` in C++.
+when it is loaded. Python loads it by ``torch.ops.load_library(path)``, and C++ by ``dlopen(path, RTLD_NOW |
+RTLD_GLOBAL)``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The recording of gradients in C++: one library against torch's own headers, and a formula of each op for it.
+"""The recording of gradients in C++, by one library for all ops and a formula of each op.
 
-Torch's stable ABI has no autograd. So a library is compiled once for each torch and serves all ops: it has the Autograd
-kernel and the node of the graph (``shiplap/autograd.h``). What differs between ops is data: which tensors a call saves,
-and which ops compute its gradients from what. An op is recorded by it if its gradient is declared as ops, and if it and
-those ops have native bindings. Until the library is built, and for all other gradients, Python records. A wheel cannot
-hold the library, so an op whose binding came in one gives a notice when Python has recorded many of its calls.
+Torch's stable ABI has no autograd. The library is therefore compiled once for each torch, against torch's own headers.
+It has the Autograd kernel and the node of the graph (``shiplap/autograd.h``). The formula of an op is data. It states
+which tensors a call saves, and which ops compute its gradients from what. The library records an op if the op's
+gradient is declared as ops, and if the op and those ops have native bindings. Until the library is built, and for all
+other gradients, Python records. A wheel cannot contain the library. An op whose binding came in a wheel therefore
+issues a notice when Python has recorded many of its calls.
 """
 
 from __future__ import annotations

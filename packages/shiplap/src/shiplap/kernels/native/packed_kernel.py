@@ -1,4 +1,4 @@
-"""``PackedKernel``: the base of kernels in native code, with packed arguments, outputs, workspace and bounds."""
+"""``PackedKernel``, the base of kernels in native code, with packed arguments, outputs, workspace and bounds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The bindings that came with an installed package: its ops are native without a compiler, a cache or a setting.
+"""The bindings that came with an installed package. Its ops are native without a compiler, a cache or a setting.
 
-``shiplap package`` puts them into the folder ``_shiplap`` of the package that declares the ops. The package is code
-that Python has imported, so what lies in its folder is trusted as its modules are: whoever owns them may own it, and
-it is refused where everybody may write. A library is used for an op whose needs it was made for
+``shiplap package`` puts them into the folder ``_shiplap`` of the package that declares the ops. Python has imported
+code of that package, so its folder is trusted as its modules are. It may belong to any owner of the modules, and is
+refused if everybody may write to it. A library is used for an op whose needs it was made for
 (``kernels/native/build_digest.py``).
 """
 

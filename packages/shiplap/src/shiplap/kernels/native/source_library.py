@@ -1,4 +1,4 @@
-"""The library of one ``sl.source`` kernel: its digest, its place in the cache, and the command that compiles it."""
+"""The library of one ``sl.source`` kernel, with its digest, its place in the cache and the command that compiles it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""C ABI kernels as tvm-ffi functions, for callers that know tvm-ffi and DLPack but not shiplap: ``export(op)``.
+"""``export(op)`` returns a C ABI kernel as a tvm-ffi function, for callers that use tvm-ffi and DLPack without Shiplap.
 
-Needs the extra ``tvm-ffi`` (the package apache-tvm-ffi). The C++ is generated from the declaration, with its checks;
-it is compiled at the first export and kept beside the native bindings.
+This requires the extra ``tvm-ffi`` (the package apache-tvm-ffi). The C++ is generated from the declaration, with its
+checks. It is compiled at the first export and stored beside the native bindings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Asynchronous errors of CUDA kernels: a kernel that meets a bad value writes one word, and the next call raises it.
+"""Asynchronous errors of CUDA kernels. A kernel that meets a bad value writes one word, and the next call raises the
+error.
 
-A synchronisation at every call would cost more than most kernels do. The word lies in pinned host memory, which a
-kernel reaches by its address and the host reads without asking the device; nothing is written unless something is
-wrong. A captured graph writes the same word, so replays are told as well.
+A synchronisation in every call would cost more time than most kernels do. The word lies in pinned host memory. A kernel
+reaches it by its address, and the host reads it without a request to the device. Nothing is written unless there is an
+error. A captured graph writes the same word, so that errors of replays are raised as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``sl.triton(kernel, grid=...)`` and programs of launches, as an author declares them, not yet bound to an op.
 
-Beside launches a program may fill and sort parts of the workspace, name integers that several steps use, choose by
-sizes what it launches (``when=``), and have errors of kernels told late.
+In addition to launches, a program may fill and sort parts of the workspace and name integers that several steps use. It
+may choose by sizes what it launches (``when=``), and have errors of kernels reported late.
 """
 
 from __future__ import annotations

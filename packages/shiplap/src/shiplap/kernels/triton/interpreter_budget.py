@@ -1,7 +1,7 @@
 """A time limit for launches of Triton's interpreter, which runs one program after another in Python.
 
-An audit draws sizes for which that would take minutes. Such a kernel is slow, but does not hang. So within
-:func:`patient` a launch is refused before it begins if it would take too long.
+An audit draws sizes for which that would take minutes. Such a kernel is slow, but does not hang. Inside
+:func:`limit_launch_time`, a launch that would take too long is therefore refused before it begins.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The kernel behind ``sl.triton(kernel, grid=...)``: plain Triton functions that generated C++ launches.
+"""The kernel behind ``sl.triton(kernel, grid=...)``. Generated C++ launches its plain Triton functions.
 
-The first calls are launched from Python, by Triton. Once the binding of the op is there, the generated C++ computes
-grid and arguments and launches through the CUDA driver; Triton's compiler is asked, once, for each form that is
-missing. Under ``TRITON_INTERPRET=1`` Triton's interpreter runs the same launches on the CPU, where audits can be made.
+Triton launches the first calls from Python. Once the binding of the op is attached, the generated C++ computes grid and
+arguments and launches through the CUDA driver. It calls Triton's compiler once for each form that is missing. If the
+environment variable ``TRITON_INTERPRET`` is 1, Triton's interpreter runs the same launches on the CPU, where audits can
+be made.
 """
 
 from __future__ import annotations

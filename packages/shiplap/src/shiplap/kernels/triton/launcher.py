@@ -1,8 +1,9 @@
-"""``triton_launcher(kernel)[grid](...)``: a Triton launch without the binder that runs before each of them.
+"""``triton_launcher(kernel)[grid](...)``, a Triton launch without the binder that Triton runs before each launch.
 
-The first launch of each specialisation is Triton's own. The compiled kernel that it returns is kept under a key of
-everything Triton specialises on, and later launches go straight to that kernel's launcher. Whatever the key cannot
-hold - hooks, descriptors, tuples, another Triton - is left to Triton. Nothing of Triton is replaced.
+Triton itself makes the first launch of each specialisation. The compiled kernel that it returns is stored under a key
+of everything on which Triton specialises. Later launches call the launcher of that kernel directly. Triton itself makes
+launches with arguments that the key cannot hold, such as hooks, descriptors and tuples, and all launches of another
+version of Triton. Nothing of Triton is replaced.
 """
 
 from __future__ import annotations

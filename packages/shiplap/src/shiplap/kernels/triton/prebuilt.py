@@ -1,9 +1,10 @@
 """The compiled forms of Triton kernels that came with an installed package, found by a digest of their code.
 
-``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is known
-by the digest of what Triton would compile: the text of the kernel and of the functions and constants that it uses,
-without comments and blanks, the types, constants and options of the call, and the architecture. No version is in it, of
-Python or of Triton: a cubin needs neither. What was edited since has another digest, and is compiled here.
+``shiplap package`` puts them into the folder ``_shiplap/cubins`` of the package that declares the op. A form is
+identified by the digest of the input of Triton's compiler. The digest covers the text of the kernel and of the
+functions and constants that it uses, without comments and blanks. It also covers the types, constants and options of
+the call, and the architecture. It covers no version of Python or of Triton, since a cubin needs neither. Code that was
+edited later has another digest, and is compiled on this machine.
 """
 
 from __future__ import annotations

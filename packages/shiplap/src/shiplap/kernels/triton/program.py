@@ -1,4 +1,4 @@
-"""The reader of ``sl.triton(...)``: from where each parameter of each kernel gets its value."""
+"""The reader of ``sl.triton(...)``. It finds the source of the value of each parameter of each kernel."""
 
 from __future__ import annotations
 

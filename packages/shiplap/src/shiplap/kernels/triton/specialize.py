@@ -1,7 +1,7 @@
 """The key of a launch, as the generated C++ computes it, and the cubin for a key.
 
-The key has no names in it. ``form_of_key`` turns it back into the signature, the constants and the attributes that
-Triton's own binder would have found, so that both compile, and cache, the same thing.
+The key contains no names. ``form_of_key`` returns the signature, the constants and the attributes that Triton's own
+binder would have found for it. Both therefore compile, and cache, the same kernel.
 """
 
 from __future__ import annotations

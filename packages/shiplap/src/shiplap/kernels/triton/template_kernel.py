@@ -1,8 +1,8 @@
-"""A Triton template as a kernel: rendered with empty hooks, compiled by Triton, launched like any kernel.
+"""A Triton template as a kernel. It is rendered with empty hooks, compiled by Triton and launched like any kernel.
 
-What its text depends on - which arguments are there, scalars, alignments, strides of 1, the width of offsets - is
-looked at in each call by one generated function, as far as the template mentions it. Renderings that come out alike
-share one compiled kernel. Sizes and strides are arguments of that kernel, so that a new size compiles nothing.
+Its text depends on which arguments are there, on scalars, alignments, strides of 1 and the width of offsets. One
+generated function reads these in each call, as far as the template mentions them. Equal renderings share one compiled
+kernel. Sizes and strides are arguments of that kernel, so that a new size requires no compilation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The generated functions between a bound call and the launch of a template.
 
-It looks at what the text of the kernel depends on, as far as the template mentions it: which arguments are there, the
-widths of offsets, alignments, strides of 1, scalars. Each set of answers has a rendering, and a launch of its own.
+They read the properties on which the text of the kernel depends, as far as the template mentions them. These are the
+presence of arguments, the widths of offsets, alignments, strides of 1 and scalars. Each combination has a rendering,
+and a launch of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The gain and the cost of merging calls in launches and passes over memory, by a model with few numbers.
+"""An estimate of the gain and the cost of merging calls, in launches and passes over memory.
 
 A launch is the time that compiled code spends between two kernels that do next to nothing. A copy is the memory that a
-generated kernel reads and writes. The numbers are low for launches and low for bandwidths, so that the model declines
-in doubt. ``benchmarks/rewrite.py`` measures the cases that the model decides (docs/rewrites-shipped.md).
+generated kernel reads and writes. The numbers for launches and for bandwidths are low, so that a doubtful merge is not
+made. ``benchmarks/rewrite.py`` measures the cases that the estimate decides (docs/rewrites-shipped.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Find the calls of a graph that may be made as one: none is computed from another, and nothing is written in
-between.
+"""Find the calls of a graph that can be made as one call.
+
+None of these calls is computed from another, and nothing is written in between.
 """
 
 from __future__ import annotations

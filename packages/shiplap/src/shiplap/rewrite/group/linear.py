@@ -1,4 +1,4 @@
-"""Merge linear layers: those of one shape become one batched product, those of one input one wide product."""
+"""Merge linear layers. Layers of one shape become one batched product, and layers of one input one wide product."""
 
 from __future__ import annotations
 

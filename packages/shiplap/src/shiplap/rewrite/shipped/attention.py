@@ -1,10 +1,16 @@
 """Rewrite attention written out, ``softmax(q @ k.T * scale + mask) @ v``, to torch's ``scaled_dot_product_attention``.
 
-Attention is recognised by its computation, not by one spelling. From each softmax over the last dim the pass follows
-the scores up to the product of queries and keys, and the weights down to the product with the values. On the way it
-understands casts, dropout of an evaluated model, scaling by a constant (of queries, keys or scores), additive masks and
-biases of any shape that broadcasts, masks that are filled in, views that keep the last two dims, and ``baddbmm``.
-Dropout that drops is left alone, since the fused kernel would draw other numbers.
+Attention is recognised by its computation, not by one way of writing it. From each softmax over the last dim the pass
+follows the scores up to the product of queries and keys. It follows the weights down to the product with the values.
+The pass supports these calls in between:
+
+- casts, and dropout of an evaluated model
+- scaling of queries, keys or scores by a constant
+- additive masks and biases of any shape that broadcasts, and masks that are filled in
+- views that keep the last two dims
+- ``baddbmm``
+
+Attention with active dropout is not replaced, since the fused kernel would draw other numbers.
 """
 
 from __future__ import annotations

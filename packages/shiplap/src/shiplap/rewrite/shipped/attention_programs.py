@@ -1,4 +1,4 @@
-"""Attention as models spell it: the programs on which the rewrite is proven."""
+"""Attention in the ways in which models write it. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Masks that a graph computes from nothing but sizes, classified by computing them.
+"""Masks that a graph computes only from sizes, classified by computing them.
 
-Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in spellings that change with
-each release. Where no input of the graph goes into a mask, its numbers are known while the graph is compiled. A mask
-that hides nothing is left out. A mask that hides later columns is ``is_causal``, for which fused kernels read no mask
+Models build the mask of a decoder by ``arange``, comparisons and a table of positions, in ways that change with each
+release. If no input of the graph is part of a mask, its numbers are known while the graph is compiled. A mask that
+hides nothing is left out. A mask that hides later columns is replaced by ``is_causal``. Fused kernels then read no mask
 and leave out half of the products.
 """
 

@@ -1,8 +1,8 @@
 """Fold the batch norm behind a convolution into the weights of the convolution, in a model that is evaluated.
 
-The scale and shift of the norm go into weights and bias. That is free where parameters are constants
-(``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call, and
-saves nothing where the norm would be fused with the operators after it.
+The scale and shift of the norm become part of weights and bias. This costs nothing if parameters are constants
+(``torch._inductor.config.freezing = True`` and no gradients). Otherwise it is a pass over the weights in each call. It
+then saves nothing if the norm would be fused with the operators after it.
 """
 
 from __future__ import annotations

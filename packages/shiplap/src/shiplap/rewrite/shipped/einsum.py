@@ -1,5 +1,6 @@
-"""The two products of attention where a model writes them with ``einsum``: the roles of their dims (batch, tokens,
-width).
+"""The two products of attention in models that write them with ``einsum``.
+
+The module finds the roles of their dims, which are batch, tokens and width.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rows of scores that masks may hide as a whole, where a fused kernel and the written-out form differ.
+"""Rows of scores that masks may hide as a whole. A fused kernel and the written-out form differ in such rows.
 
-A row that is hidden by a finite number has equal weights in the written-out form, and gradients flow through them. A
-fused kernel keeps the logarithm of the sum of such a row, in which the number swallows the rest: the gradient of the
-values is wrong by a factor (torch 2.13, CPU: 82 % for 8 keys and -1e9). A row that is hidden by minus infinity is not
-a number in the written-out form, and 0 in a fused kernel.
+If a finite number hides a row, the row has equal weights in the written-out form, and gradients flow through them. A
+fused kernel stores the logarithm of the sum of such a row. The rest of the sum is lost in that number, and the gradient
+of the values is wrong by a factor. For 8 keys and -1e9 it was wrong by 82 % (torch 2.13, CPU). If minus infinity hides
+a row, the result is NaN in the written-out form, and 0 in a fused kernel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rewrite the cross entropy of a linear layer to a function that computes it without the logits of all rows.
 
-From each loss the pass follows the logits up to the layer: through casts, views, slices and swaps of other dims, a
-constant factor and a cap by ``tanh``. What is done to rows of logits is done to rows of the layer's input. The function
-comes from a family, since it needs kernels.
+From each loss the pass follows the logits up to the layer. It supports casts, views, slices, swaps of other dims, a
+constant factor and a cap by ``tanh``. The calls that the model applies to rows of logits are applied to rows of the
+layer's input. The function comes from a family of ops, since it needs kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The root of a mean of squares in any spelling, which an RMS norm multiplies or divides by.
+"""The root of a mean of squares in any way of writing it. An RMS norm multiplies or divides by it.
 
 ``rsqrt(m)``, ``m ** -0.5``, ``1 / sqrt(m)`` and ``sqrt(m).reciprocal()`` are one root. ``mean(x ** 2, -1, True)``, ``(x
 * x).sum(-1, keepdim=True) / n`` and ``x.square().mean(-1).unsqueeze(-1)`` are one mean.

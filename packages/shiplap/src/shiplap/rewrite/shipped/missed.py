@@ -1,7 +1,7 @@
-"""The reason in words why a softmax that weighs activations is not an attention that a fused kernel computes.
+"""The reason, in words, why a softmax that weighs activations is not an attention that a fused kernel computes.
 
-Every such place has a sentence: it names the call that differs, and the change that would make the place match, or that
-no change would.
+The text names the call that differs. It also names the change with which the place would match, or states that there is
+none.
 """
 
 from __future__ import annotations

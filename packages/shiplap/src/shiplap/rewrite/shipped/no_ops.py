@@ -1,6 +1,6 @@
-"""Remove calls that return their argument: casts to the dtype it has, dropout of a model that is evaluated.
+"""Remove calls that return their argument, such as a cast to the dtype that it has, or a dropout of an evaluated model.
 
-Patterns then need no spelling with them. The calls cost nothing in compiled code, so removing them saves nothing
+Patterns then need no variants with these calls. The calls cost nothing in compiled code, so their removal saves nothing
 either.
 """
 

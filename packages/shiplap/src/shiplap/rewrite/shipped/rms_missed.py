@@ -1,8 +1,8 @@
-"""The reason in words why a value that is scaled by its own root mean square is not torch's RMS norm.
+"""The reason, in words, why a value that is scaled by its own root mean square is not torch's RMS norm.
 
-``shipped/mean_square_root.py`` knows the spellings of the one formula. This module knows none: it follows the scale up
-through any calls. If the scale comes from the squares (or the norm) of the very value that is scaled, the module names
-the difference.
+``shipped/mean_square_root.py`` recognises the ways of writing the one formula. This module recognises none of them, and
+follows the scale up through any calls. If the scale comes from the squares (or the norm) of the value that is scaled,
+the module names the difference.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Rewrite an RMS norm written out, ``weight * x * rsqrt(mean(x ** 2) + eps)``, to torch's ``rms_norm``.
 
 The norm is recognised by its computation. From each root of a mean of squares (``shipped/mean_square_root.py``) the
-pass follows the scaled values down, through casts, to the product with a weight of one dim, which may be computed from
-a parameter (``1 + weight``) and may also come first. A value that is scaled by its own root mean square in another way
-is a near miss.
+pass follows the scaled values down, through casts, to the product with a weight of one dim. The weight may be computed
+from a parameter (``1 + weight``), and may also come first. A value that is scaled by its own root mean square in
+another way is a near miss.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RMS norms as models spell them: the programs on which the rewrite is proven."""
+"""RMS norms in the ways in which models write them. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 

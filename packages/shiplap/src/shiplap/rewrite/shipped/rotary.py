@@ -1,10 +1,10 @@
-"""Rewrite rotary position embeddings, ``x * cos + rotate_half(x) * sin``, to a computation by halves that reads each
-element of ``x`` once.
+"""Rewrite rotary position embeddings, ``x * cos + rotate_half(x) * sin``, to a computation by halves.
 
-The embedding is recognised by its computation (see ``shiplap.rewrite.match_by_value``): if the calls between ``x`` and
-a result of its shape turn each pair of elements by an angle of its own, they are a rotary embedding. Pairs are the two
-halves of the last dim (Llama, GPT-NeoX) or neighbours (GPT-J, Cohere). Cosines and sines are as wide as ``x`` or as a
-half, two tensors or one of complex numbers.
+The computation by halves reads each element of ``x`` once. The embedding is recognised by its computation (see
+``shiplap.rewrite.match_by_value``). The calls between ``x`` and a result of its shape are a rotary embedding if they
+turn each pair of elements by its own angle. Pairs are the two halves of the last dim (Llama, GPT-NeoX) or neighbours
+(GPT-J, Cohere). Cosines and sines are as wide as ``x`` or as a half of it. They are two tensors or one of complex
+numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary embeddings as models spell them: the programs on which the rewrite is proven."""
+"""Rotary embeddings in the ways in which models write them. The rewrite is proven on these programs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention sinks: a column of learned scores that takes weight from a row and adds no value (GPT-OSS, DeepSeek V4).
+"""Attention sinks, which are a column of learned scores that takes weight from a row and adds no value.
 
-Models join the column to the scores, take the softmax, and drop the column again. A key and a value of zeros, with the
-column as the bias of that key, compute the same. Others multiply the result by ``sigmoid(logsumexp(scores) - sink)``
-(Granite), which is the part of each row that the column leaves.
+Models such as GPT-OSS and DeepSeek V4 join the column to the scores, take the softmax, and drop the column again. A key
+and a value of zeros, with the column as the bias of that key, compute the same. Granite multiplies the result by
+``sigmoid(logsumexp(scores) - sink)`` instead. This is the part of each row that the column leaves.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Find where a graph weighs activations by a softmax by the flow of values, whatever the calls in between.
+"""Find the places where a graph weighs activations by a softmax, by the flow of values, whatever the calls in between.
 
-A recogniser knows the spellings that its author has read, and reports nothing about the others. This module knows none.
-It follows all calls up from a softmax to the products that its scores come from, and all calls down to the products
-that its weights go into, through writes to parts of a tensor, too. So each attention that is not recognised can be
-named.
+A recogniser supports only the ways of writing that its author has read, and reports nothing about others. This module
+depends on none. It follows all calls up from a softmax to the products that its scores come from. It follows all calls
+down to the products that read its weights, also through writes to parts of a tensor. So each attention that is not
+recognised can be named.
 """
 
 from __future__ import annotations

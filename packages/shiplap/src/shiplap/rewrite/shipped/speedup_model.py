@@ -1,6 +1,4 @@
-"""The places where ``scaled_dot_product_attention`` is faster than Inductor's code for an attention as it is
-written.
-"""
+"""The conditions under which torch's fused attention is faster than Inductor's code for attention as written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Weights that are set to 0 behind the softmax where the scores were masked, as in Conformers and CPM-Ant.
 
-A masked weight is 0 already, except in a row that is masked as a whole: its weights are equal, or not numbers. So only
-the results of such rows change, and they become 0.
+A masked weight is 0 already, except in a row that is masked as a whole. The weights of such a row are equal, or NaN. So
+only the results of such rows change, and they become 0.
 """
 
 from __future__ import annotations
