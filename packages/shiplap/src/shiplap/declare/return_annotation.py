@@ -68,6 +68,7 @@ def _result_annotations(where: str, annotation: object, writes: bool) -> tuple[o
             raise error("SL109", where=where, got="None", expected="a result, or mutates=(...)")
         return ()
     args = typing.get_args(annotation)
+    # ``tuple[A, ...]`` does not determine the number of results.
     parts = args if typing.get_origin(annotation) is tuple and args and args[-1] is not ... else (annotation,)
     return tuple(parts)
 

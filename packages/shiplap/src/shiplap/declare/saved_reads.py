@@ -331,11 +331,13 @@ class _CodeBodyWalk:
         known: _Value = _OTHER
         if owner is _PARAMETER:
             if attribute.startswith("__"):
+                # Such an attribute, ``__dict__`` for example, may give access to all others.
                 self.fail(f".{attribute} of it is read")
             self.walk_of.reads.add(attribute)
         elif isinstance(owner, _KnownValue):
             known = _static_attribute(owner.value, attribute)
         self.push(known)
+        # The instruction pushes two values if the attribute is called next.
         if name == "LOAD_METHOD" or dis.stack_effect(ins.opcode, ins.arg, jump=False) == 1:
             self.push(_OTHER)
 
@@ -402,6 +404,7 @@ class _CodeBodyWalk:
         if value is _PARAMETER:
             self.names.add(name)
         elif value is _HIDDEN:
+            # The end of an inline comprehension restores the variable that was set aside.
             return
         elif name in self.variables and self.variables[name] != value:
             self.variables[name] = _OTHER

@@ -73,6 +73,7 @@ def value_kind_name(value: object) -> str:
         return "None"
     if exceeds_int64(value):
         return "int beyond 64 bits"
+    # ASCII needs no attempt to encode it.
     if isinstance(value, str) and not (value.isascii() or is_text_value(value)):
         return "str that UTF-8 cannot encode"
     return type(value).__name__

@@ -225,6 +225,7 @@ class OpState(HasCode):
         """
         yield f"op {self.spec.digest} {self.rule if self.rule != read_bucket_rule(self.spec) else ''}", self.reference
         yield "gradient", self.gradient
+        # The order of device types has no effect, and that of kernels has one.
         for device, kernels in sorted(self.kernels.items()):
             for kernel in kernels:
                 yield f"{device}/{kernel.name}", kernel

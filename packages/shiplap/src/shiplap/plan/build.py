@@ -220,6 +220,7 @@ class _PlanBuilder:
             if axis == spread:
                 self.spread(at, dim, axis, count - 1 - axis)
             else:
+                # Behind the variadic dim, axes are counted from the end.
                 self.dim(arg, at, dim, axis if axis < spread else axis - count)
 
     def look(self, at: TensorPlace) -> None:

@@ -74,6 +74,7 @@ def base_and_exponent(node: Node) -> tuple[Node, float] | None:
     if name == "mul" and given[0] is given[1]:
         return given[0], 2.0
     exponent = given[1]
+    # In Python, a bool is an int, too.
     if name != "pow" or not isinstance(exponent, (int, float)) or isinstance(exponent, bool):
         return None
     return given[0], float(exponent)

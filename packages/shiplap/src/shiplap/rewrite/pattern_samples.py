@@ -99,6 +99,7 @@ class PatternSamples:
         """
         count = len(self.signature.parameters)
         samples = self.given() if self.given is not None else ()
+        # A tensor is iterable, too, but it is no list of samples.
         for args in samples if isinstance(samples, Iterable) and not isinstance(samples, Tensor) else (samples,):
             if not isinstance(args, (list, tuple)) or len(args) != count:
                 got = f"{len(args)} arguments" if isinstance(args, (list, tuple)) else type(args).__name__

@@ -278,6 +278,7 @@ def _capture_or_raise(rewrite: Provable, program: Program) -> CapturedGraph:
     try:
         return batched_trace.capture_program(program, rewrite.level, _compares_gradients(rewrite, program))
     except ShiplapError:
+        # An error of the catalogue states its own reason.
         raise
     except Exception as e:
         raise error(

@@ -149,6 +149,7 @@ def _deployed_names(entries: Iterable[NativeKernelEntry], folder: str | os.PathL
     names: dict[str, Path] = {}
     for entry in entries:
         if entry.form.generated:
+            # A generated function is compiled into the deployed library itself.
             continue
         other = names.setdefault(entry.kernels.name, entry.kernels)
         if other != entry.kernels or other.name == DEPLOYED_LIBRARY_NAME:

@@ -80,6 +80,7 @@ def _entry_and_index(node: Node) -> tuple[Any, Any] | None:
     source, index = node.args
     if isinstance(source, Node) and source.op.startswith("call") and canonical_name(source) == "unbind":
         given = canonical_arguments(source)
+        # The default dim, 0, is left out of the arguments.
         return None if "dim" in given else (given.get("input"), index)
     return source, index
 
