@@ -302,6 +302,7 @@ class PythonKernel(Kernel):
         ignored.
         """
         owned = {t.untyped_storage().data_ptr() for t in tensors_in_arguments(outs)}
+        # Tensors without elements are left out, since they have no memory.
         others = [
             t for t in tensors_in_arguments(result if isinstance(result, (tuple, list)) else (result,)) if t.numel()
         ]
