@@ -204,8 +204,8 @@ class _FromEnv(ast.NodeTransformer):
 
 @cache
 def _compile_expression(source: str) -> Callable[[Env], Size]:
-    """Return a function that evaluates the expression ``source`` from the values ``env``. Each text is compiled
-    once.
+    """Return a function that evaluates the expression ``source``. Its argument ``env`` holds the values by name. Each
+    text is compiled once.
     """
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg("env")], kwonlyargs=[], kw_defaults=[], defaults=[])
     body = _FromEnv().visit(ast.parse(source, mode="eval")).body

@@ -123,7 +123,8 @@ def _forward_source(spec: OpSpec, backward: Backward) -> list[str]:
     """Return the Python source lines of ``forward``. They call the op and save tensors, scalars and shapes for the
     backward.
 
-    Tensors are saved by ``save_for_backward``. torch then detects a change in place, and frees them after use.
+    Tensors are saved by ``save_for_backward``. torch then detects later in-place changes of these tensors, and frees
+    them after use.
     """
     many = len(spec.outputs) > 1
     results = {name: f"out[{i}]" if many else "out" for i, name in enumerate(spec.results)}

@@ -119,9 +119,10 @@ def _trace_replacement(
     fn: Callable[..., Any], args: Sequence[Any], inputs: Sequence[Node], outputs: Sequence[Node], level: Level
 ) -> tuple[Graph, list[tuple[Node, Any]], set[Node]]:
     """Return three things: ``fn`` traced as a graph, the readers of ``outputs`` whose layout in memory changes, and the
-    outputs whose layout no reader sees. Each reader is paired with its new fake value.
+    outputs whose layout affects no reader. Each reader is paired with its new fake value.
 
-    If a reader would see that a result has another layout than its output, the graph copies the result to that layout.
+    If the layout of a result differs from that of its output and affects a reader, the graph copies the result to the
+    output's layout.
     """
 
     def flat(fn: Callable[..., Any]) -> Graph:

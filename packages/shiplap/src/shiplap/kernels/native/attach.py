@@ -222,8 +222,8 @@ def attach_plan(plan: LibraryPlan) -> None:
 
 
 def start_recording() -> None:
-    """Let C++ record calls for autograd of all ops with native code that Python still records, if their gradients
-    permit that.
+    """Let C++ record the calls of all ops with native code for autograd, in place of Python. Ops whose gradients C++
+    cannot record are left out.
     """
     for op in registry.declared_op_list():
         if op.gradient is not None and isinstance(op.native, AttachedBinding):

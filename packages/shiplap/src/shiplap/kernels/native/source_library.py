@@ -116,8 +116,8 @@ class SourceLibrary:
 
     @property
     def file_name(self) -> str:
-        """The library's file name. No other kernel library has the same name, since a deployed folder holds several
-        libraries.
+        """The library's file name. It differs from that of any other kernel library, since a deployed folder holds
+        several libraries.
         """
         return f"lib{self.symbol}-{self.digest[:12]}.so"
 

@@ -359,8 +359,8 @@ class _LaunchReader:
 
 
 def _is_real_type(type: str) -> Kind:
-    """Return the kind of a floating-point parameter with the annotated Triton type ``type``. It has 64 bits for
-    ``fp64``, and otherwise 32.
+    """Return the kind of a floating-point parameter from its annotated Triton type. It is ``real64`` for ``fp64``, and
+    otherwise ``real32``.
     """
     return "real64" if type == "fp64" else "real32"
 

@@ -61,8 +61,8 @@ def is_softmax_by_hand(node: Node) -> bool:
 
 
 def is_unnormalized_softmax(node: Node) -> bool:
-    """Return whether ``node`` is an ``exp`` of scores whose weights are normalized elsewhere. They are divided by their
-    sum behind the product with the values, or reduced by ``logsumexp`` before the ``exp``.
+    """Return whether ``node`` is the ``exp`` of attention scores and is normalized elsewhere. For example, the product
+    with the values is divided by the sum of the weights, or a ``logsumexp`` is subtracted before the ``exp``.
     """
     if torch_call_name(node) != "exp" or log_softmax_below(node) is not None:
         return False

@@ -315,8 +315,8 @@ def _of_pairs(side: Tensor) -> Tensor:
 
 
 def _dtype_of_products(piece: GraphPart) -> torch.dtype:
-    """Return the widest dtype in which the part multiplies. It is at least as wide as the dtype of the part's
-    result.
+    """Return the widest dtype in which ``piece``, a part of the graph, multiplies. It is at least as wide as the dtype
+    of the part's result.
     """
     held = [fake_value(n).dtype for n in piece.nodes if torch_call_name(n) in MULTIPLY_OPERATORS]
     real = [torch.float64 if d == torch.complex128 else torch.float32 if d.is_complex else d for d in held]
