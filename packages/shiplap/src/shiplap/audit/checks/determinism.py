@@ -16,14 +16,14 @@ REPEATED_CALLS = 3
 
 
 def determinism_cases(samples: Samples) -> Iterable[SampleCase]:
-    """Yield the samples of this check, one for each kind of random values (such as normal, positive or constant) and
-    then larger ones.
+    """Yield the samples of this check. They have one kind of random values each, such as normal, positive or constant.
+    Larger ones follow.
     """
     yield from samples.values()
 
 
 def observe_determinism(op: Op, case: SampleCase) -> Observation:
-    """Repeat a call, also after one with other values. The observation has a problem if the bits of the results
+    """Repeat a call, also after a call with other values. The observation has a problem if the bits of the results
     change.
     """
     if problem := why_first_call_was_wrong(op):
