@@ -35,7 +35,7 @@ class Reduction:
 
     Attributes:
         terms: the largest number of terms.
-        eps: the rounding of these sums, where it is coarser than that of the result.
+        eps: the machine epsilon of these sums, or 0 if it is that of the result.
     """
 
     terms: int
@@ -331,8 +331,8 @@ def _to_double(t: Tensor) -> Tensor:
 def _same_finiteness(a: Tensor, b: Tensor) -> Tensor:
     """Return a mask of the elements that are both finite, both NaN, or the same infinity.
 
-    For complex numbers, return where both are finite or neither is. A product with infinity may end as infinity or NaN,
-    depending on its formula.
+    For complex numbers, the mask has the elements that are both finite or both not finite. A product with infinity may
+    end as infinity or NaN, depending on its formula.
     """
     if a.is_complex():
         return torch.isfinite(a) == torch.isfinite(b)

@@ -144,9 +144,7 @@ class ReferenceCandidate(Candidate):
 
 def kernel_candidates(op: Op, device: str, env: Mapping[str, Any]) -> list[Candidate]:
     """Return the candidates of ``op`` for a device type. They are its reference, then each kernel with each of its
-    configs for the sizes in ``env``.
-
-    The reference comes first, then the declared default.
+    configs for the sizes in ``env``. The first candidate after the reference is the declared default.
     """
     valid: list[Candidate] = [ReferenceCandidate(op)]
     for kernel in op.kernels.get(torch.device(device).type, ()):
