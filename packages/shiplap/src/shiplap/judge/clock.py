@@ -409,9 +409,9 @@ def _summarize_timing(
 def _compare_clocks(calls: Mapping[str, Sequence[CallOutcome]], net: float, nothing: float, spread: float) -> None:
     """Raise ``ImplausibleTiming`` if the clocks of the candidate and of this process disagree.
 
-    That is so if the wall time of each call is much longer than the candidate's own clock claims, or if the candidate
-    replies faster than an idle process. ``net`` is the least wall time of its calls without the exchange of messages.
-    ``nothing`` is the time of an exchange, and ``spread`` its variation.
+    They disagree if the wall time of each call is much longer than the candidate's own clock claims. They also disagree
+    if the candidate replies faster than an idle process. ``net`` is the least wall time of its calls without the
+    exchange of messages. ``nothing`` is the time of an exchange, and ``spread`` its variation.
     """
     made = calls["candidate"]
     hidden = min(c.wall - c.spent for c in made) - nothing  # load on the machine delays single calls only
