@@ -207,6 +207,7 @@ def _measure_compiled(op: Op, case: SampleCase, notes: list[str]) -> float:
     torch_private.reset_compiler()
     if not _chainable_pair(op):
         notes.append("compiled: calls on arguments of their own, so the guards on those are in it")
+    # What both pay once, such as the entry into compiled code, is not in their difference.
     return max(0.0, (took[1] - took[0]) / (CHAIN - 1))
 
 

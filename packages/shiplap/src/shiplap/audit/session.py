@@ -62,6 +62,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
     """
     with _audited(op, plan):
         subject = _make_subject(op, plan, send)
+        # A later child continues an audit whose base sample has already been checked.
         if not plan.tried:
             try:
                 _check_base_sample(op, subject.samples, send)
@@ -83,6 +84,7 @@ def run_session(op: Op, plan: AuditPlan, send: SendSessionEvent) -> None:
                     "label": subject.failing,
                 }
             )
+            # The process that receives them adds them up, so each check sends its own cells alone.
             subject.ledger, subject.failing = Ledger(), ""
 
 

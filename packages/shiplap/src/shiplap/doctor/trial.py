@@ -340,6 +340,7 @@ def _measure_times(laboratory: Laboratory, shown: Run, texts: dict[str, str]) ->
 
     They are those uncompiled, compiled, and with the changed files ``texts``.
     """
+    # The limit comes from a run with the eager backend. These runs may generate code, which takes longer.
     laboratory.limit = None
     eager = laboratory.run({}, "time", uncompiled=True)
     better = laboratory.run(texts, "time") if texts else None

@@ -86,6 +86,7 @@ def measure_peak_rates(device: str = "cpu") -> tuple[float, float]:
     copy, a = torch.empty_like(room), torch.randn(edge, edge, device=device).to(dtype)
     moved, done = [], []
     for _ in range(4):
+        # Each byte is read and written. Each term of the product takes a multiplication and an addition.
         moved.append(2 * size / _time_once(device, lambda: copy.copy_(room)))
         done.append(2 * edge**3 / _time_once(device, lambda: torch.mm(a, a)))
     return max(moved), max(done)

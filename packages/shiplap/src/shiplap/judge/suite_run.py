@@ -94,6 +94,7 @@ class TimingTurns:
             yield take_turn
         finally:
             with self._state:
+                # ``take_turn`` has already counted this judgement as no longer compiling.
                 if alone:
                     self._busy = False
                 else:

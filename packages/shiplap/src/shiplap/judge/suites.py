@@ -164,6 +164,7 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     settings = _read_json(path.with_name("config_forward.json")) or {}
     inputs, init = (_first_config(settings, key) for key in ("input", "init"))
     shared = _first_config(settings, "shared")
+    # The space separates the braces, which would stand for one literal brace otherwise.
     sizes = f"**{ {**shared, **inputs}!r}"
     tail = (
         f"\n\n_make_inputs = get_inputs\n\n\ndef get_inputs():\n    return _make_inputs({sizes})\n"
@@ -330,6 +331,7 @@ def _random_input(shape: list[int], dtype: str, device: str) -> str:
         return f"torch.rand({shape}, device={device!r}) < 0.5"
     if "int" in dtype:
         return f"torch.randint(0, 2, {shape}, dtype=torch.{dtype}, device={device!r})"
+    # ``randn`` makes no float8 numbers, so the numbers are converted afterwards.
     return f"torch.randn({shape}, device={device!r}).to(torch.{dtype})"
 
 

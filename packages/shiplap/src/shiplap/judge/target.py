@@ -53,6 +53,7 @@ class JudgeTarget:
                 expected="path/to/file.py:name or module:name",
                 fix="pass a file or a module that is there",
             )
+        # The process that loads the file has another working directory.
         home = str(Path(home).resolve()) if home.endswith(".py") else home
         return cls(home, (name,) if name else tuple(usual))
 
@@ -69,6 +70,7 @@ class JudgeTarget:
             home = str(Path(inspect.getfile(inner)).resolve())
         except (TypeError, OSError):
             home = ""
+        # A name with ``<locals>`` or ``<lambda>`` cannot be looked up in another process.
         if not Path(home).is_file() or not name or "<" in name:
             raise error(
                 "SL501",

@@ -179,6 +179,7 @@ def _check_events(events: Iterator[yaml.Event], limits: ParseLimits) -> None:
         if level > limits.depth:
             line = event.start_mark.line + 1 if event.start_mark is not None else "?"
             raise ValueError(f"line {line}: nested deeper than {limits.depth}")
+        # A list or a mapping has two events, its start and its end.
         if count >= 2 * limits.nodes:
             raise ValueError(f"more than {limits.nodes} values")
 
@@ -222,6 +223,7 @@ def _check_numbers(data: Data) -> None:
     waiting, seen = [data], set[int]()
     while waiting:
         value = waiting.pop()
+        # By aliases of YAML, a value may occur many times or contain itself.
         if isinstance(value, (dict, list)) and id(value) not in seen:
             seen.add(id(value))
             waiting += [*value, *value.values()] if isinstance(value, dict) else value

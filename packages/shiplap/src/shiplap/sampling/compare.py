@@ -80,6 +80,7 @@ def bitwise_difference(got: Sequence[Tensor], expected: Sequence[Tensor], than: 
         g, e = g.detach().contiguous(), e.detach().contiguous()
         if not torch.equal(_as_integer_bits(g), _as_integer_bits(e)):
             differs = (_as_integer_bits(g) != _as_integer_bits(e)).nonzero()
+            # The bits of a complex number are a pair, so their position has one index more.
             at = tuple(differs[0].tolist()[: g.dim()])
             values = f"{g[at].item()!r}, {than or 'expected'} {e[at].item()!r}"
             return f"result {index}{list(at)} = {values}; {len(differs)} of {g.numel()} differ"

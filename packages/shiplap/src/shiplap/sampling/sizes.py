@@ -66,6 +66,7 @@ def dim_environment(spec: OpSpec, sizes: Mapping[str, Any], scalars: Mapping[str
         inputs = [d for a in spec.tensors if a.tensor for d in a.tensor.dims]
         results = [env[name] for name, _ in spec.dims] + [d.expr(env) for d in inputs if d.expr is not None]
         results += [bound(env) for _, bound in spec.bounds]
+        # A dynamic size is only known after the call. Here 0 stands for it.
         known = {**env, **dict.fromkeys(spec.dynamic, 0)}
         results += [size for out in spec.outputs for size in declared_output_shape(out, known)]
         repeated = all(env[own] in (1, env[of]) for own, of in spec.broadcasts.items())

@@ -62,6 +62,7 @@ def draw_values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, below: in
         return torch.randint(0, 2, shape, generator=rng).bool()
     if not (dtype.is_floating_point or dtype.is_complex):
         return _draw_integers(shape, dtype, kind, below, rng).to(dtype)
+    # Drawn in float64, so that a seed gives the same normal numbers in every dtype.
     values = torch.randn(shape, generator=rng, dtype=torch.float64)
     if dtype.is_complex:
         parts = (values, torch.randn(shape, generator=rng, dtype=torch.float64))

@@ -200,6 +200,7 @@ def inductor(device: str, discrete: bool) -> dict[str, Any]:
             """Return the wrapper generator that torch makes. It is an instance of this class unless torch chose a
             subclass.
             """
+            # Torch's function names the class that it makes, so it cannot make an instance of this one.
             made = wrapper.PythonWrapperCodegen.create(*args, **kwargs)
             if type(made) is wrapper.PythonWrapperCodegen:
                 made.__class__ = HostWrapper

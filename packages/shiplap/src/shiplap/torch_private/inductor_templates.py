@@ -373,6 +373,7 @@ def stand_ins(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(value, Tensor):
             sizes, strides = ([size_expression(s) for s in of] for of in (value.shape, value.stride()))
             layout = ir.FixedLayout(value.device, value.dtype, sizes, strides)
+            # Inductor finds the dtype of a buffer in the graph, by its name.
             known[f"shiplap_ahead_{name}"] = buffer = ir.InputBuffer(name=f"shiplap_ahead_{name}", layout=layout)
             made[name] = ir.TensorBox.create(buffer)
     try:

@@ -161,6 +161,7 @@ def _rank_candidates(work: _Search, plan: RacePlan) -> Ranking:
     if len(right) > 1:
         work.race(right, plan)
     elif right:
+        # The only right candidate wins without a race.
         work.ranking.timings[right[0]] = Timing(0.0, 0.0, 0.0, 0, True)
     for _ in range(CLIMBS if len(candidates) > WHOLE else 0):
         if not _race_neighbours(work, plan):
@@ -334,6 +335,7 @@ def _first_candidates(candidates: Sequence[Candidate], inputs: Inputs) -> list[i
     if any(s is not None for s in scores.values()):
         best = sorted(rest, key=lambda i: (scores[i] is None, scores[i] or 0.0))[:WHOLE]
     else:
+        # Without a prior, they are taken from the whole list at equal distances.
         best = list(dict.fromkeys(rest[i * len(rest) // WHOLE] for i in range(WHOLE)))
     return [*first, *best]
 

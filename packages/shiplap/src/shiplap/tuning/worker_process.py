@@ -369,6 +369,7 @@ def _opening_message(task: SelectionTask, provider: str) -> OpenTask:
         op.identity,
         _declaring_modules(op),
         op.file,
+        # The worker has to find the op's modules where this process has found them.
         list(sys.path),
         str(task.inputs.recipe),
         task.inputs.device,

@@ -133,6 +133,7 @@ def _observe_interleaving(op: Op, case: SampleCase, names: list[str]) -> Observa
     for between in _cases_in_between(op, case):
         first, second = _record_autograd_graph(op, case, names), _record_autograd_graph(op, between, names)
         got = _pull_gradients(*first, case.seed)
+        # Copies, since the second backward may write into the memory of these gradients.
         kept = [g.clone() for g in got]
         _pull_gradients(*second, case.seed + 1)
         if problem := bitwise_difference(got, kept, "before"):

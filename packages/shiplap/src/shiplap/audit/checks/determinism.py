@@ -32,6 +32,7 @@ def observe_determinism(op: Op, case: SampleCase) -> Observation:
     for _ in range(REPEATED_CALLS - 1):
         if problem := bitwise_difference(run_op(op, case), first, "the first time"):
             return Observation(f"the same call again: {problem}")
+    # A result that an op keeps from the call before is right until the values change.
     run_op(op, with_other_values(op, case))
     if problem := bitwise_difference(run_op(op, case), first, "before"):
         return Observation(f"after a call with other values: {problem}", fix="keep no state between calls")

@@ -96,6 +96,7 @@ def _find_shared_memory(outs: tuple[Tensor, ...], others: list[Tensor], name: st
     """
     for i, out in enumerate(outs):
         pointer = out.untyped_storage().data_ptr()
+        # A tensor without elements shares no memory, whatever its address is.
         if not pointer or not out.numel():
             continue
         rivals = [(f"{name} {j}", t) for j, t in enumerate(others)] + [

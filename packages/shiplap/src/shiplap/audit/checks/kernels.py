@@ -140,6 +140,7 @@ def _why_out_differs(op: Op, case: SampleCase, own: tuple[Tensor, ...]) -> str:
     for output in op.spec.outputs:
         shape, dtype = declared_output_shape(output, bound.env), bound.dtype_of(output.tensor)
         count = math.prod(int(size) for size in shape)
+        # The result lies in the middle of a larger room, so that a write beside it shows.
         room = _make_patterned_memory(count + 2 * GUARD_ELEMENTS, dtype, args)
         rooms.append(room)
         outs.append(room[GUARD_ELEMENTS : GUARD_ELEMENTS + count].view(shape))

@@ -307,6 +307,7 @@ def _state_of_system() -> dict[str, Any]:
         "open files": len(os.listdir("/proc/self/fd")) if linux else 0,
         "signal handlers": [signal.getsignal(number) for number in HANDLED_SIGNALS],
         "locale": locale.setlocale(locale.LC_ALL),
+        # Both are False while results are rounded to the nearest number.
         "the rounding mode": (1.0 + _BELOW_EPSILON > 1.0, 1.0 - _BELOW_EPSILON < 1.0),
         "processors": sorted(os.sched_getaffinity(0)) if linux else [],
         "priority": os.getpriority(os.PRIO_PROCESS, 0) if linux else 0,

@@ -40,6 +40,7 @@ def observe_schema(op: Op, case: SampleCase) -> Observation:
     if is_adopted(op) and (problem := _why_schema_differs(op)):
         return Observation(problem, fix="correct the schema of the op, or the declaration")
     args = case.fresh()
+    # Whole storages, since an op may write beside the view that it gets.
     before = [_clone_storages(v) for v in args]
     call_op(op, args)
     for arg, value, saved in zip(op.spec.args, args, before, strict=True):

@@ -73,6 +73,7 @@ def _filled_empty_tensors() -> Iterator[None]:
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = settings.fill_uninitialized_memory
+    # Torch fills new memory only in this mode. An operator without a deterministic algorithm must not raise here.
     torch.use_deterministic_algorithms(True, warn_only=True)
     settings.fill_uninitialized_memory = True
     try:

@@ -289,6 +289,7 @@ def check_compile(op: Any, make: Make) -> str:
     torch.compiler.reset()
     torch.manual_seed(0)
     try:
+        # This backend traces the op with fake tensors as Inductor does, but generates no code.
         result = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")(make())
     except Exception as e:
         text = " ".join(str(e).split())

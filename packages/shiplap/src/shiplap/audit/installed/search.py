@@ -98,5 +98,6 @@ def _why_fake_refuses(op: Any, arguments: dict[str, Any]) -> str:
             IndexError,
         ):
             return ""
+        # Such an error means that there is no fake implementation, or that it works only in a trace.
         return "" if "meta" in str(cause) or "get_ctx" in str(cause) else f"its fake implementation: {cause}"
     return ""

@@ -280,6 +280,7 @@ class JudgedBench:
                 return race_runs(runs, _Clock(), plan), failed
             except _Lost as e:
                 failed[e.index] = e.why
+                # A race compares all candidates in the same rounds, so it starts again without this one.
                 left.remove(e.index)
                 self.hosts.end_process(self.candidates[e.index].kernel)
             finally:

@@ -280,6 +280,7 @@ class Confirmation:
         that load can explain.
         """
         slow: list[int] = []
+        # Load on the machine may slow a right claim down, but hardly in each attempt.
         for _ in range(ATTEMPTS):
             left = self._measure(left, told)
             slow = [i for i in left if i and self._kindest[i] > self._longest(self.claims[i])]
@@ -407,5 +408,6 @@ class _CandidateChecks:
             if e.check != "raised":
                 at = pairs[0] if len(pairs) == 1 else pairs[e.call] if e.call >= 0 else None
                 raise CandidateError(e.check, e.evidence + (f" on {at[0].label}" if at else "")) from None
+        # A batch ends at the first call that is declined or raises, so the other pairs are still to be checked.
         for pair in pairs if len(pairs) > 1 else ():
             self._check_batch([pair])

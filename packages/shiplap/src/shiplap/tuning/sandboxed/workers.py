@@ -181,6 +181,7 @@ class KernelProcesses:
             return
         assert self._opening is not None
         if not self._ready:
+            # Processes are forked from the launcher, so one import there serves all of them.
             self.launcher.ask(ImportModule(CHILD))
             self._ready = True
         bounds = Bounds(seconds=max(self.seconds * patience, 1.0))
