@@ -321,7 +321,9 @@ class _CheckTally:
 
     def _record(self, case: SampleCase, observation: Observation) -> None:
         """Record in the audit's ledger which properties (such as value or gradient) the check has examined on the
-        sample, under each axis that the sample varies. Record the reason for each property that was left out.
+        sample.
+
+        They are recorded under each axis that the sample varies. Record the reason for each property that was left out.
         """
         check, ledger = self.check, self.subject.ledger
         axes = (*self.subject.axes_of(case), *check.varies, *observation.axes)

@@ -57,8 +57,8 @@ class CostCard:
 def measure_cost(op: Op, *, seed: int = 0, device: str = "cpu") -> CostCard:
     """Return the time of one call of the op on its smallest sample without gradients.
 
-    The card has the times of its C function alone, of an eager call, of a compiled call and of a call in a CUDA graph.
-    The measurement takes some seconds and resets Dynamo.
+    The card has the time of its C function alone, of an eager call, and of a compiled call. It also has that of a call
+    in a CUDA graph. The measurement takes some seconds and resets Dynamo.
     """
     notes: list[str] = []
     with suppress_warnings(), torch.no_grad():

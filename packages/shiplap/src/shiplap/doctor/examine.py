@@ -33,7 +33,7 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
     processes.
 
     The program keeps its arguments, directory, streams and exit status. It gets one more environment variable,
-    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. Raise SL701 if it
+    ``TORCH_TRACE``. Ctrl-C reaches it as always, and all compilations until then are diagnosed. Raise ``SL701`` if it
     cannot be started.
     """
     with _trace_directory() as directory:
@@ -49,7 +49,7 @@ def diagnose_command(command: Sequence[str], stdout: IO[Any] | int | None = None
 
 
 def _start_error(command: Sequence[str], e: OSError) -> ShiplapError:
-    """Return SL701 for a command that cannot be started. The error has a fix for a script without ``python``."""
+    """Return ``SL701`` for a command that cannot be started. The error has a fix for a script without ``python``."""
     where, expected = " ".join(command), "a program, such as 'python script.py'"
     if command[0].endswith(".py") and Path(command[0]).is_file():
         fix = f"let Python run the file: shiplap doctor -- python {where}"

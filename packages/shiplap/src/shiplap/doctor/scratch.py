@@ -59,8 +59,8 @@ class Program:
 
 
 def parse_program(command: Sequence[str]) -> Program:
-    """Return interpreter, arguments and folder of the program that a command runs. Raise SL703 for a command other than
-    Python with a script or module.
+    """Return interpreter, arguments and folder of the program that a command runs. Raise ``SL703`` for a command other
+    than Python with a script or module.
     """
     name = Path(command[0]).name
     for at, word in enumerate(command[1:], 1):

@@ -148,11 +148,11 @@ class Endurance:
     _early: ProcessResources = field(default_factory=ProcessResources)
 
     def run(self, form: InputForm, args: Args, ends: float, seconds: float) -> None:
-        """Call the candidate on new values of ``form`` (shapes and kind of values), 100 times and on a CPU then in
-        batches, and compare all results.
+        """Call the candidate on new values of ``form`` (shapes and kind of values) and compare all results.
 
-        Raise ``CandidateError`` for a wrong result, for work that continues after the call, or for a leak. No call
-        begins after ``ends``. ``seconds`` is the time of the whole judgement, of which the batches take a share.
+        It is called 100 times, and on a CPU then in batches. Raise ``CandidateError`` for a wrong result, for work that
+        continues after the call, or for a leak. No call begins after ``ends``. ``seconds`` is the time of the whole
+        judgement, of which the batches take a share.
         """
         while self.made < ENDURANCE_CALLS and time.monotonic() < ends:
             with self.pace.step(self.witness.prisoner):

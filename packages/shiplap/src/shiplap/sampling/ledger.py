@@ -183,8 +183,9 @@ class Ledger:
         self.absent: dict[str, str] = {}  # axis → the reason why the declaration admits no such sample
 
     def look(self, check: str, axes: Iterable[str], obligations: Iterable[str], samples: int = 1) -> None:
-        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout), and
-        has observed all ``obligations`` (such as value and gradient) in them.
+        """Record that ``check`` has looked at ``samples`` samples that vary all ``axes`` (such as size and layout).
+
+        In them it has observed all ``obligations`` (such as value and gradient).
         """
         named = tuple(obligations)
         for axis in axes:

@@ -37,9 +37,9 @@ class _NamedFallback(ir.FallbackKernel):
     """A call of an op that Inductor does not look into, through a variable of the written module.
 
     ``torch.ops.ns.op.raw(...)`` looks up five attributes at each call and enters ``OpOverload.__call__``. Three of them
-    are in objects that make missing attributes. For a C++ kernel as short as a call of the dispatcher, this takes a
-    third of the time of a call (two busy cores of an AMD EPYC, torch 2.13, 2026-11-28). Only torch's Python wrapper
-    gets the variable, and others get torch's own text.
+    are in objects that make missing attributes. This takes a third of the time of a call of a short C++ kernel (two
+    busy cores of an AMD EPYC, torch 2.13, 2026-11-28). Only torch's Python wrapper gets the variable. Others get
+    torch's own text.
     """
 
     def get_kernel_name(self) -> str:
@@ -122,7 +122,7 @@ def _simplified_size(size: Any) -> Any:
 
 
 def evaluate_size(size: Any, values: Mapping[Any, int]) -> int:
-    """Return a size as a number. Symbols have these ``values``, and others that of the call that is compiled."""
+    """Return a size as a number. A symbol has its value in ``values``, or else that of the call that is compiled."""
     expr = _simplified_size(size)
     expr = expr.xreplace({s: sympy.Integer(values[s]) for s in expr.free_symbols if s in values})
     return int(expr) if expr.is_number else int(V.graph.sizevars.optimization_hint(expr, fallback=8192))

@@ -143,8 +143,8 @@ class FreshValueTimes:
     def _is_known(self, index: int) -> bool:
         """Return whether a candidate needs no further round.
 
-        That is so if its process had a processor all the time in one round, or if its least time is hardly above the
-        claimed one.
+        That is so if its process had a processor all the time in one round. It is also so if its least time is hardly
+        above the claimed one.
         """
         claimed = self.claims.get(index, 0.0)
         if index >= 0 and self._least(index) <= 0.0:  # the empty batch was held up, and took longer
