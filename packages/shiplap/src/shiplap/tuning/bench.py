@@ -65,8 +65,8 @@ class Bench(Protocol):
         ...
 
     def verify(self, index: int) -> VerifyOutcome:
-        """Run the candidate at ``index`` on all verification cases. Return whether its results agree with the
-        reference's. The cases are samples with the call's sizes and with others.
+        """Run the candidate at ``index`` on all verification cases, which are samples with the call's sizes and with
+        others. Return the outcome, which is a problem, a refusal or neither.
         """
         ...
 
