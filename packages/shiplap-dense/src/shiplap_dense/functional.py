@@ -31,7 +31,7 @@ def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the result of a linear layer with weights of 8 bits: ``a @ (weight * scale[:, None]).T + bias``.
+    """Return the result of a linear layer with weights of 8 bits, which is ``a @ (weight * scale[:, None]).T + bias``.
 
     Args:
         a: ``[..., k]``, floating.
@@ -43,8 +43,8 @@ def matmul_int8(a: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = 
 
 
 def grouped_matmul(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Return ``[m, n]`` with rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` times ``b[i]`` of ``[g, k, n]``, as in a
-    mixture of experts. Rows past the last end are zeros.
+    """Return the products of rows ``ends[i-1]:ends[i]`` of ``a`` ``[m, k]`` and ``b[i]`` of ``b`` ``[g, k, n]``, as in
+    a mixture of experts. The result is ``[m, n]``. Rows past the last end are zeros.
     """
     return ops.grouped_mm(a, b, ends)
 
@@ -57,8 +57,8 @@ def conv2d(
     padding: int | tuple[int, int] = 0,
     dilation: int | tuple[int, int] = 1,
 ) -> Tensor:
-    """Return ``torch.nn.functional.conv2d`` without groups, computed channels last; ``torch.channels_last`` tensors are
-    not copied.
+    """Return ``torch.nn.functional.conv2d`` without groups, computed with channels last. Tensors in
+    ``torch.channels_last`` are not copied.
 
     Args:
         x: ``[batch, ci, h, w]``.

@@ -94,7 +94,9 @@ def command(
 
 
 def _parse_rows(text: str) -> list[int]:
-    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raises SL613 for another text."""
+    """Return the positive numbers of rows in a text such as ``1,16,256``, ascending. Raise ``SL613`` for any other
+    text.
+    """
     try:
         numbers = sorted({int(part) for part in text.split(",")})
     except ValueError:
@@ -105,7 +107,7 @@ def _parse_rows(text: str) -> list[int]:
 
 
 def _require_time(seconds: float) -> None:
-    """Raise SL613 for a number of seconds that is not positive and finite."""
+    """Raise ``SL613`` if ``seconds`` is not positive and finite."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise error(
             "SL613",
