@@ -98,7 +98,9 @@ register_errors(
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (SL830). FlexGEMM raises AssertionError, so this is one too."""
+    """A neighbour cache that does not fit the call (SL830). It is also an ``AssertionError``, since FlexGEMM raises
+    that.
+    """
 
 
 register_errors(
@@ -118,7 +120,7 @@ register_errors(
 
 
 class ExportError(ShiplapError, RuntimeError):
-    """A checkpoint or a network that cannot become one file (SL840)."""
+    """A checkpoint or a network that cannot be exported as one file (SL840)."""
 
 
 register_errors(

@@ -85,8 +85,8 @@ def command(
 
 
 def _parse_codes(text: str) -> tuple[int, ...]:
-    """Return the class codes of a text such as ``"2,9"`` as ``(2, 9)``. Raises SL613 unless it has numbers from 0 to
-    255, separated by commas.
+    """Return the class codes in a text such as ``"2,9"``, here ``(2, 9)``. Raise ``SL613`` unless the text has numbers
+    from 0 to 255, separated by commas.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) <= 255 for part in parts):
@@ -95,9 +95,7 @@ def _parse_codes(text: str) -> tuple[int, ...]:
 
 
 def _require_device(device: str) -> None:
-    """Raise SL605, before any work, unless ``device`` is of a kind for which the demo has kernels (CPU or CUDA) and is
-    there.
-    """
+    """Raise ``SL605`` if the demo has no kernels for ``device`` (neither CPU nor CUDA) or the device does not exist."""
     if device.partition(":")[0] not in DEVICES:
         raise error(
             "SL605",
@@ -111,9 +109,7 @@ def _require_device(device: str) -> None:
 
 
 def _print_demo(result: DemoResult) -> None:
-    """Print the headline numbers of ``result``, the verdicts of its audits and the path of its HTML report to
-    stdout.
-    """
+    """Print the main numbers of ``result``, the verdicts of its audits and the path of its HTML report to stdout."""
     from shiplap_sparse3d.demo.report import VERDICTS, headline_rows
 
     screen = verbs.out()
