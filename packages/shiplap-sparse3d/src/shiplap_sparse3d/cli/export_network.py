@@ -78,8 +78,8 @@ def command(
 
 
 def _load_network(target: str) -> Any:
-    """Return the network that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function makes.
-    Raises SL840 for anything else.
+    """Return the network that ``target`` (``module:name`` or ``file.py:name``) names, or that the named function
+    returns. Raise ``SL840`` if it is anything else.
     """
     from torch.nn import Module
 
@@ -95,8 +95,9 @@ def _load_network(target: str) -> Any:
 
 
 def _cells_per_axis(network: Any, grid: str | None) -> Sequence[int]:
-    """Return the cells per axis in the text ``grid`` of the option ``--grid`` or, without it, those that ``network``
-    has as an attribute, or else 128 for each. Raises SL613 for other texts.
+    """Return the cells per axis in the text ``grid`` of the option ``--grid``. If it is None, return those of the
+    attribute ``sparse_shape`` or ``spatial_shape`` of ``network``, or 128 for each axis. Raise ``SL613`` for any other
+    text.
     """
     if grid is not None:
         parts = grid.split(",")
