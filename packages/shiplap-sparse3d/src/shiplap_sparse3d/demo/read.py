@@ -34,9 +34,9 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
     Points of ``classes`` are ground.
 
     Args:
-        path: LAS, LAZ or COPC.
-        classes: codes of the classification field that count as ground.
-        metres: of one unit of the file, 0.3048 for feet.
+        path: a LAS, LAZ or COPC file.
+        classes: the codes of the classification field that count as ground.
+        metres: the length of one unit of the file in metres, 0.3048 for feet.
 
     Raises:
         SurveyError: SL822 for a file that cannot be read, SL826 for one from whose classes nothing can be learned.
