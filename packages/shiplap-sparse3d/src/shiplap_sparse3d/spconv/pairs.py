@@ -20,11 +20,11 @@ _DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))  # of the ke
 
 
 def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor | None:
-    """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU, or
-    None if the caller has to call the two modules.
+    """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU.
+    Return None if the caller has to call the two modules.
 
-    The modules are called if they learn or have hooks, if a gradient is needed, for other dtypes, on the CPU, and
-    without voxels.
+    That is so in training, while gradients are recorded, for other dtypes than the kernel's, on the CPU, without
+    voxels, and if a module has hooks.
     """
     feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
     weight, bias = norm.weight, norm.bias
