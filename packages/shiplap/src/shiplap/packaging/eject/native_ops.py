@@ -32,7 +32,8 @@ class NativePart:
     """The C++ files of a package, and the libraries that its ``build.py`` compiles.
 
     Attributes:
-        files: texts by path in the package. ``copies``: files that are copied as they are.
+        files: the texts of files, by path in the package.
+        copies: the files that are copied unchanged, by path in the package.
     """
 
     files: dict[str, str] = field(default_factory=dict)
@@ -57,14 +58,16 @@ class NativeKernel:
 
 
 def native_kernel(op: Op, device: str) -> CKernel | None:
-    """Return the C function that is tried first among the kernels of an op on a device, or None."""
+    """Return the kernel that is tried first for calls of an op on a device if it is a C function. Otherwise return
+    None.
+    """
     kernels = op.native_kernels(device)
     return kernels[0] if kernels and isinstance(kernels[0], CKernel) else None
 
 
 def read_native_kernel(op: Op, device: str) -> NativeKernel:
     """Return the C function that implements ``op`` on ``device``, with the data from which the C++ that calls it is
-    generated. Raise CannotCopy where generated C++ cannot call it.
+    generated. Raise ``CannotCopy`` if generated C++ cannot call it.
     """
     try:
         code, form = bound_native_kernel(op, device)
@@ -79,8 +82,10 @@ def read_native_kernel(op: Op, device: str) -> NativeKernel:
 
 
 def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePart:
-    """Return the C++ part of a package: the sources of its libraries of torch ops, and the script that compiles them.
-    Nothing is compiled and nothing is written.
+    """Return the C++ part of a package. It holds the sources of the package's libraries of torch ops and the script
+    that compiles them.
+
+    Nothing is compiled or written.
     """
     part = NativePart()
     for kernel in kernels:
@@ -104,8 +109,8 @@ def print_native_part(package: str, kernels: Sequence[NativeKernel]) -> NativePa
 
 
 def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], defined: Sequence[Op]) -> None:
-    """Add to ``part`` the C++ source of the library ``name``, which implements the ops of ``kernels`` and defines the
-    schemas of ``defined``.
+    """Add to ``part`` the C++ source of the library ``name``. The library implements the ops of ``kernels`` and defines
+    the schemas of ``defined``.
     """
     described = []
     for kernel in kernels:
@@ -140,8 +145,8 @@ def _add_library(part: NativePart, name: str, kernels: Sequence[NativeKernel], d
 
 
 def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
-    """Add to ``part`` the sources of a kernel with its header, or the kernel's library where it came without
-    sources.
+    """Add to ``part`` the sources and the header of a kernel. If the kernel came without sources, add the kernel's
+    library instead.
     """
     native, spec = kernel.code, kernel.op.spec
     configs = {native.symbol: native.space.names} if native.space is not None else None
@@ -174,7 +179,7 @@ def _add_kernel(part: NativePart, kernel: NativeKernel) -> None:
 
 
 def _headers_behind(name: str) -> list[str]:
-    """Return the header ``name`` of Shiplap and those that it includes, transitively, sorted."""
+    """Return the header ``name`` of Shiplap and all headers that it includes, directly or through others, sorted."""
     found, queue = [name], [name]
     while queue:
         for other in INCLUDES.findall((INCLUDE / queue.pop()).read_text()):
