@@ -55,9 +55,7 @@ class PrintedOp:
     """
 
     def __init__(self, op: Op, name: str, copy: SourceCopy, native: Iterable[str]) -> None:
-        """Prepare the source of ``op`` under ``name``. Code that the op uses is copied into ``copy``, the new module.
-        No function is printed yet.
-        """
+        """Prepare the source of ``op`` under ``name``. ``copy`` is the new module. Nothing is printed yet."""
         self.op, self.spec, self.name, self.copy = op, op.spec, name, copy
         self.native, self.functions, self.registrations = tuple(native), list[str](), list[str]()
         self.stem = op.spec.stem
@@ -136,11 +134,7 @@ class PrintedOp:
         return dims | {name for name, _ in self.spec.dims}
 
     def _define(self) -> None:
-        """Append the statements that define the op's torch schemas.
-
-        An op that also returns its mutated arguments has two schemas. The outer one comes first and calls the one that
-        writes to them.
-        """
+        """Append the statements that define the op's torch schemas. The schema of the outer op comes first."""
         tags = ", ".join(f"torch.Tag.{t.name}" for t in dispatcher_tags(self.spec))
         texts = [public_schema(self.spec, self.spec.opname)] if self.spec.returned else []
         texts.append(
@@ -182,16 +176,12 @@ class PrintedOp:
         return f"{function}({', '.join(given)})"
 
     def _write_marks(self) -> list[str]:
-        """Return the lines that call ``support.written`` for each argument that the op writes to. By that call autograd
-        learns of the write.
-        """
+        """Return the lines that report the op's writes to autograd, by calls of ``support.written``."""
         return [f"support.written({name}, {name})" for name in self.spec.mutated]
 
     def _returns(self, result: str) -> list[str]:
-        """Return the lines that return the results of the op's reference, which the variable ``result`` holds.
-
-        Results that are views of arguments are copied. Arguments that the reference returns after writing to them are
-        left out.
+        """Return the lines that return the results of the op's reference, held in the variable ``result``. Views of
+        arguments are copied. Arguments that the reference returns after writing to them are left out.
         """
         if not self.spec.results:
             return ["return None"]
@@ -255,9 +245,7 @@ class PrintedOp:
             ]
 
     def _condition(self, kernel: Kernel) -> str:
-        """Return as text the Python condition under which ``kernel`` accepts a call. The text is empty if it accepts
-        all.
-        """
+        """Return the Python condition under which ``kernel`` accepts a call, or an empty text if it accepts all."""
         parts = []
         if kernel.dtypes:
             names = ", ".join(f"torch.{n}" for n in kernel.dtypes)
@@ -269,9 +257,7 @@ class PrintedOp:
         return " and ".join(parts)
 
     def _launch(self, kernel: Kernel, name: str) -> list[str]:
-        """Return the lines that run ``kernel``, a Python or Triton kernel. The copy of a Python function gets a name
-        that begins with ``name``.
-        """
+        """Return the lines that run ``kernel``. The copy of a Python function gets a name that begins with ``name``."""
         if isinstance(kernel, LaunchedKernel):
             return self._launch_triton(kernel)
         assert isinstance(kernel, PythonKernel)
@@ -297,9 +283,7 @@ class PrintedOp:
         return [*lines, *self.printer.allocated(), f"{function}({', '.join(given)})", *wrote, f"return {outs}"]
 
     def _kernel_return(self, result: str) -> list[str]:
-        """Return the lines that return the results of a kernel, which the variable ``result`` holds. Results that are
-        views of arguments are copied.
-        """
+        """Return the lines that return a kernel's results, the variable ``result``. Views of arguments are copied."""
         if not self.spec.results:
             return ["return None"]
         tensors = ", ".join(a.name for a in self.spec.tensors)
@@ -321,8 +305,8 @@ class PrintedOp:
     # --- Triton ---------------------------------------------------------------------------------------------------
 
     def _launch_triton(self, kernel: LaunchedKernel) -> list[str]:
-        """Return the lines that allocate outputs, launch a Triton kernel and return the outputs. Raise ``CannotCopy``
-        if the kernel has no plain form.
+        """Return the lines that allocate outputs and launch a Triton kernel. Raise ``CannotCopy`` if they have no
+        form.
         """
         form, lines = kernel.native, list[str]()
         program, declared = form.program, list(form.given.steps)
@@ -354,9 +338,7 @@ class PrintedOp:
 
     def _step(self, step: Any, declared: Any, config: Mapping[str, Any], values: Mapping[str, Expr]) -> list[str]:
         """Return the lines of one step of a Triton kernel, which is a fill of the workspace or a launch. ``config``
-        holds tuning parameters, and ``values`` holds named integers.
-
-        Raise ``CannotCopy`` for a step that sorts.
+        holds tuning parameters, ``values`` named integers. Raise ``CannotCopy`` for a step that sorts.
         """
         match step:
             case WorkspaceFill(offset, size, byte):
@@ -382,10 +364,8 @@ class PrintedOp:
     def _parameter(
         self, p: KernelParameter, config: Mapping[str, Any], fixed: Mapping[str, str], values: Mapping[str, Expr]
     ) -> str:
-        """Return the value of the Triton kernel's parameter ``p`` at a launch, as Python source. ``config`` holds
+        """Return the kernel's parameter ``p`` at a launch as Python source, or raise ``CannotCopy``. ``config`` holds
         tuning parameters, ``fixed`` compile-time values as source, and ``values`` named integers.
-
-        Raise ``CannotCopy`` for a parameter of another kind.
         """
         match p.kind:
             case "constant":
@@ -404,10 +384,8 @@ class PrintedOp:
         raise CannotCopy(f"its Triton kernel takes {p.name} in a way that has no plain form")
 
     def _number(self, expr: Expr, fixed: Mapping[str, str], values: Mapping[str, Expr]) -> str:
-        """Return an integer expression of a launch as Python source. It may contain sizes, scalars and properties of
-        tensors such as strides.
-
-        ``fixed`` holds compile-time values as source, and ``values`` the integers that the author named.
+        """Return an integer expression of a launch, such as ``n * stride``, as Python source. ``fixed`` holds
+        compile-time values as source, and ``values`` the integers that the author named.
         """
         scalars = {a.name for a in self.spec.scalars}
 
@@ -429,10 +407,8 @@ class PrintedOp:
     # --- what torch asks of the op ----------------------------------------------------------------------------------
 
     def _print_fake(self, reference: str) -> None:
-        """Append the op's fake implementation, which returns tensors of the right shapes without data.
-
-        They are allocated from the declared dims. For an op without declared outputs, the copied function ``reference``
-        makes them.
+        """Append the op's fake implementation, which returns tensors of the right shapes without data. They are
+        allocated from the declared dims. Without declared outputs, the copied function ``reference`` makes them.
         """
         body: list[str] = []
         if self.spec.traced:
@@ -556,9 +532,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_setup", takes, f"Keep what the backward of {self.spec.name} reads.", lines)
 
     def _print_backward(self, backward: Backward) -> None:
-        """Append the function that computes the gradients of the arguments from those of the results, by the formula
-        ``backward``.
-        """
+        """Append the function that computes the gradients of the arguments from those of the results."""
         results, positional = self.spec.results, [a for a in self.spec.args if not a.keyword_only]
         single = len(results) == 1
         lines = ["values = support.saved(ctx)", f"asked = support.asked(ctx, {len(positional)})"]
@@ -597,9 +571,7 @@ class PrintedOp:
         self._function(f"_{self.stem}_backward", "ctx, *grads", f"The gradients of {self.spec.name}.", lines)
 
     def _gradient_ops(self, backward: Backward) -> list[str]:
-        """Return the lines that call the ops of the gradient formula and collect their results in the variable
-        ``gradients``.
-        """
+        """Return the lines that call the ops of the gradient formula and collect the results in ``gradients``."""
         lines = ["gradients = {}"]
         for part in backward.ops:
             op: Any = part.op
