@@ -89,7 +89,7 @@ def linear_cross_entropy(
 
     In training, a mean or a sum computes its gradients together with the loss, and keeps these in place of what the
     backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is refused
-    (SL313). float64 is computed by torch, with logits.
+    (``SL313``). float64 is computed by torch, with logits.
 
     Args:
         hidden: ``[..., h]``.

@@ -102,7 +102,7 @@ def convert(
         progress: show a bar on stderr, by default when that is a terminal.
 
     Raises:
-        ShiplapError: SL211 for weights that are not finite or not loaded (on ``meta``), for a ``skip`` that names
+        ShiplapError: ``SL211`` for weights that are not finite or not loaded (on ``meta``), for a ``skip`` that names
             nothing, and for a model without linear layers to convert.
     """
     shape = Pattern.parse(pattern)

@@ -201,8 +201,8 @@ def pack(
             units always gets ``"dense"``.
 
     Raises:
-        ShiplapError: SL211 for weights that are not of the pattern, not finite or too deep for int8 (65536 columns),
-            and for an unknown mode.
+        ShiplapError: ``SL211`` for weights that are not of the pattern, not finite or too deep for int8 (65536
+            columns), and for an unknown mode.
     """
     shape = Pattern.parse(pattern)
     known_mode(mode, "slidesparse.pack")

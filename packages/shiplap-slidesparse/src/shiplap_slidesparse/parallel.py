@@ -61,9 +61,9 @@ def shard(model: nn.Module, plan: Mapping[str, str] | None = None, group: Any = 
         group: a process group or a one-dimensional ``DeviceMesh``. The default is all ranks.
 
     Raises:
-        ShiplapError: SL211, before any layer is sharded, for a plan that names no linear layer, for an unknown style,
-            and for a size that is not a multiple of the number of ranks (for ``rowwise``: of the number of ranks times
-            the group size of the sparsity pattern).
+        ShiplapError: ``SL211``, before any layer is sharded, for a plan that names no linear layer, for an unknown
+            style, and for a size that is not a multiple of the number of ranks (for ``rowwise``: of the number of ranks
+            times the group size of the sparsity pattern).
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.parallel import parallelize_module

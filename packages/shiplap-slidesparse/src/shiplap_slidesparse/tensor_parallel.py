@@ -131,7 +131,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     can be freed afterwards.
 
     Raises:
-        ShiplapError: SL211 for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
+        ShiplapError: ``SL211`` for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)
@@ -205,7 +205,7 @@ class Colwise(_CutStyle):
     The input is the whole ``[..., in]`` on every rank. The output is ``[..., out / ranks]``, the features of this rank.
 
     Raises:
-        ShiplapError: SL211 if ``out`` is not a multiple of the number of ranks.
+        ShiplapError: ``SL211`` if ``out`` is not a multiple of the number of ranks.
     """
 
     style: Style = "colwise"
@@ -219,7 +219,8 @@ class Rowwise(_CutStyle):
     which is the sum over the ranks.
 
     Raises:
-        ShiplapError: SL211 if ``in`` is not a multiple of the number of ranks times the group of the sparsity pattern.
+        ShiplapError: ``SL211`` if ``in`` is not a multiple of the number of ranks times the group of the sparsity
+            pattern.
     """
 
     style: Style = "rowwise"

@@ -38,7 +38,7 @@ def ahead(batches: Iterable[Batch], *, depth: int = 2) -> Iterator[Batch]:
             are in memory.
 
     Raises:
-        ArgumentError: SL208 for a depth below 1.
+        ArgumentError: ``SL208`` for a depth below 1.
     """
     if depth < 1:
         where, fix = "sparse3d.ahead, argument 'depth'", "pass depth=2, or leave it out"

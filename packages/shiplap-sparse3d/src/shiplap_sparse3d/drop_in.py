@@ -84,7 +84,7 @@ def drop_in(*names: str, duplicates: bool = False) -> DropIn:
     layers accept voxels that share a cell on a GPU and in graphs, too, until ``undo()``.
 
     Raises:
-        ArgumentError: SL208 for another name, and if the real package is already loaded, since objects of both
+        ArgumentError: ``SL208`` for another name, and if the real package is already loaded, since objects of both
             packages would mix.
     """
     placed: dict[str, ModuleType] = {}

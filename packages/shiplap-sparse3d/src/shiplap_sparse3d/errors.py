@@ -98,7 +98,7 @@ register_errors(
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (SL830). It is also an ``AssertionError``, since FlexGEMM raises
+    """A neighbour cache that does not fit the call (``SL830``). It is also an ``AssertionError``, since FlexGEMM raises
     that.
     """
 
@@ -120,7 +120,7 @@ register_errors(
 
 
 class ExportError(ShiplapError, RuntimeError):
-    """A checkpoint or a network that cannot be exported as one file (SL840)."""
+    """A checkpoint or a network that cannot be exported as one file (``SL840``)."""
 
 
 register_errors(

@@ -134,7 +134,7 @@ class Geometry:
     Args:
         coords: ``int32 [n, 1 + d]``, rows of a batch index and ``d`` coordinates, distinct and inside the grid.
         spatial_shape: cells per axis, ``d`` of them. With None there is no grid, and coordinates may be negative.
-        batch_size: the number of scenes. For a row of another scene, building a table raises SL211.
+        batch_size: the number of scenes. For a row of another scene, building a table raises ``SL211``.
         padded: whether rows may be padding. Every step then leads to a fixed number of rows.
 
     Attributes:
@@ -353,7 +353,7 @@ class Geometry:
             plain, back: as in :meth:`step`. The plan is not stored here, since all layers on these voxels use it.
 
         Raises:
-            ArgumentError: SL202 for voxels of another batch or of other axes, SL211 for rows of other scenes.
+            ArgumentError: ``SL202`` for voxels of another batch or of other axes, ``SL211`` for rows of other scenes.
         """
         back = torch.is_grad_enabled() if back is None else back
         self._check_scenes("Geometry.onto")

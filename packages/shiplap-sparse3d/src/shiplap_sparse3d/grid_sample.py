@@ -190,8 +190,8 @@ def grid_sample_3d(
             ``"nearest"`` takes the voxel that contains the point. Without a voxel the result is zeros.
 
     Raises:
-        ArgumentError: SL208 for another ``mode`` or form of ``shape``, SL211 for duplicate coordinates and those
-            outside the grid, SL304 if ``grid`` requires a gradient (detach it).
+        ArgumentError: ``SL208`` for another ``mode`` or form of ``shape``, ``SL211`` for duplicate coordinates and
+            those outside the grid, ``SL304`` if ``grid`` requires a gradient (detach it).
     """
     if len(shape) != 5:
         raise error(

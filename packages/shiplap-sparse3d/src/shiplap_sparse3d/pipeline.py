@@ -56,7 +56,7 @@ class Voxels:
     """The shape of a micro-batch's sparse tensor before the tensor exists.
 
     Args:
-        rows: the capacity. :func:`split` raises SL208 for a micro-batch with more voxels.
+        rows: the capacity. :func:`split` raises ``SL208`` for a micro-batch with more voxels.
         channels: the number of channels of the features.
         spatial_shape: the number of cells per axis.
         batch_size: the number of scenes of a micro-batch.
@@ -152,7 +152,7 @@ def stage(
         group: the ranks of the pipeline, by default all.
 
     Raises:
-        ShiplapError: SL209 for outputs that another stage cannot take, and for several stages on a single rank.
+        ShiplapError: ``SL209`` for outputs that another stage cannot take, and for several stages on a single rank.
     """
     from torch.distributed.pipelining import PipelineStage
 
@@ -208,7 +208,8 @@ def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
     torch's schedules cut them.
 
     Raises:
-        ShiplapError: SL208 for a number of scenes that is no multiple of ``parts``, and for more than ``rows`` voxels.
+        ShiplapError: ``SL208`` for a number of scenes that is no multiple of ``parts``, and for more than ``rows``
+            voxels.
     """
     if parts < 1 or x.batch_size % parts:
         raise error(

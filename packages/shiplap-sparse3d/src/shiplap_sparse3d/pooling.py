@@ -169,7 +169,7 @@ def global_pool(feats: Tensor, coords: Tensor, batch_size: int, mode: Literal["m
     ``feats`` is ``[n, c]`` and ``coords`` is ``[n, 1 + axes]``.
 
     Raises:
-        ArgumentError: SL208 for another ``mode``, SL211 for a batch index outside ``[-1, batch_size)``.
+        ArgumentError: ``SL208`` for another ``mode``, ``SL211`` for a batch index outside ``[-1, batch_size)``.
     """
     if coords.shape[1] != 4:  # the ops read the batch index alone
         coords = coords[:, :1].expand(-1, 4)

@@ -56,7 +56,8 @@ def sparse_quantize(
             of equally frequent labels the smallest. With ``"ignore"`` it is ``ignore_label``.
 
     Raises:
-        ArgumentError: SL201 to SL208 for arguments that do not fit each other, SL211 for points that are not finite.
+        ArgumentError: ``SL201`` to ``SL208`` for arguments that do not fit each other, ``SL211`` for points that are
+            not finite.
     """
     where = "sparse3d.sparse_quantize"
     if points.dim() != 2:

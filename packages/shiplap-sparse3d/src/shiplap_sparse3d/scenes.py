@@ -23,7 +23,7 @@ def collate(samples: Sequence[Any]) -> Any:
     element. Anything else is passed to torch's ``default_collate``.
 
     Raises:
-        ArgumentError: SL208 for no samples, SL202 for samples of different structure, channels or grids.
+        ArgumentError: ``SL208`` for no samples, ``SL202`` for samples of different structure, channels or grids.
     """
     if not len(samples):
         raise error("SL208", where="sparse3d.collate", got="no samples", expected="1 or more")
@@ -78,7 +78,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
     the data, so the host waits for a GPU.
 
     Raises:
-        ArgumentError: SL202 for other grids, batches or channels, SL208 for padded tensors and for none.
+        ArgumentError: ``SL202`` for other grids, batches or channels, ``SL208`` for padded tensors and for none.
     """
     where = "sparse3d.union"
     if not len(tensors):

@@ -205,7 +205,7 @@ def encode_seq(coords: Tensor, shape: Sequence[int], mode: str = "z_order", axes
         axes: the axes from the most to the least significant, one of the six orders of "xyz".
 
     Raises:
-        ArgumentError: SL208 if 63 bits do not hold a code of this shape, SL211 for voxels that do not fit it.
+        ArgumentError: ``SL208`` if 63 bits do not hold a code of this shape, ``SL211`` for voxels that do not fit it.
     """
     encode, _, order = _check_curve(mode, axes)
     bits, width = _code_layout(shape)

@@ -45,7 +45,7 @@ class SparseTensor(Arithmetic):
         geometry: the voxels of another tensor, used in place of the four arguments above.
 
     Raises:
-        ArgumentError: SL202 if ``feats`` has another number of rows than the voxels.
+        ArgumentError: ``SL202`` if ``feats`` has another number of rows than the voxels.
     """
 
     spelled = "x.replace", "x.feats", "sparse3d.Sequential"
@@ -138,8 +138,8 @@ class SparseTensor(Arithmetic):
         """Return the dense tensor ``[batch_size, c, *spatial_shape]``, with zeros where there is no voxel.
 
         Raises:
-            ArgumentError: SL208 for more cells than an int64 counts or memory holds. On the CPU, SL211 for voxels
-                outside the grid or the batch, and, except in a graph, for duplicates.
+            ArgumentError: ``SL208`` for more cells than an int64 counts or memory holds. On the CPU, ``SL211`` for
+                voxels outside the grid or the batch, and, except in a graph, for duplicates.
         """
         coords, grid = self.geometry.coords, self.geometry.spatial_shape
         cells = self.batch_size
@@ -183,7 +183,7 @@ class SparseTensor(Arithmetic):
         padding rows mean nothing. ``dense``, pooling, batch norm, indexing and every table leave them out.
 
         Raises:
-            ArgumentError: SL208 if there are more rows than ``capacity``.
+            ArgumentError: ``SL208`` if there are more rows than ``capacity``.
         """
         n = self.feats.shape[0]
         (capacity,) = per_axis(capacity, "SparseTensor.pad, argument 'capacity'", 1, 0)
@@ -466,7 +466,8 @@ def cat(tensors: Sequence[SparseTensor], dim: int = 1) -> SparseTensor:
     """Return the concatenation of channels (``dim`` 1) or of scenes (``dim`` 0), as for ``[b, c, *spatial]``.
 
     Raises:
-        ArgumentError: SL202 for channels on different voxels or scenes of different grids, SL208 for another ``dim``.
+        ArgumentError: ``SL202`` for channels on different voxels or scenes of different grids, ``SL208`` for another
+            ``dim``.
     """
     first, where = tensors[0], f"sparse3d.cat, dim {dim}"
     for other in tensors[1:]:
@@ -515,8 +516,8 @@ def voxelize(
         ``(voxels, inverse)`` with ``inverse int32 [p]``. Voxels are in ascending (batch, x, y, z) order.
 
     Raises:
-        ArgumentError: SL211 for points that are below ``origin``, beyond ``spatial_shape`` or not finite, and for
-            scenes outside ``[0, batch_size)``. SL201 to SL208 for arguments that do not fit each other.
+        ArgumentError: ``SL211`` for points that are below ``origin``, beyond ``spatial_shape`` or not finite, and for
+            scenes outside ``[0, batch_size)``. ``SL201`` to ``SL208`` for arguments that do not fit each other.
     """
     if points.dim() != 2 or points.shape[1] != 3:
         raise error(
@@ -565,7 +566,7 @@ def _scene_of_points(batch: Tensor | None, batch_size: int | None, points: Tenso
     outside = (batch < 0) | (batch >= limit)
 
     def refuse() -> Exception:
-        """Return the error SL211 for the first point in a scene that does not exist."""
+        """Return the error ``SL211`` for the first point in a scene that does not exist."""
         row = int(outside.nonzero()[0, 0])
         return error("SL211", where=where, got=f"point {row} in scene {int(batch[row])}", expected=f"0 to {limit - 1}")
 

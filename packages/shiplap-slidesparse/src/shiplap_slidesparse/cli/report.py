@@ -58,9 +58,11 @@ def command(
 ) -> None:
     """Show per layer and number of rows which form is fastest, by how much, and what accuracy it costs.
 
-    The forms: base, the layer as it is; dense, pruned and in 8 (or 16) bits; slide, the same packed for sparse units.
-    The pattern dense prunes nothing and has no slide.
-    Predicted is what arithmetic and memory allow, where the device is known; measured is what it did.
+    The form base is the unchanged layer. The form dense has pruned weights of 8 or 16 bits. The form slide has the same
+    weights, packed for sparse units. With the pattern dense, no weight is pruned and there is no form slide.
+
+    The predicted speed is the limit that arithmetic and memory set, if the device is known. The measured speed is that
+    of the device.
     """
     from shiplap_slidesparse.convert import SKIPPED
     from shiplap_slidesparse.report import check_form, survey_model

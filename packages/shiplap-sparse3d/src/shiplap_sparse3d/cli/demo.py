@@ -52,9 +52,9 @@ def command(
 ) -> None:
     """Train a compiled sparse U-Net on a laser scan, and report what was measured.
 
-    Reads a scan that comes with shiplap, or one of yours, learns which points are ground, judges itself on a part it
-    has not seen, against the best rules of two numbers, counts graphs, breaks and recompiles, compares compiled with
-    eager, and audits the ops.
+    The scan comes with Shiplap, or is one of yours. The network learns which points are ground. It is judged on a part
+    of the scan that it has not seen, and compared with the best rules of two numbers. Graphs, breaks and recompiles are
+    counted, compiled code is compared with eager code, and the ops are audited.
     """
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:

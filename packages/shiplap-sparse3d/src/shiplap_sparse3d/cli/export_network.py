@@ -50,7 +50,7 @@ def command(
     """Export a checkpoint of a sparse network as one file.
 
     The network's own code runs on Shiplap's layers in place of spconv. The file takes features and coordinates of any
-    number of voxels. What cannot be exported is named before anything is written.
+    number of voxels. If a part cannot be exported, it is named before anything is written.
     """
     with verbs.own_stdout():
         from shiplap_sparse3d import export

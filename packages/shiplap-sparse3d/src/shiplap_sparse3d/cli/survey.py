@@ -59,9 +59,9 @@ def command(
 ) -> None:
     """Classify every point of a laser scan, tile by tile, in constant memory.
 
-    Derives how far the network sees, checks that with a probe, cuts the scan into tiles with that much around them, and
-    writes the points in the order of the input with new classes. Goes on after an interruption. Runs in this process
-    unless --workers or --scheduler names a Dask cluster.
+    The range within which points affect each other in the network is derived, and checked with a probe. The scan is cut
+    into tiles with a margin of that range. The points are written in the order of the input, with new classes. An
+    interrupted run is continued. The work runs in this process unless --workers or --scheduler names a Dask cluster.
     """
     with verbs.own_stdout():
         from shiplap_sparse3d.survey import survey

@@ -25,7 +25,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     reported on it. For a device that is no GPU, do nothing.
 
     Raises:
-        ArgumentError: SL211, naming the op and the row.
+        ArgumentError: ``SL211``, naming the op and the row.
     """
     if device is None and not torch.cuda.is_available():
         return

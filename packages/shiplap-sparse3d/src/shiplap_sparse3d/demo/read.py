@@ -39,7 +39,8 @@ def read_scan(path: Path, classes: tuple[int, ...], metres: float) -> Scan:
         metres: the length of one unit of the file in metres, 0.3048 for feet.
 
     Raises:
-        SurveyError: SL822 for a file that cannot be read, SL826 for one from whose classes nothing can be learned.
+        SurveyError: ``SL822`` for a file that cannot be read, ``SL826`` for one from whose classes nothing can be
+            learned.
     """
     xyz, codes = [], []
     with open_cloud(path) as reader:

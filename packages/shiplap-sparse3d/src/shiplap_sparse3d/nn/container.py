@@ -24,7 +24,7 @@ class Sequential(nn.Sequential, SparseModule):
     :class:`shiplap_sparse3d.SyncBatchNorm` does.
 
     Raises:
-        ArgumentError: SL208 for a batch norm of torch that would learn from padding rows.
+        ArgumentError: ``SL208`` for a batch norm of torch that would learn from padding rows.
     """
 
     def forward(self, x: SparseTensor) -> SparseTensor | Tensor:

@@ -208,7 +208,7 @@ class SubMConv3d(Convolution):
     Shape: ``feats [n, in_channels] -> [n, out_channels]`` on the same coordinates.
 
     Raises:
-        ArgumentError: SL208 for another stride or padding.
+        ArgumentError: ``SL208`` for another stride or padding.
     """
 
     def __init__(
@@ -432,7 +432,7 @@ class SparseInverseConv3d(Convolution):
     The values are those of ``conv_transpose3d`` at these cells.
 
     Raises:
-        ArgumentError: SL208 if the input does not come from a step with this kernel.
+        ArgumentError: ``SL208`` if the input does not come from a step with this kernel.
     """
 
     def __init__(

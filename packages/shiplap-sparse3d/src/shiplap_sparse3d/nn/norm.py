@@ -108,7 +108,7 @@ class SyncBatchNorm(BatchNorm):
         process_group: the ranks that share statistics, by default all ranks.
 
     Raises:
-        ShiplapError: SL215 for an input that enters or leaves a reentrant checkpoint.
+        ShiplapError: ``SL215`` for an input that enters or leaves a reentrant checkpoint.
     """
 
     def __init__(self, *args: Any, process_group: Any = None, **options: Any) -> None:

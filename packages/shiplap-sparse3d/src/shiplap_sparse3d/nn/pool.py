@@ -130,7 +130,7 @@ class SparseUnpool3d(SparseModule):
     Shape: ``feats [m, c] -> [n, c]`` on the coordinates before the step.
 
     Raises:
-        ArgumentError: SL208 if the input comes from a step with another window.
+        ArgumentError: ``SL208`` if the input comes from a step with another window.
     """
 
     ndim = 3

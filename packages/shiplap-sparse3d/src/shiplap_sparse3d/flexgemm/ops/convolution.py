@@ -90,7 +90,7 @@ def submanifold_conv(
         allow_tf32: whether a GPU may round float32 factors, by default ``config.SPCONV_ALLOW_TF32``.
 
     Raises:
-        ArgumentError: SL830 for the cache of another call, SL211 for duplicate voxels.
+        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
     """
     where = "submanifold_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)
@@ -155,7 +155,7 @@ def sparse_conv(
         The features, their coordinates, their shape, and the cache.
 
     Raises:
-        ArgumentError: SL830 for the cache of another call, SL211 for duplicate voxels.
+        ArgumentError: ``SL830`` for the cache of another call, ``SL211`` for duplicate voxels.
     """
     where = "sparse_conv_transpose" if transposed else "sparse_conv"
     flat = _flat_weight(where, weight, kernel_delta, feats)

@@ -362,7 +362,7 @@ def build_neighbor_cache(
         transpose: whether the convolution is transposed. The cache is then a :class:`NeighborCacheT`.
 
     Raises:
-        ArgumentError: SL208 for arguments that do not go together, SL211 for duplicate voxels.
+        ArgumentError: ``SL208`` for arguments that do not go together, ``SL211`` for duplicate voxels.
     """
     taps = read_taps(input_coords, kernel_size, kernel_delta, stride, dilation, padding, offset)
     if submanifold and (transpose or any(s != 1 for s in taps.stride) or any(padding or ()) or any(offset or ())):

@@ -242,7 +242,7 @@ def sparse_grid_sample(
             around a point that exist.
 
     Raises:
-        ArgumentError: SL211 for duplicate voxels, SL208 for points of other columns.
+        ArgumentError: ``SL211`` for duplicate voxels, ``SL208`` for points of other columns.
     """
     where = "sparse_grid_sample"
     _require_choice(where, "mode", mode, ("nearest", "linear"))

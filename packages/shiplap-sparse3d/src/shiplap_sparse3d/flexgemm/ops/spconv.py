@@ -238,7 +238,8 @@ def sparse_submanifold_conv3d(
         algorithm: one of :class:`Algorithm`.
 
     Raises:
-        ArgumentError: SL211 for coords that repeat or lie outside the grid, SL208 for the cache of another convolution.
+        ArgumentError: ``SL211`` for coords that repeat or lie outside the grid, ``SL208`` for the cache of another
+            convolution.
     """
     if config is not None:
         return config.conv(feats, _require_tensor("weight", weight), bias)
