@@ -339,7 +339,7 @@ def _in_chunks(
 
 def _pass_by_torch(logits: Tensor, target: Tensor, losses: Tensor, scales: Tensor | None, options: LossOptions) -> None:
     """Write the losses of a chunk of rows to ``losses`` with operators of torch. If ``scales`` is given, overwrite
-    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is no class.
+    ``logits`` with their scaled gradients. Raise ``SL211`` if a target is not a class.
     """
     counted = target != options.ignore_index
     if bool((counted & ((target < 0) | (target >= logits.shape[1]))).any()):

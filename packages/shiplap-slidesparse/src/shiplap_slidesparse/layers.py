@@ -123,7 +123,7 @@ def linear_fp16(
 
 def _experts_product(x: Tensor, chosen: Tensor, scale: Tensor, weight: Tensor, experts: int) -> Tensor:
     """Return each row of ``x``, quantised, times the 8-bit weight of its expert. ``chosen`` holds the number of the
-    expert of each row. A row whose number is no expert's gives zeros.
+    expert of each row. A row whose number is not that of an expert gives zeros.
     """
     total = x.new_zeros(x.shape[0], scale.shape[0] // experts)
     for number, (part, scales) in enumerate(zip(weight.chunk(experts), scale.chunk(experts), strict=True)):

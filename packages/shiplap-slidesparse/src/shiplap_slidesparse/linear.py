@@ -102,7 +102,7 @@ class Linear(nn.Linear):
     ) -> Linear:
         """Return a new layer with the weight of ``linear``, pruned by magnitude to the sparsity ``pattern`` and
         quantised to ``mode`` (such as ``int8``). The weight is packed for its device unless ``pack`` is false. Raise
-        ``SL211`` if it is not finite or ``linear`` is no unconverted ``nn.Linear``.
+        ``SL211`` if it is not finite or ``linear`` is not an unconverted ``nn.Linear``.
         """
         if not isinstance(linear, nn.Linear) or isinstance(linear, cls):
             raise error(
@@ -349,7 +349,7 @@ class Linear(nn.Linear):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to copy or pickle. A flag in it tells whether the packed form is valid."""
+        """Return the state to copy or pickle. A flag in it says whether the packed form is valid."""
         # Addresses and versions mean nothing in another process.
         return {**self.__dict__, "_packed_from": self.fresh, "_shard": None}
 

@@ -131,7 +131,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
     can be freed afterwards.
 
     Raises:
-        ShiplapError: ``SL211`` for a size that is no multiple of the ranks (rowwise: of the ranks times the group).
+        ShiplapError: ``SL211`` for a size that is not a multiple of the ranks (rowwise: of the ranks times the group).
     """
     size = layer.out_features if style == "colwise" else layer.in_features
     group = cut_unit(layer, style)

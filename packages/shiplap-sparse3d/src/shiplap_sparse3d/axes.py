@@ -18,7 +18,7 @@ def per_axis(value: Axes, name: str, ndim: int = 3, least: int | None = None) ->
     """Return one int for each of ``ndim`` axes, from one number for all axes or a sequence such as ``(3, 3, 1)``.
     Integers of NumPy and torch are accepted.
 
-    Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are no integers.
+    Raise ``SL208`` for another number of values or one below ``least``, and ``SL209`` for values that are not integers.
     ``name`` is the argument's name in errors.
     """
     if not is_compiling():  # a graph would learn a guard for each size that is looked at

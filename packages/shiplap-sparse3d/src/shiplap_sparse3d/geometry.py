@@ -57,7 +57,7 @@ def _is_captured(coords: Tensor) -> bool:
 
 
 def _number_of_scenes(batch_size: Any) -> int:
-    """Return ``batch_size`` as an int. Raise ``SL209`` if it is no integer, and ``SL208`` if it is negative."""
+    """Return ``batch_size`` as an int. Raise ``SL209`` if it is not an integer, and ``SL208`` if it is negative."""
     where = "Geometry, argument 'batch_size'"
     try:
         number = operator.index(batch_size)

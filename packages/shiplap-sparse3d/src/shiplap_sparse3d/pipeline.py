@@ -175,7 +175,7 @@ def stage(
 
 def _send_shapes(outputs: Sequence[Any], rank: int, device: torch.device, group: Any) -> None:
     """Send the shapes of ``outputs``, as numbers in a tensor of a fixed size, to the rank of the next stage. Raise
-    ``SL209`` if one is no sparse tensor or there are more than ``MOST``.
+    ``SL209`` if one is not a sparse tensor or there are more than ``MOST``.
     """
     if len(outputs) > MOST or not all(isinstance(out, SparseTensor) for out in outputs):
         kinds = ", ".join(type(out).__name__ for out in outputs)
@@ -208,7 +208,7 @@ def split(x: SparseTensor, parts: int, rows: int) -> tuple[Tensor, Tensor]:
     torch's schedules cut them.
 
     Raises:
-        ShiplapError: ``SL208`` for a number of scenes that is no multiple of ``parts``, and for more than ``rows``
+        ShiplapError: ``SL208`` for a number of scenes that is not a multiple of ``parts``, and for more than ``rows``
             voxels.
     """
     if parts < 1 or x.batch_size % parts:

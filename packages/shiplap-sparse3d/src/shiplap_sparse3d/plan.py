@@ -47,7 +47,7 @@ _most_parts = 1 << 31
 
 def set_most_parts(most: int | None) -> int | None:
     """Limit the number of parts into which tables that are built from now on are sorted, and return the previous limit.
-    None is no limit. Raise ``SL208`` for a limit below 1.
+    None stands for no limit. Raise ``SL208`` for a limit below 1.
 
     A convolution over ``p`` parts holds ``p`` partial sums of its result in float32 before it adds them. Below 128,000
     voxels they are most of its peak of memory. Fewer parts take less memory. They take more time if blocks of rows

@@ -91,7 +91,7 @@ def _first_of(inverse: Tensor, voxels: int) -> Tensor:
 
 def _label_voxels(labels: Tensor, inverse: Tensor, voxels: int, ignore: int, conflict: str) -> Tensor:
     """Return the label of each voxel, ``[voxels]``, from the labels of its points. ``inverse`` holds the voxel of each
-    point. Raise ``SL204`` if the labels are no integers ``[p]``, and ``SL208`` if their dtype does not hold the value
+    point. Raise ``SL204`` if the labels are not integers ``[p]``, and ``SL208`` if their dtype does not hold the value
     ``ignore``.
     """
     if labels.dim() != 1 or labels.is_floating_point():

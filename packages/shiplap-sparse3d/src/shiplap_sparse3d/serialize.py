@@ -159,7 +159,7 @@ def z_order_encode(
 @sl.op("sparse3d::z_order_decode", outputs=("coords",), requires=_DECODE)
 def z_order_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Z-order codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
-    for codes whose scene is no int32.
+    for codes whose scene is not an int32.
     """
     _check_codes("z_order_decode", codes, bits)
     return _decode_columns(codes, _deinterleave_bits(codes, bits), bits, axes)
@@ -179,7 +179,7 @@ def hilbert_encode(
 @sl.op("sparse3d::hilbert_decode", outputs=("coords",), requires=_DECODE)
 def hilbert_decode(codes: Int64[Tensor, "n"], bits: int, axes: list[int] = XYZ) -> Int32[Tensor, "n 4"]:
     """Return the voxels of Hilbert codes with ``bits`` bits per axis. A code of -1 gives a row of -1. Raise ``SL211``
-    for codes whose scene is no int32.
+    for codes whose scene is not an int32.
     """
     _check_codes("hilbert_decode", codes, bits)
     return _decode_columns(codes, _from_hilbert(_deinterleave_bits(codes, bits), bits), bits, axes)

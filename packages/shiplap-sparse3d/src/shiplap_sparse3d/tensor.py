@@ -353,7 +353,7 @@ class SparseTensor(Arithmetic):
         return self.feats.grad_fn
 
     def retain_grad(self) -> None:
-        """Keep the gradient of the features after a backward pass, even if they are no leaf."""
+        """Keep the gradient of the features after a backward pass, even if they are not a leaf."""
         self.feats.retain_grad()
 
     def is_floating_point(self) -> bool:

@@ -32,7 +32,7 @@ def _quantise_activations(x: Tensor, dtype: torch.dtype, pairs: int) -> tuple[Te
 def _lift_activations(x: Tensor, pairs: int) -> Tensor:
     """Return the rows of ``x`` lifted (overlapping windows of four elements written side by side) and padded to whole
     tiles. ``pairs`` is the number of pairs in a group of the weight's pattern (4 for 6:8). The kernel is launched
-    without torch's dispatcher, whose call would cost as much as the rest.
+    without torch's dispatcher, whose call would cost as much as the other steps.
     """
     m, k = x.shape
     out = x.new_empty(-(-m // ROWS) * ROWS, lifted_depth(k, pairs))

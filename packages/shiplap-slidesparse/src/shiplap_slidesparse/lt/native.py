@@ -140,7 +140,7 @@ class ProductPlan:
 
 
 def prepare_plan(problem: ProductProblem, sparse: bool, stream: int = 0) -> ProductPlan:
-    """Return the plan of a product, which the library makes if it does not exist yet. ``sparse`` tells whether the
+    """Return the plan of a product, which the library makes if it does not exist yet. ``sparse`` says whether the
     weight is packed. Raise ``LibraryRefusal`` if the library does not support the product.
     """
     info = (ctypes.c_int64 * 3)()
@@ -174,7 +174,7 @@ def multiply_at(
 ) -> None:
     """Write the product of ``problem`` to ``out`` on a CUDA stream, by its plan. All tensors are passed as addresses.
 
-    ``sparse`` tells whether the weight is compressed. An address of 0 in ``scales`` stands for no scales. ``workspace``
+    ``sparse`` says whether the weight is compressed. An address of 0 in ``scales`` stands for no scales. ``workspace``
     is an address and a number of bytes.
     """
     room = ctypes.c_size_t(workspace[1])

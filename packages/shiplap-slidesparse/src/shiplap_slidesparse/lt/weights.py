@@ -51,7 +51,7 @@ def compress_weight(slid: Tensor) -> Tensor:
 def multiply_weight(
     x: Tensor, weight: Tensor, n: int, result: torch.dtype, *, sparse: bool, scales: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. ``sparse`` tells whether cuSPARSELt has
+    """Return ``x [m, k]`` times a weight of ``n`` rows in the dtype ``result``. ``sparse`` says whether cuSPARSELt has
     packed the weight. Sizes must be whole tiles.
 
     This function has cases that the ops lack. It gives other dtypes of results, and multiplies FP8 with one scale for

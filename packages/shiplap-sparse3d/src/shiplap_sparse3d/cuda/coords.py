@@ -310,7 +310,7 @@ def window_arguments() -> dict[str, str]:
 def with_keys(program: TritonLaunches, scratch: dict[str, tuple[str, str]], when: str = "1") -> TritonLaunches:
     """Return ``program``, a sequence of kernel launches, plus the launches that list the keys of all reached output
     cells and count them. They run in calls where the expression ``when`` is 1. ``scratch`` holds the workspace offsets
-    of the hash set and of results that are no outputs of the op.
+    of the hash set and of results that are not outputs of the op.
     """
     # One launch clears both, so its grid is for the longer one.
     clearing = "cdiv(max(size, capacity), 1024)"

@@ -68,7 +68,7 @@ class LookupQueries(NamedTuple):
 def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> dict[str, str]:
     """Return the launch values of a lookup of neighbours, as expressions by name that each call computes. They are
     grids, scenes, and by which kernel the rows are found. Up to ``near`` voxels are compared with each other.
-    ``otherwise`` tells whether rows are found in another way, without the hash. ``sort.sort_numbers`` has the values of
+    ``otherwise`` says whether rows are found in another way, without the hash. ``sort.sort_numbers`` has the values of
     the sort.
     """
     per_axis = {

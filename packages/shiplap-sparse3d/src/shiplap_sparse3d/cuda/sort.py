@@ -300,7 +300,7 @@ def sort_numbers(sort: TableSort) -> dict[str, str]:
     """Return the launch values of the sort of one neighbour table, as expressions by name that each call computes.
 
     ``size`` is the number of taps of a part, and ``runs`` the number of its runs of rows. ``alone``, ``counted``,
-    ``ranked`` and ``digits`` tell which way of sorting is taken. ``key`` is the number of bits of a key, or 0. ``bins``
+    ``ranked`` and ``digits`` say which way of sorting is taken. ``key`` is the number of bits of a key, or 0. ``bins``
     is the number of counts in each of the ``lines`` of all histograms, or 0. ``zeros`` is the number of bytes of the
     histograms, which start as zeros. ``counts``, ``totals`` and ``keys`` are offsets in the workspace.
     """

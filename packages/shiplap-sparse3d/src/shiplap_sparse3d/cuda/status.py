@@ -22,7 +22,7 @@ def code_of(op: str, message: str) -> int:
 
 def synchronize(device: torch.device | str | None = None) -> None:
     """Wait for ``device`` (by default the current CUDA device), and raise the errors that sparse3d kernels have
-    reported on it. For a device that is no GPU, do nothing.
+    reported on it. For a device that is not a GPU, do nothing.
 
     Raises:
         ArgumentError: ``SL211``, naming the op and the row.

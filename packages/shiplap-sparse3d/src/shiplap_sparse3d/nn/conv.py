@@ -143,7 +143,7 @@ class Convolution(SparseModule):
 
     def _check_input(self, x: SparseTensor) -> None:
         """Raise ``SL201`` for another number of axes than the layer's, ``SL202`` for other channels, and ``SL204`` for
-        a dtype that is not supported. Raise ``SL209`` if ``x`` is no sparse tensor.
+        a dtype that is not supported. Raise ``SL209`` if ``x`` is not a sparse tensor.
         """
         self._check_axes(x, self.ndim)
         if x.feats.size(1) != self.in_channels:  # shape would be a tuple with a symbol for the rows, in a graph

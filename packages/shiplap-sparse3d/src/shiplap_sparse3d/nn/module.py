@@ -34,8 +34,8 @@ class SparseModule(nn.Module):
             raise error("SL209", where=cls.__name__, got=got, expected=f"arguments of {cls.__name__}", fix=fix)
 
     def _whole_number(self, value: Any, name: str, least: int) -> int:
-        """Return ``value``, the argument ``name``, as an int. Raise ``SL209`` if it is no integer, and ``SL208`` if it
-        is below ``least``.
+        """Return ``value``, the argument ``name``, as an int. Raise ``SL209`` if it is not an integer, and ``SL208`` if
+        it is below ``least``.
         """
         (number,) = per_axis(value, f"{type(self).__name__}, argument {name!r}", 1, least)
         return number
@@ -45,8 +45,8 @@ class SparseModule(nn.Module):
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
-        """Raise ``SL209`` if ``x`` is no sparse tensor, ``SL201`` if it does not have ``ndim`` axes, and ``SL202`` if
-        it has another number of features than of voxels.
+        """Raise ``SL209`` if ``x`` is not a sparse tensor, ``SL201`` if it does not have ``ndim`` axes, and ``SL202``
+        if it has another number of features than of voxels.
         """
         if not isinstance(x, SparseTensor):
             raise error(

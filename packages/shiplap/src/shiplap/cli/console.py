@@ -39,7 +39,7 @@ def err() -> Console:
 
 
 def echo(text: str, *, end: str = "\n") -> None:
-    """Write a result that is no JSON to stdout, with control characters replaced."""
+    """Write a result that is not JSON to stdout, with control characters replaced."""
     sys.stdout.write(replace_controls(text) + end)
     sys.stdout.flush()
 

@@ -19,7 +19,6 @@ def on_refused(op: Op, values: Sequence[Any], cause: Exception) -> bool:
     """Handle the failure ``cause`` of a call with DTensors by registering the op's sharding rules with DTensor. Return
     True if the call is worth another try, or raise the error behind the failure. Return False for another failure.
 
-    True means that the call is worth another try.
 
     Raises:
         ArgumentError: ``SL216`` for tensors among DTensors, ``SL217`` where no sharding rule is known.

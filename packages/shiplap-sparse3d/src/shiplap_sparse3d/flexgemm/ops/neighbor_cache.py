@@ -347,7 +347,7 @@ def build_neighbor_cache(
     symmetric: bool | None = None,
     transpose: bool = False,
 ) -> NeighborCache:
-    """Return the cache of the neighbours of a convolution, or of a transposed one. It tells which input row each output
+    """Return the cache of the neighbours of a convolution, or of a transposed one. It says which input row each output
     reads by each tap.
 
     Args:
