@@ -195,6 +195,7 @@ def _bulk_grouped_configs(sizes: Sizes) -> list[dict[str, Any]]:
     """Return the configurations of the grouped product with bulk copies that tuning measures. Each Triton program
     computes several tiles in turn.
     """
+    # Rows, columns and inner size of a tile, warps, stages, and programs for each multiprocessor.
     tiles = (
         (128, 256, 64, 8, 4, 1),
         (128, 256, 64, 8, 3, 1),

@@ -121,6 +121,7 @@ def pass_over_rows(
             logits,
             target,
             losses,
+            # Without scales any tensor serves as an address that is not read.
             losses if scales is None else scales,
             ERRORS.word(logits.device),
             logits.shape[1],

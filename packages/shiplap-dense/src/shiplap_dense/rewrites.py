@@ -234,6 +234,7 @@ def _int8_rewrite(kind: Any, dtype: torch.dtype) -> tuple[Callable[..., Tensor],
         """Return the pattern's result from Shiplap's product with 8-bit weights. This code replaces the pattern."""
         return matmul_int8(x, weight, scale.view(-1), bias)
 
+    # ``kind`` is an argument, so the annotations with it are set when the pattern exists.
     pattern.__annotations__ |= {
         "x": kind[Tensor, "*b k"],
         "weight": Int8[Tensor, "n k"],

@@ -350,6 +350,7 @@ def _converted_layer(name: str, weight: Tensor, made: Linear, x: Tensor | None) 
     """
     before = weight.detach().to(torch.float32)
     if x is None:
+        # A fixed seed, so that two conversions of a model report equal errors.
         drawn = torch.randn(_ROWS, made.in_features, generator=torch.Generator().manual_seed(0))
         x = drawn.to(weight.device, weight.dtype)
     with torch.no_grad():

@@ -176,6 +176,7 @@ def restore_experts(module: nn.Module, dtype: torch.dtype) -> None:
     if not isinstance(module, ConvertedExperts):
         return
     held: Any = module
+    # Behind the converted class and ``ConvertedExperts`` comes the class that the module had.
     held.__class__ = type(module).__mro__[2]
     for name in _PARTS:
         if isinstance(layer := module._modules.pop(layer_name(name), None), Linear):

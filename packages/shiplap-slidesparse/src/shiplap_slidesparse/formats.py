@@ -334,6 +334,8 @@ def decompress_two_of_four(packed: Tensor, n: int, depth: int, dtype: torch.dtyp
         packed[:kept].clone(memory_format=torch.contiguous_format).view(_BITS[dtype.itemsize]).view(n, depth // 4, 2)
     )
     meta = packed[kept:].to(torch.int64).view(n, depth // 8, 1)
+    # Two groups share a byte, the first one in its lower half.
     nibbles = torch.cat((meta & 15, meta >> 4), -1).view(n, depth // 4, 1)
+    # Two bits for the position of each kept element.
     lanes = torch.cat((nibbles & 3, nibbles >> 2), -1)
     return values.new_zeros(n, depth // 4, 4).scatter(-1, lanes, values).view(dtype).view(n, depth)

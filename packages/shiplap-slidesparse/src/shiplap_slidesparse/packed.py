@@ -156,6 +156,7 @@ class Packed:
             else ("packed" if self.dense is None else "dense")
         )
         scale = None if self.scale is None else self.scale.to(target)
+        # The packed form depends on the device, so the weight is packed again there.
         return pack(self.weight().to(target), self.pattern, self.mode, scale=scale, keep=keep)
 
     @built_outside_modes

@@ -307,8 +307,10 @@ class RowLookup:
         wide = rows[voxels].long()
         self._digits: list[tuple[int, int, Tensor | None]] = []
         keys, size = wide.new_zeros(wide.shape[0]), 1
+        # A column without elements has no minimum.
         for column in wide.unbind(1) if wide.shape[0] else ():
             low, high = int(column.min()), int(column.max())
+            # Mixed-radix numbers that would overflow int64 are replaced by their ranks.
             ranks = keys.unique() if size * (high - low + 1) >= MAX_CELLS else None
             if ranks is not None:
                 keys, size = torch.searchsorted(ranks, keys), ranks.shape[0]
@@ -332,6 +334,7 @@ class RowLookup:
                 known, wanted = known & (ranks[at] == wanted), at
             known = known & (column >= low) & (column <= high)
             wanted = wanted * (high - low + 1) + (column.clamp(low, high) - low)
+        # A number above the last key gets a valid place, and the comparison below rejects it.
         at = torch.searchsorted(self.keys, wanted).clamp_max(self.keys.numel() - 1)
         return torch.where(known & (self.keys[at] == wanted), self.rows[at].int(), missing)
 

@@ -218,12 +218,14 @@ class Deployed(nn.Module):
         """
         if self.project == "openpcdet":
             given = {"voxel_features": features, "voxel_coords": coords, "batch_size": self.batch_size}
+            # A copy, since these networks write their results into the dictionary.
             made = self.network(dict(given))
             return _result_tensors(
                 {k: v for k, v in made.items() if k not in given} if isinstance(made, dict) else made
             )
         if self.project == "pointcept":
             scene = coords[:, 0].long()
+            # Pointcept separates scenes by the row behind the last one of each.
             ends = torch.stack([(scene <= number).sum() for number in range(self.batch_size)])
             return _result_tensors(self.network({"feat": features, "grid_coord": coords[:, 1:].long(), "offset": ends}))
         return _result_tensors(self.network(features, coords, self.batch_size))

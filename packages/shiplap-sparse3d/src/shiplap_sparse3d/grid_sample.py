@@ -203,6 +203,7 @@ def grid_sample_3d(
         indices, weights = trilinear_map(coords, queries, spatial)
     elif mode == "nearest":
         indices = nearest_map(coords, queries, spatial)[..., None]
+        # The nearest voxel is a weighted sum of one row.
         weights = torch.ones_like(indices, dtype=torch.float32)
     else:
         raise error("SL208", where="grid_sample_3d", got=f"mode {mode!r}", expected="trilinear or nearest")

@@ -28,5 +28,6 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        # Not ``net.train()``, which would also change modules that were in evaluation before.
         for module in training:
             module.training = True

@@ -196,6 +196,7 @@ def box_offsets(
     shift = [m * d for m, d in zip(middle, dilation, strict=True)] if padding is None else [*padding]
     taps: Iterable[tuple[int, ...]] = product(*map(range, kernel))
     if region == "cross":
+        # On an axis through the middle, at most one coordinate differs from it.
         taps = (tap for tap in taps if sum(t != m for t, m in zip(tap, middle, strict=True)) <= 1)
     return [tuple(t * d - s for t, d, s in zip(tap, dilation, shift, strict=True)) for tap in taps]
 

@@ -72,6 +72,7 @@ def masked_gemm_kernels(
     n = gray_code.shape[0]
     refuse_rows("masked_gemm_kernels", (sorted_index < 0) | (sorted_index >= n), "sorted_index[{row}] is no row")
     blocks = -(-n // block)
+    # The last block is filled up with rows that hit no tap.
     bits = torch.nn.functional.pad(_bits_of_codes(gray_code[sorted_index]), (0, 0, 0, blocks * block - n))
     any_row = bits.view(blocks, block, MAX_TAPS).any(1)
     taps = any_row.nonzero()[:, 1].int()

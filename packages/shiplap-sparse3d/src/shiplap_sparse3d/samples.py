@@ -431,6 +431,7 @@ def _draw_rows(rng: Generator, rows: int, columns: int, device: Any, *, distinct
     """Return ``int32 [rows, columns]`` of random scenes and coordinates around zero. If ``distinct``, no row occurs
     twice.
     """
+    # About a third of the cells has a voxel, so that some neighbours exist and others do not.
     edge = max(2, math.ceil((3 * rows / SCENES) ** (1 / max(1, columns - 1))))
     cells = SCENES * edge ** (columns - 1) if columns > 1 else max(rows, 1)
     at = torch.randperm(cells, generator=rng)[:rows] if distinct else torch.randint(cells, (rows,), generator=rng)

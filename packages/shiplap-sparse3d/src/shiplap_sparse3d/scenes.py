@@ -91,6 +91,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
             raise error(
                 "SL202", where=where, got=f"{first} and {other}", expected="one grid, batch and number of channels"
             )
+    # Tensors on the same voxels need no union, and the sum keeps the tables.
     if all(first.geometry.same(other.geometry) for other in tensors[1:]):
         for other in tensors[1:]:
             total = total + other.feats

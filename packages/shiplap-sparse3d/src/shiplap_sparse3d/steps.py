@@ -121,6 +121,7 @@ def _out_coords(
     most = most_outputs(coords.shape[0], window)
     keys, count = bounded.reached_keys(coords, list(grid), *window, most)
     rows = count.item()
+    # An exported graph needs bounds of a size that depends on data.
     torch._check(rows >= 0)
     torch._check(rows <= most)
     return bounded.voxels_of_keys(keys[:rows], [max(1, size) for size in output_shape(grid, *window)])

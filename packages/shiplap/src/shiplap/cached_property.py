@@ -39,5 +39,6 @@ class cached_property(Generic[_T]):
         """
         if instance is None:
             return self
+        # If two threads compute the value, both return the one that was stored first.
         value: _T = vars(instance).setdefault(self.name, self.compute(instance))
         return value

@@ -233,6 +233,7 @@ def rank_kernel(keys, reached, m, width, height, depth, ROWS: tl.constexpr, OTHE
     for first in range(0, m, OTHERS):
         at = first + tl.arange(0, OTHERS)
         other = tl.load(keys + at, mask=at < m, other=NO_KEY)[None, :]
+        # Equal keys keep the order of their rows, so that no two rows have one place.
         before = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < row[:, None]))
         place += tl.sum((before & (at < m)[None, :]).to(tl.int32), 1)
     write_voxels(reached, place, key, row < m, width, height, depth)

@@ -152,6 +152,7 @@ def decode_kernel(
     inside = row < n
     given = tl.load(codes + row, mask=inside, other=-1)
     b = given >> (3 * BITS)
+    # The scene has to fit into an int32.
     good = (b >= 0) & (b < 0x80000000)
     report_row(status, code, row, (given != -1) & ~good)
     low = given - (b << (3 * BITS))

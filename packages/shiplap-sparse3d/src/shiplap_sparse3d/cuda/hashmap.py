@@ -190,6 +190,7 @@ def index_voxels(op: str, coords: Tensor, shape: Sequence[int], word: int) -> tu
     table, values = init_hashmap(rows, coords.device)
     if rows:
         capacity = table.shape[0]
+        # Three launches, since each needs the results of the one before for all rows.
         _keys[_row_grid(rows)](table, keys, word, rows, capacity, status.code_of(op, FULL), BLOCK=BLOCK)
         _values[_row_grid(rows)](table, values, keys, None, rows, capacity, BLOCK=BLOCK)
         _twins[_row_grid(rows)](table, values, keys, word, rows, capacity, status.code_of(op, TWICE), BLOCK=BLOCK)

@@ -82,6 +82,7 @@ def lookup_numbers(queries: LookupQueries, near: int, otherwise: str = "0") -> d
         **per_axis,
         "batches": scenes_below(*[f"spatial_shape[{i}]" for i in range(3)]),
         "batches_of_grid": scenes_below("grid_x", "grid_y", "grid_z"),
+        # Positions beyond int32 are computed in int64.
         "far": f"{reach} + max(kernel) * max(dilation) >= {2**31}",
         "blocks": "max(kernel) <= 3 and max(dilation) == 1",
         "near": few,

@@ -60,6 +60,7 @@ def query_kernel(
     qx = tl.load(queries + query * 3, mask=inside, other=-1.0)[:, None]
     qy = tl.load(queries + query * 3 + 1, mask=inside, other=-1.0)[:, None]
     qz = tl.load(queries + query * 3 + 2, mask=inside, other=-1.0)[:, None]
+    # The eight corners are centres of cells. The nearest voxel is the cell that contains the point.
     HALF: tl.constexpr = 0.5 if CORNERS == 8 else 0.0
     lx = tl.floor(qx - HALF) + (corner & 1).to(tl.float32)
     ly = tl.floor(qy - HALF) + ((corner >> 1) & 1).to(tl.float32)
@@ -68,6 +69,7 @@ def query_kernel(
     y, y_inside = _cell_of_query(ly, height)
     z, z_inside = _cell_of_query(lz, depth)
     there = x_inside & y_inside & z_inside & inside[:, None]
+    # Queries are listed scene by scene, ``each`` of them per scene.
     key = (((query // each)[:, None] * width + x) * height + y) * depth + z
     slot = slot_of(table, tl.where(there, key, -1).to(tl.uint64), capacity)
     row = tl.load(rows + slot, mask=slot >= 0, other=-1)
@@ -76,6 +78,7 @@ def query_kernel(
     if CORNERS == 8:
         share = (1 - tl.abs(qx - lx - 0.5)) * (1 - tl.abs(qy - ly - 0.5)) * (1 - tl.abs(qz - lz - 0.5))
         share = tl.where(row >= 0, share, 0.0)
+        # Without a voxel all shares are 0 and stay 0.
         total = tl.maximum(tl.sum(share, 1), 1e-12)[:, None]
         tl.store(weights + at, share / total, mask=inside[:, None] & (corner >= 0))
 

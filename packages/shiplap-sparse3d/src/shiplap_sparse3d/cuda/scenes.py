@@ -225,6 +225,7 @@ def global_sum_pool(
     if not out.numel():
         return
     (parts, part_rows), blocks = _split_rows(n), blocks_of(c)
+    # 8 bytes for each sum, which float64 needs.
     columns, sums = triton.cdiv(c, blocks["CHANNELS"]), 8 * parts * batch_size * c
     partial = workspace[:sums].view(torch.float64 if feats.dtype == torch.float64 else torch.float32)
     counts = workspace[sums:].view(torch.int32)

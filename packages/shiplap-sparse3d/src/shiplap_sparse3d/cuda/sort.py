@@ -207,6 +207,7 @@ def scan_kernel(
         at = counts + (part * tiles + tile).to(tl.int64)[:, None] * BINS + bins[None, :]
         inside = (tile < tiles)[:, None] & (bins < BINS)[None, :]
         count = tl.load(at, mask=inside, other=0)
+        # A sum without the tile itself is where the keys of the tile begin.
         tl.store(at, tl.cumsum(count, 0) - count + before[None, :], mask=inside)
         before += tl.sum(count, 0)
     tl.store(totals + part * BINS + bins, before, mask=bins < BINS)
@@ -265,6 +266,7 @@ def ordered_rows(sorted_rows, order, place, part, m, ORDERED: tl.constexpr):
         row = tl.load(order + first + place, mask=place < m, other=0)
     else:
         sorted_rows = sorted_rows.to(tl.int64).to(tl.pointer_type(tl.int64))
+        # Rows are numbered through all parts there.
         row = (tl.load(sorted_rows + first + place, mask=place < m, other=0) - first).to(tl.int32)
         tl.store(order + first + place, row, mask=place < m)
     return row
@@ -288,11 +290,13 @@ def gather_kernel(
     """
     block, part = tl.program_id(0), tl.program_id(1)
     place = block * MASK_ROWS + tl.arange(0, MASK_ROWS)
+    # Places behind the last row read row m below, which is out of range and hits nothing.
     row = ordered_rows(sorted_rows, order, place, part, m, ORDERED)
     entry, _, inside = _load_hits(table, tl.where(place < m, row, m), m, k, part, SIZE, TAPS)
     v = tl.arange(0, TAPS)
     tl.store(columns + (part * SIZE + v).to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     any_row = tl.max((entry >= 0).to(tl.int32), 0)
+    # A sum of distinct powers of two is a bit mask.
     tl.store(masks + part.to(tl.int64) * tl.num_programs(0) + block, tl.sum(any_row << v, 0))
 
 

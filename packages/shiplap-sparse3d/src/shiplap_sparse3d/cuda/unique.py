@@ -132,6 +132,7 @@ def mean_kernel(
     Segment numbers outside the output are reported in a status word, from which the host raises ``SL211`` later.
     """
     segment = tl.program_id(0)
+    # The index is sorted, so a number out of range is at one of its ends.
     if segment == 0:
         lowest, highest = tl.load(index), tl.load(index + n - 1)
         report_row(status, code, tl.load(rows), lowest < 0)

@@ -98,6 +98,7 @@ def _show_error(entry: Entry, json: bool) -> None:
     """Print an entry of the error catalogue as text, or as JSON if ``json`` is true. It shows title, class, cause, fix
     and page.
     """
+    # Each class of errors also derives from a builtin exception.
     builtin = next(base.__name__ for base in entry.kind.__mro__ if base.__module__ == "builtins")
     told = {
         "class": f"{entry.kind.__name__}, also a {builtin}",

@@ -142,6 +142,7 @@ def unknown_name(
     return error(
         "SL501",
         where=where,
+        # ``kind`` without its article.
         what=f"no {kind.partition(' ')[2]} has this name",
         got=got or (name if value is None else f"{name} is {type(value).__name__}"),
         expected=near_miss(name, names, kind),

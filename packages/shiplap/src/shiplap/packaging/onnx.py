@@ -152,6 +152,7 @@ def export_onnx(
     with _converting, shared_onnx_registry(), forgotten_sizes(program):
         model = converter.convert(program, str(path))
     model.model.functions.update(converter.functions)
+    # The model's own versions of the domains take precedence.
     model.model.opset_imports.update(converter.imports | model.model.opset_imports)
     converter.operators.add_functions(model.model)
     with writing(Path(path), "the model", "a writable file"):

@@ -141,6 +141,7 @@ def _search(functions: dict[str, str]) -> Callable[..., Any]:
         )
         keys = keys if sorter is None else op.Gather(keys, sorter)
         found = call_node(DOMAIN, name, 2, 1)(keys, wanted)
+        # 6 is ONNX's number for int32.
         return op.Cast(found, to=6) if out_int32 else found
 
     return search
@@ -208,6 +209,7 @@ def _unique(self: Any, **axis: int) -> Any:
 
     # onnxruntime has Unique for the first three of these, and for no halves, bools or other integers.
     kind = str(self.dtype)
+    # 1 and 7 are ONNX's numbers for float32 and int64.
     wide = self if kind in ("INT64", "FLOAT", "DOUBLE") else op.Cast(self, to=1 if "FLOAT" in kind else 7)
     values, _, inverse, counts = op.Unique(wide, sorted=1, **axis)
     return op.CastLike(values, self), inverse, counts

@@ -17,6 +17,7 @@ from torch import Tensor
 from shiplap.errors import ShiplapError
 from shiplap.torch_private.symbolic_sizes import DecideConditions, assert_in_graph, number_as_tensor, sizes_from_zero
 
+# Each path costs a trace of the reference.
 MAX_PATHS = 32
 MAX_CONDITIONS = 64
 UNKNOWN = 919191919  # stands for a number of the data in the text of an error

@@ -131,6 +131,7 @@ def _check_extras(request: WheelRequest) -> None:
     extras, got, fix = request.extras, "", "pass --cubins 90 together with --calls calls.jsonl"
     if bool(extras.cubins) != (extras.calls is not None):
         got = "calls without an architecture" if extras.calls is not None else "architectures without calls"
+    # Compute capabilities without the point, from 5.0 on.
     elif strange := [each for each in extras.cubins if not 50 <= each <= 999]:
         got, fix = f"the architecture {strange[0]}", "pass --cubins 90 for compute capability 9.0"
     if got:
@@ -145,6 +146,7 @@ def _choose_platform(request: WheelRequest, now: str, libraries: Iterable[Path])
     if request.platform:
         return request.platform, ""
     read, why = platform_tag(libraries)
+    # manylinux2014 is the older name of manylinux_2_17.
     promised = [int(minor) for minor in _MANYLINUX.findall(now.replace("manylinux2014", "manylinux_2_17"))]
     needed = [int(minor) for minor in _MANYLINUX.findall(read)]
     if now == "any" or now == sysconfig.get_platform().replace("-", "_").replace(".", "_"):
@@ -206,6 +208,7 @@ def _modules_of_wheel(wheel: Path, files: Mapping[str, zipfile.ZipInfo], folder:
 
     Raise ``SL310`` if the entry points cannot be read.
     """
+    # A value such as ``mylib.ops:name`` contains a colon, which is a delimiter by default.
     listed = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     if entry_points := _dist_info_file(files, "entry_points.txt"):
         try:
@@ -268,6 +271,7 @@ def _zip_entry(name: str) -> zipfile.ZipInfo:
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")
     seconds = min(max(int(asked) if asked.isdecimal() else EPOCH[0], EPOCH[0]), EPOCH[1])
     entry = zipfile.ZipInfo(name, time.gmtime(seconds)[:6])
+    # The upper half of the field is the Unix mode of the file.
     entry.external_attr = (stat.S_IFREG | 0o644) << 16
     return entry
 

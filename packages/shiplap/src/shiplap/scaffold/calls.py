@@ -135,6 +135,7 @@ def _is_being_traced(value: Any) -> bool:
         return any(map(_is_being_traced, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(_is_being_traced, value))
+    # A Parameter is the one subclass that models outside of a trace pass.
     return isinstance(value, Tensor) and type(value) not in (Tensor, torch.nn.Parameter)
 
 

@@ -157,6 +157,7 @@ def _fixed_size(
     values = {v for slot in group for v in _sizes_of_slot(slot, recorded or probed.calls) if v is not None}
     if len(values) != 1:
         return None
+    # The meta kernel refused every other size, or the columns have different meanings.
     if group <= probed.fixed or any(_has_mixed_columns(slot, recorded) for slot in group):
         return values.pop()
     if max(values) > LARGEST_FIXED_SIZE or _changes_result_shape(group, probed):

@@ -123,6 +123,7 @@ def draft_ops(
         if reason := told.get("left_out"):
             result.left_out[name] = reason
         else:
+            # The tuples were lists in the plain data.
             parts = told["known"]
             known = InferredDeclaration(**{**parts, **{n: tuple(parts[n]) for n in ("requires", "open")}})
             entry = DraftedOp(parse_schema(overload._schema), known, *doc, told["notes"])

@@ -160,6 +160,7 @@ class _MetaProber:
                 continue
             taken = {len(value.shape)}
             for rank in TRIED_RANKS:
+                # With a size that the kernel has accepted before, so that only the rank is new.
                 other = SeenTensor(value.dtype, (value.shape[0] if value.shape else 6,) * rank, value.device)
                 if rank not in taken and (call := self.try_call({**base.arguments, name: other})) is not None:
                     taken.add(rank)

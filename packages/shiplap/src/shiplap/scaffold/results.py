@@ -14,6 +14,7 @@ from shiplap.scaffold.dims import NamedDims, calls_with_dims, is_plain_name
 from shiplap.scaffold.schema import SchemaForm
 
 MOST_NAMES = 10  # dims and ints that expressions of several are made of
+# The size in a recorded call that only the data determine, since a fake tensor has no number for it.
 DATA_DEPENDENT = -1
 CallsWithDims = Sequence[tuple[DispatchedCall, Mapping[str, Any]]]
 
@@ -39,6 +40,7 @@ def find_result_sizes(
     sizes_found = ResultSizes()
     names = list(dict.fromkeys((*dims.slots, *dims.scalars)))
     for index, result in enumerate(form.results):
+        # An alias has the annotation of its argument.
         if result.alias or result.kind != "Tensor" or not rows:
             sizes_found.shapes.append(None)
             sizes_found.where.append("")
@@ -114,6 +116,7 @@ def _candidate_expressions(names: Sequence[str], constant: int | None, *, deep: 
     names = names[:MOST_NAMES]
     yield from (f"{a}*{b}" for a, b in combinations(names, 2))
     yield from (f"{a}+{b}" for a, b in combinations(names, 2))
+    # The name times 1 was yielded above.
     yield from (f"{a}{op}{k}" for a in names for op in "*+-" for k in (1, 2, 3, 4) if op != "*" or k > 1)
     yield from (f"{a}//{k}" for a in names for k in (2, 3, 4, 8))
     yield from (f"cdiv({a},{k})" for a in names for k in (2, 3, 4, 8, 16, 32, 64, 128))

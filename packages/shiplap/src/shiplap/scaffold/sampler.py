@@ -25,6 +25,7 @@ def write_sampler(form: SchemaForm, dims: NamedDims, recorded: Sequence[Dispatch
             return []
         lines.append(f"{a.name} = {values}")
         made.append(a.name)
+    # A builder returns a tuple, even for a single argument.
     return [*lines, f"return {', '.join(made)}{',' * (len(made) == 1)}"] if lines else []
 
 
@@ -70,6 +71,7 @@ def _expression_of_columns(name: str, dims: NamedDims, recorded: Sequence[Dispat
         dtype = "int64" if whole[at] else "float32"
         limit = _limit_of_index(name, dims, recorded, partial(_highest_in_column, at))
         drawn.append(
+            # Stacked columns need one dtype, which is that of the matrix.
             _expression_of_draw(
                 _source_of_shape(shape[:1]), dtype, low, high, limit, moved=f".to(torch.{calls[0].dtype})"
             )

@@ -126,6 +126,7 @@ def parse_schema(schema: Any) -> SchemaForm:
     are made. Raise ``UndeclarableSchema`` if a declaration of Shiplap cannot state the schema.
     """
     arguments, texts = list(schema.arguments), types_in_schema(schema)[0]
+    # The text of a schema with any number of arguments has a part that its list lacks.
     if len(texts) != len(arguments):
         raise UndeclarableSchema("any number of arguments")
     fields = tuple(
@@ -144,6 +145,7 @@ def parse_schema(schema: Any) -> SchemaForm:
     )
     if not results and not any(f.written for f in fields):
         raise UndeclarableSchema("no result and nothing written to: torch would remove the call from a graph")
+    # This raises for a type that a declaration cannot have.
     for field in (*fields, *results):
         field.annotation()
     return SchemaForm(schema_name(schema), str(schema), fields, results)

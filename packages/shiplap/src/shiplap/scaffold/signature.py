@@ -88,6 +88,7 @@ def _source_of_signature(signature: inspect.Signature) -> str:
             parts.append("*")
             star = True
         prefix = "*" if p.kind is p.VAR_POSITIONAL else "**" if p.kind is p.VAR_KEYWORD else ""
+        # Parameters behind ``*args`` are keyword-only without a star of their own.
         star = star or p.kind is p.VAR_POSITIONAL
         kind = "" if p.annotation is p.empty else f": {_source_of_annotation(p.annotation)}"
         default = "" if p.default is p.empty else f" = {_source_of_literal(p.default)}"
@@ -236,6 +237,7 @@ def _form_of_annotation(node: ast.expr | None) -> str | None:
     Return None if that is not certain.
     """
     match node:
+        # An annotation in quotes.
         case ast.Constant(value=str(text)):
             return _form_of_annotation(_parse_or_none(text))
         case ast.Name() | ast.Attribute():

@@ -163,6 +163,7 @@ def _total_elements(op: Op, recipe: SampleRecipe) -> float:
     env = dim_environment(spec, dict(recipe.sizes), dict(recipe.scalars))
     if env is None:
         return math.inf
+    # ``...`` stands for any number of leading axes. Here there are none.
     env.setdefault("...", ())
     given = [Output(a.name, a.tensor) for a in spec.tensors if a.tensor is not None and a.name not in recipe.absent]
     sizes: list[int] = [math.prod(map(int, declared_output_shape(each, env))) for each in (*given, *spec.outputs)]
@@ -289,6 +290,7 @@ def _settle_rule(rule: ShardingRule, samples: Sequence[_WholeSample]) -> Shardin
         size = cut_size(sample.op, rule, sample.args)
         if size is None:
             return None
+        # The last sizes have an empty shard, as ``torch.chunk`` leaves for ranks behind the last chunk.
         for sizes in [chunk_sizes(size, world) for world in WORLDS] + [[size, 0]]:
             try:
                 same, changed = sample.agrees(rule, sizes)

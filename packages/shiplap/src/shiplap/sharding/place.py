@@ -93,11 +93,13 @@ def _shards_admitted(op: Op, rule: ShardingRule, args: Sequence[Any], world: int
     blank = tuple(_without_data(v) for v in args)
     size = cut_size(op, rule, blank)
     if size is None:
+        # The cut dim has no single size in this call, so only a rule that cuts no argument fits.
         return all(not isinstance(part, int) for _, part in rule.inputs)
     sizes = chunk_sizes(size, world)
     if 0 in sizes and not rule.empty:
         return False
     try:
+        # Ranks whose shards have one size need one test.
         for local in local_args(op, rule, blank, sorted(set(sizes))):
             op.bind(local)
     except (ShiplapError, NotAdmitted, RuntimeError):

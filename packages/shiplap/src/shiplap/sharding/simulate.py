@@ -24,6 +24,7 @@ def chunk_sizes(size: int, world: int) -> list[int]:
     """Return the sizes into which ``torch.chunk``, and so DTensor, cuts a dim for ``world`` ranks. Ranks behind the
     last chunk get 0.
     """
+    # Rounded up, as ``torch.chunk`` does.
     step = -(-size // world)
     return [max(0, min(step, size - rank * step)) for rank in range(world)]
 
@@ -78,6 +79,7 @@ def run_shards(
         try:
             op.bind(local)
         except ShiplapError as e:
+            # SL208 is an unmet requirement of the declaration, which the sizes of a shard may cause.
             if e.id != "SL208":
                 raise
             raise NotAdmitted(str(e.got)) from e
@@ -98,6 +100,7 @@ def _merge_column(part: ShardedPart, column: list[Tensor]) -> Tensor:
     if isinstance(part, int):
         return torch.cat(column, part)
     if part == "whole":
+        # Every rank has the whole result.
         return column[0]
     if part == "sum":
         total = column[0]

@@ -108,6 +108,7 @@ class CallPrinter:
         parameters = ", ".join(argument_variable(a) for a in self.spec.args)
         lines = self.lines(self.plan.arguments)
         result = f"    return {', '.join(self.sizes)}" if self.sizes else "    return ()"
+        # One size is returned as a tuple as well, since callers unpack it.
         if len(self.sizes) == 1:
             result += ","
         return "\n".join(
@@ -198,6 +199,7 @@ class CallPrinter:
                 renamed[name] = f"torch.{name}"
             elif name == "gcd":
                 renamed[name] = f"{self.copy.module(math)}.gcd"
+            # ``len`` is a builtin. Any other function is one of Shiplap's.
             elif name != "len":
                 renamed[name] = self.copy.helper(value)
         return [_replace_words(line, renamed) for line in given]
@@ -208,6 +210,7 @@ def _replace_words(line: str, words: Mapping[str, str]) -> str:
     behind a dot stay.
     """
     parts = _STRING.split(line)
+    # A name in front of a single ``=`` is a keyword of a call, which stays.
     pattern = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!=[^=])")
     # Even parts lie between string literals, whose words must stay.
     parts[::2] = [pattern.sub(lambda m: words.get(m[0], m[0]), part) for part in parts[::2]]

@@ -87,6 +87,7 @@ def _bound_names(node: ast.stmt) -> list[str]:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
         case ast.Import(names=names) | ast.ImportFrom(names=names):
+            # ``import a.b`` binds the name a.
             return [a.asname or a.name.partition(".")[0] for a in names]
         case ast.Assign(targets=targets):
             return [n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]

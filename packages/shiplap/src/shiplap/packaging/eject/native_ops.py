@@ -71,9 +71,11 @@ def read_native_kernel(op: Op, device: str) -> NativeKernel:
     """
     try:
         code, form = bound_native_kernel(op, device)
+        # The result is not needed here. The call raises if generated C++ cannot call the kernel.
         describe_op(code, op.spec.stem)
         library = source_libraries.get(form.library)
         if library is None:
+            # This raises if the library is missing.
             locate_library(form.library)
     except ShiplapError as e:
         raise CannotCopy(f"{e.what}: {e.got}") from None

@@ -36,6 +36,7 @@ def describe_cases(op: Op, copy: SourceCopy, gradient: bool) -> dict[str, Any]:
         "reference": f"{spec.stem}_reference",
         "surrogate": copy.function(surrogate, f"{spec.stem}_surrogate") if surrogate else f"{spec.stem}_reference",
         "gradient": gradient,
+        # Random numbers, and results in any order, cannot be compared element by element.
         "compared": not spec.draws and not spec.unordered,
     }
     if op.sampler is None:
