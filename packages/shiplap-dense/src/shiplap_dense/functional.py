@@ -122,6 +122,7 @@ def linear_cross_entropy(
     kind = rows.device.type
     casts = torch.is_autocast_enabled(kind) and rows.dtype != torch.float64  # which autocast leaves as it is
     dtype = torch.get_autocast_dtype(kind) if casts else rows.dtype
+    # The gradients of a mean or a sum are known but for one factor, so they are computed with the loss.
     if any(asked) and reduction != "none" and dtype in (torch.float32, torch.bfloat16):
         flags = (*map(int, asked), int(accum_dtype == torch.float32))
         return losses.linear_cross_entropy_with_gradients(rows, weight, wanted, bias, reduction, *options, *flags)[0]

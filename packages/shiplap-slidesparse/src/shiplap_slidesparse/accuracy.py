@@ -57,6 +57,7 @@ def logits_of(model: nn.Module, tokens: Sequence[int], window: int = WINDOW) -> 
             got=f"{len(tokens)} of them",
             expected="two or more tokens, since each is predicted from those before it",
         )
+    # The first embedding of a language model is that of its tokens.
     known = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), None)
     if min(tokens) < 0 or (known is not None and max(tokens) >= known):  # a GPU would not survive it
         limit = "numbers from 0" + (f" to {known - 1}" if known else "")
@@ -108,6 +109,7 @@ def measure_drift(
         was, now = old[:-1].log_softmax(-1), new[:-1].log_softmax(-1)
         nll -= float(was.gather(-1, wanted).sum())
         nll_after -= float(now.gather(-1, wanted).sum())
+        # The divergence of Kullback and Leibler of the predictions after from those before.
         divergence += float((was.exp() * (was - now)).sum())
         same += int((old[:-1].argmax(-1) == new[:-1].argmax(-1)).sum())
         largest = max(largest, float((old - new).abs().max()))

@@ -198,6 +198,7 @@ def _inputs_of(model: nn.Module, chosen: dict[str, nn.Linear], example: Any) -> 
             torch would take a result as the new input.
             """
             if args and name not in inputs and args[0].numel():
+                # A copy, since a view would keep the whole input in memory.
                 inputs[name] = args[0].detach().reshape(-1, args[0].shape[-1])[:_ROWS].clone()
 
         return hook
@@ -311,6 +312,7 @@ def _check_layers(
     or not loaded.
     """
     where = "slidesparse.convert"
+    # A module that is used twice has two names, and ``skip`` may hold either.
     names = [name for name, _ in model.named_modules(remove_duplicate=False)] + list(skipped)
     for wanted in skip:
         if not any(matches_name(name, wanted) for name in names):

@@ -149,6 +149,7 @@ def slice_of(layer: Linear, style: Style, rank: int, world: int) -> tuple[Tensor
 
     def part(held: Tensor | None, *where: slice) -> Tensor | None:
         """Return a copy of the slice ``where`` of the tensor ``held``, or None if it is None."""
+        # A copy, so that the whole layer can be freed.
         return None if held is None else held.detach()[where].clone()
 
     weight = part(layer.weight, mine) if style == "colwise" else part(layer.weight, slice(None), mine)

@@ -331,6 +331,7 @@ class RowLookup:
         for (low, high, ranks), column in zip(self._digits, queries.long().unbind(1), strict=True):
             if ranks is not None:
                 at = torch.searchsorted(ranks, wanted).clamp_max(ranks.shape[0] - 1)
+                # A number that has no rank is in none of the rows.
                 known, wanted = known & (ranks[at] == wanted), at
             known = known & (column >= low) & (column <= high)
             wanted = wanted * (high - low + 1) + (column.clamp(low, high) - low)

@@ -168,6 +168,7 @@ def main(arguments: Sequence[str]) -> None:
     with drop_in(duplicates=duplicates):
         if arguments[0] == "-m":
             sys.argv = list(arguments[1:])
+            # As Python does for ``-m``, whose imports find modules of the current folder.
             sys.path[0] = str(Path.cwd())
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:

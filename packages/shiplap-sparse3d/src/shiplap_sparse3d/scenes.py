@@ -41,6 +41,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, (tuple, list)):
         _check_structure([len(sample) for sample in samples])
         parts = [collate(part) for part in zip(*samples, strict=True)]
+        # A named tuple takes its members one by one.
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     try:
         return default_collate([*samples])
@@ -100,6 +101,7 @@ def union(tensors: Sequence[SparseTensor]) -> SparseTensor:
         raise error("SL208", where=where, got="padded tensors on other voxels", expected="tensors without padding")
     feats, here = torch.cat([x.feats for x in tensors]), first.geometry
     there, plans = here.union(*(x.geometry for x in tensors[1:]))
+    # The row in the union for each row of the tensors.
     rows = torch.cat([plan.t.table[:, 0] for plan in plans])
     total = feats.new_zeros(there.coords.shape[0], feats.shape[1]).index_add(0, rows.long(), feats)
     return SparseTensor(total, geometry=there)

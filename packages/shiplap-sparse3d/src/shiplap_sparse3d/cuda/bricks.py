@@ -365,6 +365,7 @@ def brick_entries_kernel(
     s000, s001, s010, s011, s100, s101, s110, s111 = _split_corners(begin, ENTRIES)
     listed, hits = _int_pointer(rows), tl.zeros((ENTRIES,), tl.int32)
     for tx in tl.static_range(KX):
+        # Whether the tap reaches into the next brick along this axis.
         far = (x & 3) + tx >= 4
         b00, b01 = tl.where(far, a100, a000), tl.where(far, a101, a001)
         b10, b11 = tl.where(far, a110, a010), tl.where(far, a111, a011)
@@ -377,6 +378,7 @@ def brick_entries_kernel(
             for tz in tl.static_range(KZ):
                 tap, far_z = (tx * KY + ty) * KZ + tz, (z & 3) + tz >= 4
                 word, start = tl.where(far_z, c1, c0), tl.where(far_z, u1, u0)
+                # A brick has one bit for each of its 64 cells.
                 bit = line + ((z + tz) & 3)
                 # Without a branch where all taps belong to one part.
                 if PARTS == 1:

@@ -84,6 +84,7 @@ def union_kernel(codes, index, unions, counts, status, n, block, code, ROWS: tl.
         report_row(status, code, at, mask & ~good)
         bits = tl.load(codes + row, mask=good, other=0)
         any_row = tl.maximum(any_row, tl.max((bits[:, None] >> tap[None, :]) & 1, 0).to(tl.int64))
+    # A sum of distinct powers of two is a bit mask.
     tl.store(unions + tl.program_id(0), tl.sum(any_row << tap.to(tl.int64), 0).to(tl.int32))
     tl.store(counts + tl.program_id(0), tl.sum(any_row, 0).to(tl.int32))
 

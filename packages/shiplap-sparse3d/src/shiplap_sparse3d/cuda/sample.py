@@ -110,6 +110,7 @@ def sum_kernel(
     for corner in range(corners):
         entry = tl.load(indices + query * corners + corner, mask=inside, other=-1)
         share = tl.load(weights + query * corners + corner, mask=inside, other=0.0).to(WIDE)
+        # The programs of other channels read the same entries and need not report them.
         report_row(status, code, query, ((entry < -1) | (entry >= rows)) & (tl.program_id(1) == 0))
         # Invalid entries are reported, and must not be read meanwhile.
         good = ((entry >= 0) & (entry < rows))[:, None] & (channel < channels)[None, :]
@@ -254,6 +255,7 @@ def weighted_sum_grad(grad: Tensor, indices: Tensor, weights: Tensor, rows: int,
         status.code_of("indice_weighted_sum_grad", ENTRY),
         BLOCK=BLOCK,
     )
+    # Stable, so that the entries of a row are added in one order.
     keys, entries = keys.sort(stable=True)
     # Sorted keys make the entries of a row adjacent. Entries without a row come last.
     starts = torch.searchsorted(keys, torch.arange(rows + 1, dtype=torch.int32, device=grad.device))

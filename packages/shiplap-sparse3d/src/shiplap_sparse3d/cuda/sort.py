@@ -246,12 +246,14 @@ def place_kernel(
     for first in range(0, TILE, CHUNK):
         other = first + tl.arange(0, CHUNK)
         theirs = tl.load(mine + tile * TILE + other, mask=tile * TILE + other < m, other=-1).to(tl.int32)
+        # Earlier rows of this tile with the same key.
         place += tl.sum(((theirs[None, :] == key[:, None]) & (other[None, :] < lane[:, None])).to(tl.int32), 1)
     entry, hits, inside = _load_hits(table, row, m, k, part, SIZE, TAPS)
     tap = part * SIZE + tl.arange(0, TAPS)
     tl.store(columns + tap.to(tl.int64)[None, :] * m + place[:, None], entry, mask=inside)
     tl.store(order + part.to(tl.int64) * m + place, row, mask=row < m)
     blocks = (m + MASK_ROWS - 1) // MASK_ROWS
+    # The rows of one mask may be in different programs.
     tl.atomic_or(masks + part.to(tl.int64) * blocks + place // MASK_ROWS, hits, mask=hits != 0, sem="relaxed")
 
 

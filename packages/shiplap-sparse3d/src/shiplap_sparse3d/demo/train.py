@@ -109,6 +109,7 @@ def train_network(
         tuple(losses),
         (min(points), max(points)),
         (min(voxels), max(voxels)),
+        # The first step, which compiles.
         marks[1] - marks[0],
         marks[-1] - marks[0],
     )

@@ -52,6 +52,7 @@ def _apply_module(module: nn.Module, x: Any) -> Any:
     if torch.compiler.is_compiling():
         if isinstance(module, (nn.BatchNorm1d, nn.GroupNorm)):
             return module(x)  # torch's function asks how many rows there are, that of a sparse tensor does not
+        # The rules above apply to each of its modules.
         if type(module) is nn.Sequential and not (module._forward_hooks or module._forward_pre_hooks):
             for inner in module:
                 x = _apply_module(inner, x)

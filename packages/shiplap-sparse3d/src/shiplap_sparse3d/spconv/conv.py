@@ -107,6 +107,7 @@ class SparseConvolution(SparseModule):
         self.subm, self.transposed, self.inverse = subm, transposed, inverse
         self.indice_key, self.record_voxel_count, self.fp32_accum = indice_key, record_voxel_count, fp32_accum
         taps = math.prod(self.kernel_size)
+        # spconv's own limits of taps for its masked algorithm.
         self.algo = indices.choose_algorithm(algo, taps, 128 if large_kernel_fast_algo else 32)
         # A kernel of one cell needs no neighbours, so the layer is a matrix product.
         self.conv1x1 = taps == 1 and groups == 1 and (subm or math.prod(self.stride) == 1)

@@ -133,6 +133,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
         start = 0
         for tensor in tens:
             stop = start + tensor.indices.shape[0]
+            # This tensor has every voxel of the union.
             if stop - start == union.shape[0]:
                 return tensor.replace_feature(total[inverse[start:stop].long()])
             start = stop

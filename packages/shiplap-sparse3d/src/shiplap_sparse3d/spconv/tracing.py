@@ -63,6 +63,7 @@ def one_node(forward: Callable[..., Any], in_graph: Callable[..., Any] | None = 
             return forward(self, *args, **kwargs)
         tracer: Any = proxy.tracer
         path = tracer.path_of_module(self)
+        # The method of the layer's own class, so the node can be a call of the module.
         if getattr(type(self).forward, "__wrapped__", None) is forward:
             return tracer.create_proxy("call_module", path, args, kwargs)
         # ``call_module`` would call the subclass's own ``forward`` again.

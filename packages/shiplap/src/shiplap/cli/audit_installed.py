@@ -66,6 +66,7 @@ def audit_package(options: InstalledOptions, *, as_json: bool, html: Path | None
         about = facts(target=title, seed=options.seed, device="cpu")
         console.write_page(page, "installed.html.jinja", title, about, report=report, summary=report.summary())
     console.show(report.summary(), report.lines(), as_json=as_json)
+    # With --update-baseline the new findings are known from now on.
     return console.FAILED if report.new and not options.update_baseline else 0
 
 

@@ -279,6 +279,7 @@ def _collect_garbage(store: ChoiceStore, what: str) -> Result:
 
     stale = [e.path for e in store.entries(_name_of_target(what)) if _stale_fields(e)]
     root = store.root.parent / "native"
+    # If an op is named, only its choices are removed.
     broken = [Path(b["file"]) for b in _compiled_bindings(store) if b["problem"]] if not what else []
     rubbish = [*broken, *cache.stale_build_files(root)] if not what else []
     left = list(cache.stale_work_folders()) if not what else []

@@ -80,6 +80,7 @@ def _export_program(called: Any, args: tuple[Any, ...] | dict[str, Any], dynamic
     if isinstance(args, dict):
         called, args = bind_by_name(called, args)
     module = called if isinstance(called, torch.nn.Module) else _as_module(called)
+    # An argument that is not a tensor has no sizes.
     shapes = map_leaves(lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None, tuple(args))
     try:
         # Dim.AUTO lets torch fix those sizes that the model needs as constants.

@@ -183,6 +183,7 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
     namespace, _, opname = name.partition("::")
     if module is None and not hasattr(getattr(torch.ops, namespace), opname):
         try:
+            # The package of an op often has the name of its namespace.
             module = importlib.import_module(namespace)
         except ImportError:
             module = None
@@ -197,6 +198,7 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
             got=f"overloads {', '.join(packet.overloads())}",
             expected="an overload without a suffix, which sl.adopt takes",
         )
+    # A module that was loaded from a path has no name that the draft could import.
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)
     imports = f"import {module.__name__}  # noqa: F401 - registers {name}\n" if reachable else ""
     return Draft(name, namespace, "adopt", [signature_of_overload(packet.default)], imports)

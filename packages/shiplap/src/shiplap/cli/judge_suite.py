@@ -51,6 +51,7 @@ def judge_suite(
                     if not as_json:
                         console.echo(_verdict_row(verdict))
         except KeyboardInterrupt:
+            # A second Ctrl-C must not interrupt the cleanup.
             with contextlib.suppress(KeyboardInterrupt):
                 running.close()
             console.note(f"{describe_suite(verdicts)}; interrupted, {len(problems) - len(verdicts)} are left")

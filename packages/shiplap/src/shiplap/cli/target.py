@@ -207,6 +207,7 @@ def _find_in_current_folder(name: str) -> None:
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec(package) is not None:
             return
+    # A module is a folder, or a file with a suffix such as .py or .so.
     if not ((here / package).is_dir() or any(here.glob(f"{glob.escape(package)}.*"))):
         return
     if refused := append_module_folder(here, OWNED_FOLDER):

@@ -223,6 +223,7 @@ def _op_of_call(call: RecordedCall) -> Op:
         except ShiplapError:
             if not call.file or home == call.file:
                 raise
+            # The module may have another name here, or none.
             import_home(call.file)
     op = registry.find_declared_op(call.op)
     if op is None:

@@ -112,6 +112,7 @@ def _read_package_table() -> dict[str, Any]:
         if key not in KEYS:
             raise _table_error(f"the key {key!r}")
         listed = value if key in LISTS else [value]
+        # The exact type, since a bool is an int, too.
         if not isinstance(listed, list) or not all(type(each) is LISTS.get(key, str) for each in listed):
             raise _table_error(f"{key} = {value!r}")
     return asked

@@ -157,6 +157,7 @@ def _input_checks(program: torch.export.ExportedProgram) -> dict[str, Any] | Non
     for i, (name, held) in enumerate(inputs.items()):
         rows = [math.prod(held.shape[d + 1 :]) for d in range(held.dim())]
         described.append(
+            # Compared as text, since sizes and strides may be symbols.
             (name, held.dim(), "true" if list(map(str, rows)) == list(map(str, held.stride())) else "false")
         )
         for d, size in enumerate(held.shape):

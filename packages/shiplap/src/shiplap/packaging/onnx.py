@@ -248,6 +248,7 @@ class _Converter:
 
         Return whether the op's reference could be traced for that.
         """
+        # torch.export treats sizes of 0 and 1 as special cases.
         like = next((f for f in forms if all(size > 1 for tensor, _ in f.inputs for size in tensor.shape)), None)
         if like is None:
             return False

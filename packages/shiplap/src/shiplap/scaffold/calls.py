@@ -144,6 +144,7 @@ def _finite_values(t: Tensor) -> Tensor | None:
     has no memory or is complex, sparse or quantised.
     """
     if (
+        # Other classes, such as fake tensors, may have no values.
         type(t) not in (Tensor, torch.nn.Parameter)
         or t.is_meta
         or not t.numel()

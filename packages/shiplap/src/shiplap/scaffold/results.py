@@ -175,6 +175,7 @@ def _add_bounded_dim(
         values = [_parse_expression(text)(dict(env)) for _, env in (known or [(0, env) for _, env in rows])]
         if all(type(v) is int for v in values) and all(s <= v for (s, _), v in zip(known, values, strict=False)):
             holding.append((sum(v for v in values if isinstance(v, int)), text))
+    # A single size is no evidence that it depends on data.
     if not holding or not (data or len(known) > 1):
         return None
     taken = {*dims.slots, *dims.scalars, *bounds, *rows[0][0].arguments}

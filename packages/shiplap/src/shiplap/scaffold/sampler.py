@@ -145,6 +145,7 @@ def _limit_of_index(
     larger = [
         d for d in dims.slots if all(top < env[d] for top, env in tops) and (d not in own or len(dims.slots) == 1)
     ]
+    # A maximum of at least a quarter of the dim counts as close to it.
     close = [d for d in larger if all(env[d] <= 4 * (top + 1) for top, env in tops)] if most >= 1 else []
     if close:
         return f'sizes["{min(close, key=lambda d: (sum(env[d] for _, env in tops), d))}"]'

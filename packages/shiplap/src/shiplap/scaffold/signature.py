@@ -174,6 +174,7 @@ def parse_signature(text: str, where: str) -> DraftSignature:
     if head.args.vararg or head.args.kwarg:
         raise error("SL604", where=where, got=text, expected="named arguments, no *args or **kwargs")
     positional = [*head.args.posonlyargs, *head.args.args]
+    # The syntax tree lists the defaults of the last parameters only.
     defaults = [None] * (len(positional) - len(head.args.defaults)) + list(head.args.defaults)
     parameters = [_make_parameter(a, d, False) for a, d in zip(positional, defaults, strict=True)]
     parameters += [

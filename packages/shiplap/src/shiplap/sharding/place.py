@@ -50,6 +50,7 @@ def _ways_to_cut(op: Op, mesh: tuple[int, ...], given: Sequence[Any]) -> list[dt
         )
         got = f"{', '.join(cut)} cut or partial"
         raise error("SL217", where=op.spec.name, got=got, expected=f"whole tensors: {why}")
+    # Whole tensors are always possible.
     ways = [([Replicate() for _ in op.spec.outputs], [_whole_placement(v) for v in given])]
     for rule in rules:
         if all(_shards_admitted(op, rule, args, world) for world in mesh):

@@ -127,9 +127,11 @@ def sparse_upsample(
         if any(s * w < 2 for s, w in zip(scale_factor, cells, strict=True)):
             got = f"{tuple(cells)} cells times {tuple(scale_factor)}"
             raise error("SL208", where="sparse_upsample, align_corners", got=got, expected="2 or more per axis")
+        # The first cells of both grids coincide, and so do the last ones.
         scale = [(w - 1) / (s * w - 1) for w, s in zip(cells, scale_factor, strict=True)]
         shift = [0.0] * len(scale)
     else:
+        # The centres of the finer cells in units of the coarser ones.
         scale, shift = [1 / s for s in scale_factor], [0.5 / s - 0.5 for s in scale_factor]
     factors = torch.tensor([[1.0] * lead + scale, [0.0] * lead + shift], device=coords.device)
     points = cache.output_coords.float() * factors[0] + factors[1]

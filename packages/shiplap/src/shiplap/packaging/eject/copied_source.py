@@ -295,6 +295,7 @@ class SourceCopy:
         asked = next(a.name for a in statement.names if (a.asname or a.name) == name)
         home = "." * statement.level + (statement.module or "")
         if statement.level:
+            # The dots of a relative import count from the package of the module that contains it.
             package = source.module.__package__ or ""
             parts = package.split(".")[: len(package.split(".")) - statement.level + 1]
             home = ".".join([*parts, *([statement.module] if statement.module else [])])

@@ -272,6 +272,7 @@ def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], n
         *functions,
         "# " + "-" * 4 + " registered with torch " + "-" * 88,
         *(["build.load()"] if native else []),
+        # A fragment, since other packages may define ops in the same namespace.
         "\n".join(f'_{space} = torch.library.Library("{space}", "FRAGMENT")' for space in spaces),
         *("\n".join(each.registrations) for each in printed),
         *(["\n".join(aliases)] if aliases else []),
