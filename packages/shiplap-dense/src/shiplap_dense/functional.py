@@ -87,9 +87,9 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return ``F.cross_entropy(F.linear(hidden, weight, bias).float(), target)`` without the logits of all rows.
 
-    In training, a mean or a sum computes its gradients together with the loss, and keeps these in place of what the
-    backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is refused
-    (``SL313``). float64 is computed by torch, with logits.
+    In training, a mean or a sum computes its gradients together with the loss, and stores these instead of the tensors
+    that the backward would need. ``"none"`` and float16 compute logits again in the backward. A second derivative is
+    refused (``SL313``). float64 is computed by torch, with logits.
 
     Args:
         hidden: ``[..., h]``.

@@ -201,7 +201,7 @@ class _CutStyle(ParallelStyle):
 
 
 class Colwise(_CutStyle):
-    """A style for ``parallelize_module``: each rank holds rows of the weight ``[out, in]``.
+    """A style for ``parallelize_module``, by which each rank holds rows of the weight ``[out, in]``.
 
     The input is the whole ``[..., in]`` on every rank. The output is ``[..., out / ranks]``, the features of this rank.
 
@@ -214,7 +214,7 @@ class Colwise(_CutStyle):
 
 
 class Rowwise(_CutStyle):
-    """A style for ``parallelize_module``: each rank holds columns of the weight ``[out, in]``.
+    """A style for ``parallelize_module``, by which each rank holds columns of the weight ``[out, in]``.
 
     The input is ``[..., in / ranks]``, the features of this rank. The output is the whole ``[..., out]`` on every rank,
     which is the sum over the ranks.

@@ -69,7 +69,9 @@ class SlidesparseVllmConfig(QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Return the least compute capability of a GPU as a number in vLLM's form, 80 for 8.0."""
+        """Return the lowest compute capability of a GPU that this method needs, as a number in vLLM's form (80 for
+        8.0).
+        """
         return CAPABILITY
 
     @staticmethod

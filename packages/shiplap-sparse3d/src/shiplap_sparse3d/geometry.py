@@ -573,7 +573,7 @@ class Geometry:
         *,
         capacity: int | None,
     ) -> StepWindow:
-        """Return the window of a step for three axes. Padded voxels get a capacity. Raise ``SL208`` if impossible."""
+        """Return a step's window for three axes. Padded voxels get a capacity, which needs a grid (else ``SL208``)."""
         read = self._read_per_axis
         extra = None if output_padding is None else read(output_padding, "output_padding", 0)
         axes = read(kernel, "kernel"), read(stride, "stride"), read(padding, "padding", 0), read(dilation, "dilation")

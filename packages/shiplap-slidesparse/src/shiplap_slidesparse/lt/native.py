@@ -114,9 +114,11 @@ def _call_library(name: str, *args: Any) -> None:
 
 
 def open_libraries(cublaslt: str, cusparselt: str, driver: str, oldest: Sequence[int]) -> None:
-    """Open those of the three libraries that are not open yet, by their paths. ``manage.h`` says what an empty path
-    means. ``oldest`` is the least version of cuSPARSELt. Raise ``LibraryRefusal`` with the reason if one cannot be
-    used.
+    """Open the libraries cuBLASLt, cuSPARSELt and the driver's by their absolute paths. An empty path leaves a library
+    as it is, and a library that is open is not opened again.
+
+    ``oldest`` is the lowest accepted version of cuSPARSELt. Raise ``LibraryRefusal`` with the reason if a library
+    cannot be used.
     """
     _call_library("open", cublaslt, cusparselt, driver, (ctypes.c_int64 * 3)(*oldest))
 

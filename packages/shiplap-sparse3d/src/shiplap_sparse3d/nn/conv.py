@@ -464,7 +464,7 @@ class GenerativeConv3d(Convolution):
     :class:`SparseConvTranspose3d` grows voxels and refines the grid at once.
 
     Args:
-        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`, whose taps these are.
+        in_channels, out_channels, kernel_size, dilation, bias, groups: as in :class:`SubMConv3d`, with the same taps.
         capacity: the number of rows of the result if it is fixed, see ``Geometry.strided``.
 
     Shape: ``feats [n, in_channels] -> [m, out_channels]``.

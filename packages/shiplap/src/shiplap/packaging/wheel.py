@@ -265,7 +265,7 @@ def _is_new(path: Path, folder: Path, files: Mapping[str, zipfile.ZipInfo]) -> b
 
 def _zip_entry(name: str) -> zipfile.ZipInfo:
     """Return the archive header of a file that any user may read. Its time is that of the environment variable
-    ``SOURCE_DATE_EPOCH``.
+    ``SOURCE_DATE_EPOCH``, by default the start of 1980.
     """
     # The same sources make the same wheel, byte by byte.
     asked = os.environ.get("SOURCE_DATE_EPOCH", "")

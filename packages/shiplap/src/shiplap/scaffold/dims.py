@@ -101,8 +101,8 @@ class _DimClasses:
         self._of = {slot: frozenset((slot,)) for slot in slots}
 
     def join(self, one: Slot, other: Slot) -> None:
-        """Unite the sets that contain the slots ``one`` and ``other``. A slot is an argument name and an axis, and both
-        axes are one dim.
+        """Unite the sets that contain the slots ``one`` and ``other``, since both are one dim. A slot is an argument
+        name and an axis.
         """
         joined = self._of[one] | self._of[other]
         self._of |= dict.fromkeys(joined, joined)

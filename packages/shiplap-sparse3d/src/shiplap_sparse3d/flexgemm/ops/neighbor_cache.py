@@ -588,8 +588,8 @@ def _plan_in_grid(
 def _reached_voxels(
     coords: Tensor, taps: Taps, grid: tuple[int, ...] | None, reached: torch.Size, transpose: bool
 ) -> Tensor:
-    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raise ``SL208`` without input
-    ``grid``.
+    """Return the voxels that ``taps`` reach in the grid ``reached``, ascending. Raise ``SL208`` if ``grid``, that of
+    the input, is None.
     """
     if grid is None:
         got = "neither output_coords nor input_sparse_shape"
