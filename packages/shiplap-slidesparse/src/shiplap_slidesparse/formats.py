@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 ROWS, DEPTH = 16, 32  # what sparse tensor cores take: rows of activations, and the other two sizes, in multiples of
+# N of the pattern with the longest groups, 14:16.
 MAX_PAIRS = 8
 _ONE_OF = 'take "dense", or one of "2:4", "4:6", "6:8", "8:10", "10:12", "12:14", "14:16"'
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # elements that torch gathers in any format

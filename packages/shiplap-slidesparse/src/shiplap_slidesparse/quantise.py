@@ -15,6 +15,7 @@ from shiplap.plugin_api import error
 
 __all__ = ["LIMITS", "MIN_SCALE", "quantise_rows", "quantise_weight"]
 
+# The largest number of each dtype.
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 MIN_SCALE = 2.0**-110  # its inverse is finite, and subnormal elements round to zero, flushed or not
 

@@ -34,6 +34,7 @@ __all__ = [
     "tap_offsets",
 ]
 
+# Cells are numbered in int64.
 MAX_CELLS = 2**63
 NO_KEY = MAX_CELLS - 1  # the key of padding, which sorts after every voxel's
 

@@ -26,6 +26,7 @@ from shiplap.plugin_api.containers import leaves
 from shiplap_sparse3d import spconv
 from shiplap_sparse3d.tensor import SparseTensor
 
+# The projects whose checkpoints can be read.
 PROJECTS = ("openpcdet", "mmdet3d", "pointcept", "plain")
 # Keys of a checkpoint under which weights are.
 _NESTS = ("model_state", "state_dict", "model_state_dict", "model", "net", "network")

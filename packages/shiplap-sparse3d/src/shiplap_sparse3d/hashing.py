@@ -27,6 +27,7 @@ __all__ = [
     "init_hashmap",
 ]
 
+# The key of a free slot and of padding, and the value of a key that is missing.
 EMPTY = -1
 
 _TABLE = ("table_keys", "table_values")

@@ -199,6 +199,7 @@ def transpose_table(table: Int32[Tensor, "m k"], rows: int) -> Int32[Tensor, "ro
 # ``cdiv(k, parts)``, and ``order[p, r]`` is the output row whose hits under the taps of part ``p`` are ``table[r]``.
 # ``masks[p, b]`` has a bit for each tap of the part that any of the rows ``64 * b`` to ``64 * b + 63`` hits.
 
+# So many rows of a sorted table share a mask of the taps that they hit.
 ROWS_PER_MASK = 64
 MAX_PART = 31  # taps of a part: one bit each in an int32 that stays positive
 

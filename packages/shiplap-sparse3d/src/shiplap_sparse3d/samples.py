@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from shiplap_sparse3d import bounded, norms, offsets, ops, planning, pooling
 from shiplap_sparse3d.coords import output_shape
 
+# The number of scenes of a sample.
 SCENES = 2
 
 

@@ -20,6 +20,7 @@ from shiplap_sparse3d.cpu import LIBRARY
 
 __all__ = ["decode_seq", "encode_seq", "hilbert_decode", "hilbert_encode", "z_order_decode", "z_order_encode"]
 
+# The number of a scene is an int32.
 MAX_BATCH = 2**31
 XYZ = [0, 1, 2]
 _CURVE = (

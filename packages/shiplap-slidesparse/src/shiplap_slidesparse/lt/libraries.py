@@ -21,6 +21,7 @@ from shiplap_slidesparse.lt import native
 __all__ = ["NAME", "OLDEST", "available", "cusparselt_candidates", "open_cusparselt", "supports_product"]
 
 NAME = "libcusparseLt.so.0"
+# The lowest version of cuSPARSELt that is accepted.
 OLDEST = (0, 8, 1)
 CAPABILITY = (8, 0)  # sparse tensor cores
 ASKED = (128, 128, 128)  # m, n, k: whole tiles of every type

@@ -26,6 +26,7 @@ FULL = "row {row} finds no room: more distinct keys than the table has slots"
 TOO_FAR = "coords row {row} has a batch index with which spatial_shape has 2^63 cells or more"
 BLOCK = 256
 
+# The key of a free slot, and the value of a key that is missing.
 EMPTY = tl.constexpr(0xFFFFFFFFFFFFFFFF)
 NO_VALUE = tl.constexpr(0xFFFFFFFF)
 

@@ -19,6 +19,7 @@ __all__ = ["global_max_pool", "global_sum_pool"]
 
 SCENE = "coords row {row} has a batch index outside [-1, batch_size)"
 PART, PARTS = 2048, 256  # rows of a part, and how many parts at most
+# Above every number of a row.
 NO_ROW = tl.constexpr(0x7FFFFFFF)
 
 

@@ -19,6 +19,7 @@ __all__ = ["FEATURES", "describe_points", "ground_surfaces", "nearest_points", "
 _CELL = 0.5  # spacings, a cell of the raster of lowest points
 _MOST_CELLS = 2**22  # of the raster: those of an area with few points on it become larger
 _RADII = 1, 2, 4, 8, 16, 32, 64, 128  # cells
+# Numbers of nearest points that are looked at.
 _NEIGHBOURS = 4, 8, 16, 32
 _BLOCK, _MARGIN = 8, 5  # spacings: neighbours are looked for within the margin around a block
 _STEP = 0.05  # metres: less is noise of the scanner

@@ -36,6 +36,7 @@ __all__ = [
     "scatter_nd",
 ]
 
+# The kernels of these layers have up to three axes.
 MAX_NDIM = 3
 
 

@@ -44,6 +44,7 @@ from shiplap.torch_private.symbolic_sizes import concrete_calls
 MODELS = "/data/aotinductor/"  # where an archive has its models
 ALIGNMENT = 64  # bytes, as in torch's own archives, whose files may be mapped
 _NONE: Mapping[str, object] = {}
+# The program of a child process that tests whether a package can be loaded.
 _LOAD = "import sys, torch; torch._inductor.aoti_load_package(sys.argv[1])"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from shiplap.torch_private.aten_operators import UNIQUE_VALUES
 
 DOMAIN = "shiplap"
+# The version of the domains of the functions in a model.
 VERSION = 1
 # The binary search of all numbers at once: after each step ``n`` places are left for each of them.
 _SEARCH = """

@@ -32,6 +32,7 @@ from shiplap.sharding.simulate import NotAdmitted, chunk_sizes, cut_size, merge_
 SEED = 20_261
 LARGEST = 1 << 20  # elements of a sample: a scalar of the call may be a size
 KEPT = 4096  # calls whose rules are kept
+# The numbers of ranks for which a rule is tried.
 WORLDS = (2, 3)
 LEFT_OUT: tuple[ShardedPart, ...] = (
     "sum",

@@ -16,6 +16,7 @@ from shiplap.packaging.eject.printed_op import literal
 from shiplap.sampling.case import SampleCase
 from shiplap.sampling.samples import Samples
 
+# The number of cases of an op, and the seed by which they are drawn.
 CASES, SEED = 6, 0
 MOST_ELEMENTS = 4096  # of a case, since they are written as numbers
 
