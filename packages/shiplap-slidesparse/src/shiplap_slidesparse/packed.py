@@ -16,6 +16,7 @@ from shiplap_slidesparse.quantise import quantise_weight
 
 __all__ = ["LAYERS", "MODES", "Packed", "known_mode", "matmul", "multiply_fields", "pack"]
 
+# The dtype of a weight in each mode.
 MODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16}
 Keep = Literal["both", "dense", "packed"]
 

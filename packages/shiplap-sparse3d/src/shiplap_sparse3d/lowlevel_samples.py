@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 from shiplap_sparse3d import grid_sample, hashing, postprocess, serialize
 from shiplap_sparse3d.samples import _choose_grid, _draw_normal, _draw_table, _draw_voxels
 
+# The coordinates of a row that is no voxel.
 PADDING = (-1, -1, -1, -1)
 
 

@@ -36,6 +36,7 @@ class Settings:
         return f"SHIPLAP_{name.upper()}"
 
 
+# The texts that ``shiplap env`` prints.
 _MEANING = {
     "library_path": "directory searched first for C ABI kernel libraries",
     "strict": "1: raise SL306 instead of running the reference where no kernel exists",

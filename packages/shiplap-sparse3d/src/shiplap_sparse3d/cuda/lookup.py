@@ -30,6 +30,7 @@ __all__ = [
     "scenes_below",
 ]
 
+# The texts of the errors that the kernels report.
 OUTSIDE = "coords row {row} is outside spatial_shape or of a scene beyond the last (or its grid has 2^63 cells or more)"
 OUTPUT_OUTSIDE = "out_coords row {row} is outside the output grid (or that has 2^63 cells or more)"
 TWICE = "duplicate coordinates: row {row} occurs more than once"

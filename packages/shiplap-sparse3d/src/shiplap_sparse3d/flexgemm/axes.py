@@ -16,6 +16,7 @@ __all__ = ["classes_of_axes", "functions_of_axes"]
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 Kind = TypeVar("Kind", bound=type)
+# The numbers of axes for which there are functions and modules, as words for their docstrings.
 AXES = {2: "two", 3: "three", 4: "four"}
 
 

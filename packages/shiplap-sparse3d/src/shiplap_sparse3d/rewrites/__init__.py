@@ -16,6 +16,7 @@ from shiplap_sparse3d.row_norms import running_norm
 
 __all__ = ["conv_norm_sparse3d"]
 
+# The classes with which a pattern states a dtype.
 KINDS = {torch.float32: Float32, torch.bfloat16: BFloat16, torch.float16: Float16}
 
 

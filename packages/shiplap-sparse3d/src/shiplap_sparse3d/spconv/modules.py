@@ -90,6 +90,7 @@ class SparseIdentity(nn.Identity):
         return _apply_to_features(super().forward, input)
 
 
+# Modules of these classes take the sparse tensor itself.
 _TAKE_SPARSE = (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity)
 
 

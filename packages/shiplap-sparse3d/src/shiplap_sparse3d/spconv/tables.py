@@ -43,6 +43,7 @@ def _equal_members(value: Any, first: Any) -> bool:
     return same_number(value, first)
 
 
+# The properties in which the tensors that a layer joins may have to agree.
 _ATTRIBUTES: dict[str, Any] = {
     "spatial_shape": lambda t: t.spatial_shape,
     "batch_size": lambda t: t.batch_size,

@@ -30,6 +30,7 @@ from shiplap.errors import error
 from shiplap.packaging.contents import PackageExtras
 from shiplap.packaging.wheel import WheelRequest, package
 
+# The hooks of PEP 517 and PEP 660 that are passed on to the other backend.
 HOOKS = (
     "build_editable",
     "build_sdist",
@@ -39,6 +40,7 @@ HOOKS = (
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 )
+# The keys of the table, and below those that hold lists, with the type of an item.
 KEYS = ("backend", "ops", "platform", "tuned", "cubins", "calls")
 LISTS = {"ops": str, "cubins": int}
 LIMIT = 1 << 20  # bytes of pyproject.toml

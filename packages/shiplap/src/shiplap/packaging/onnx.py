@@ -47,6 +47,7 @@ from shiplap.packaging.onnx_reference import (
 from shiplap.torch_private.graph_nodes import asserting_results, node_value, operator_name, shared_onnx_registry
 from shiplap.torch_private.symbolic_sizes import distinct_sizes, dtype_of_number, forgotten_sizes, number_of_tensor
 
+# The packages of ``shiplap[onnx]``.
 PACKAGES = ("onnx", "onnxscript", "onnx_ir")
 # Example sizes of a function: no two dims agree by accident, and none is 1.
 EXAMPLE_SIZES = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67)

@@ -34,6 +34,7 @@ _PART = r"[^-\s]+"  # no line can be added to the file WHEEL
 _NAME = re.compile(
     rf"(?P<stem>{_PART}-{_PART}(?:-\d[^-\s]*)?)-(?P<python>{_PART})-(?P<abi>{_PART})-(?P<platform>{_PART})\.whl"
 )
+# The minor version of the C library that a tag promises.
 _MANYLINUX = re.compile(r"manylinux_2_(\d+)_")
 
 

@@ -14,6 +14,7 @@ from shiplap.render.result import STYLES
 if TYPE_CHECKING:
     from rich.console import Console
 
+# The fields that the JSON report has of a cost card, and below those of a finding.
 COSTS = ("subject", "device", "input", "binding", "raw_ns", "eager_ns", "compiled_ns", "captured_ns", "notes")
 FIELDS = ("check", "verdict", "subject", "evidence", "input", "fix", "reproducer", "varied")
 HEADING, NONE = "ns per call, smallest sample", "no op has samples"

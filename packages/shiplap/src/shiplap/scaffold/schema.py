@@ -14,6 +14,7 @@ import torch
 
 from shiplap.dtypes import DTYPES
 
+# The annotation in a declaration for each type of a schema.
 ANNOTATIONS = {
     "Tensor": 'Shaped[Tensor, "..."]',
     "int": "int",

@@ -219,6 +219,7 @@ def _forms_of_returns(node: ast.expr) -> tuple[str, ...]:
     return (_form_of_annotation(node) or "object",)
 
 
+# The names of scalar types in Python, in pybind11's docstrings and in schemas.
 _SCALAR_FORMS = {
     "int": "int",
     "SupportsInt": "int",
