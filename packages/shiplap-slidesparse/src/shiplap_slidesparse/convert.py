@@ -308,8 +308,8 @@ def _check_layers(
     skipped: dict[str, str],
     skip: Sequence[str],
 ) -> None:
-    """Raise ``SL211`` if a name in ``skip`` has no module, if there is nothing to convert, or if a weight is not finite
-    or not loaded.
+    """Raise ``SL211`` if a name in ``skip`` has no module, or if there is nothing to convert. Raise it also if a weight
+    is not finite or not loaded.
     """
     where = "slidesparse.convert"
     # A module that is used twice has two names, and ``skip`` may hold either.

@@ -149,8 +149,9 @@ def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
 def lift_columns(x: Tensor, pairs: int) -> Tensor:
     """Return ``x`` ``[m, k]`` lifted to ``[ceil16(m), k']``, with zeros in the added rows. Lifting writes the four
     elements of each overlapping window side by side. A group of ``pairs`` pairs of elements has ``pairs - 1`` windows.
-    A weight of a pattern such as 6:8 then becomes a 2:4 weight, since each window multiplies with at most two weights
-    that are not zero.
+
+    A weight of a pattern such as 6:8 then becomes a 2:4 weight. Each window multiplies with at most two weights that
+    are not zero.
     """
     rows = -(-x.shape[0] // ROWS) * ROWS
     return pad_matrix(x, rows, x.shape[1] + 1)[:, lane_sources(x.shape[1], pairs, x.device)]

@@ -77,8 +77,9 @@ def _sample_layer_op(op: sl.Op, stored: torch.dtype) -> None:
 
     @op.samples
     def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-        """Return random activations, the scales of a pruned weight or its number of rows, the weight in both forms, a
-        bias, and the pattern's pairs and layout. Raise ``ValueError`` if both forms are to be absent.
+        """Return random activations, the scales of a pruned weight or its number of rows, and the weight in both forms.
+        They are followed by a bias, the pattern's pairs and the layout. Raise ``ValueError`` if both forms are to be
+        absent.
         """
         m, n, k, pairs = sizes["m"], sizes["n"], sizes["k"], sizes["pairs"]
         if {"dense", "packed"} <= set(sizes["absent"]):

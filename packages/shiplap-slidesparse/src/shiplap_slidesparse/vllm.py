@@ -39,7 +39,7 @@ class SlidesparseVllmConfig(QuantizationConfig):
     def __init__(
         self, pattern: str, dtype: str, converted: Iterable[str] | None = None, skip: Iterable[str] = ()
     ) -> None:
-        """Take the settings of a checkpoint, which are the pattern, the dtype, and the names of the converted or of the
+        """Take the settings of a checkpoint. They are the pattern, the dtype, and the names of the converted or of the
         kept layers. Raise ``SL211`` for an unknown dtype.
         """
         super().__init__()
@@ -155,7 +155,7 @@ class SlidesparseLinearMethod(LinearMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register the weight, and its scale for 8 bits, as parameters of ``layer``. vLLM loads this rank's part of the
+        """Register the weight as a parameter of ``layer``, and its scale for 8 bits. vLLM loads this rank's part of the
         layer into them.
         """
         dtype, n = MODES[self.config.dtype], sum(output_partition_sizes)

@@ -98,8 +98,8 @@ def _make_tensor(children: Sequence[Any], rest: Any) -> SparseTensor:
 
 
 def _take_plan(plan: Plan) -> tuple[Sequence[Any], Any]:
-    """Return the tensors of ``plan`` (the neighbour tables of a convolution), which are its leaves in torch's pytrees,
-    and its settings.
+    """Return the tensors of ``plan`` (the neighbour tables of a convolution), and its settings. The tensors are its
+    leaves in torch's pytrees.
     """
     return [plan.table, plan.order, plan.masks, plan.back], (plan.rows, plan.reflect, plan.symmetric)
 

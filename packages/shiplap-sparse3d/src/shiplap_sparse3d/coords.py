@@ -166,8 +166,8 @@ def keys_of(coords: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def check_coords(op: str, coords: Tensor, shape: Sequence[int]) -> None:
-    """Raise ``SL211`` if a row of ``coords`` is outside the grid of ``shape`` or occurs twice, or if the grid has too
-    many cells for int64. Padding (-1) is valid. ``op`` is the op's name in the message.
+    """Raise ``SL211`` if a row of ``coords`` is outside the grid of ``shape`` or occurs twice. Raise it also if the
+    grid has too many cells for int64. Padding (-1) is valid. ``op`` is the op's name in the message.
     """
     # Nothing branches on the number of rows, so that a program without Python has these checks for every number.
     voxels, grid = coords[:, 0] != -1, str(tuple(shape))
@@ -242,8 +242,8 @@ def require(holds: Tensor, text: str, refuse: Callable[[], Exception]) -> None:
 
 
 def assert_inside(coords: Tensor, batch_size: int, shape: Sequence[int]) -> None:
-    """Add assertions to the graph that is being traced. As it runs, the graph raises if a voxel of ``coords`` on the
-    CPU has a scene outside ``[-1, batch_size)`` or lies outside the grid of ``shape``.
+    """Add assertions about the voxels ``coords`` on the CPU to the graph that is being traced. As it runs, the graph
+    raises for a scene outside ``[-1, batch_size)`` and for a cell outside the grid of ``shape``.
     """
     assert_scenes(coords, batch_size)
     if _graph_checks and coords.device.type == "cpu":

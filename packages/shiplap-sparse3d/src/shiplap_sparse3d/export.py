@@ -204,9 +204,10 @@ class Deployed(nn.Module):
         self.numbers: list[Any] | None = None
 
     def forward(self, features: Tensor, coords: Tensor) -> Any:
-        """Return the tensors in the network's result, with a sparse tensor as its features and coordinates. If the
-        attribute ``numbers`` is a list, each read of a number from a tensor in the network, such as ``int(t.max())``,
-        returns the next element of the list.
+        """Return the tensors in the network's result. A sparse tensor is returned as its features and coordinates.
+
+        If the attribute ``numbers`` is a list, each read of a number from a tensor in the network, such as
+        ``int(t.max())``, returns the next item of the list.
         """
         if self.numbers is None:
             return self._call_network(features, coords)
@@ -249,8 +250,8 @@ def _result_tensors(value: Any) -> Any:
 
 
 class FixedNumbers(TorchFunctionMode):
-    """A mode of torch that records the numbers that a network's code reads from tensors in one run, and returns the
-    same numbers in another run.
+    """A mode of torch for the numbers that a network's code reads from tensors. It records them in one run, and returns
+    the recorded numbers in another run.
 
     The sizes of the grid that Pointcept's networks read are such numbers. Reads by the code of shiplap and of torch are
     not changed.

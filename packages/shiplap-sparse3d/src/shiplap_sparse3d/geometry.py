@@ -98,7 +98,7 @@ class GeometryOrigin:
 
 
 class TableRecipe(NamedTuple):
-    """A list of the tables that were built on some voxels, and on those that steps led to, without the tables.
+    """A description of the tables that were built on some voxels and on those reached from them by steps.
 
     Attributes:
         subm: kernel and dilation of each submanifold convolution, and whether the transposed table was built.

@@ -170,7 +170,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @grid_sample.indice_weighted_sum_grad.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``indice_weighted_sum_grad``, which are a gradient, indices, weights, and the number of
+    """Return arguments of ``indice_weighted_sum_grad``. They are a gradient, indices, weights, and the number of
     rows.
     """
     grad = _draw_normal(rng, (sizes["q"], sizes["c"]), dtype, device)

@@ -59,7 +59,9 @@ def unique_coords(
     coords: Int32[Tensor, "n 4"],
 ) -> tuple[Int32[Tensor, "m 4"], Int32[Tensor, "n"], Int32[Tensor, "m"]]:
     """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
-    the count of each distinct row. Raise ``SL211`` if the extents of the four columns multiply to 2^63 or more.
+    the count of each distinct row.
+
+    Raise ``SL211`` if the extents of the four columns multiply to 2^63 or more.
     """
     unique, inverse, counts = torch.unique(coords, dim=0, return_inverse=True, return_counts=True)
     return unique, inverse.int(), counts.int()
@@ -67,8 +69,9 @@ def unique_coords(
 
 def distinct_voxels(coords: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and
-    the count of each distinct row. The op ``unique_coords`` computes them, or an operator of torch in a program that is
-    being exported for a GPU.
+    the count of each distinct row.
+
+    The op ``unique_coords`` computes them. In a program that is being exported for a GPU, an operator of torch does.
     """
     if not runs_without_python(coords, ("cuda",)):
         return unique_coords(coords)

@@ -62,9 +62,11 @@ def set_most_parts(most: int | None) -> int | None:
 
 
 def parts_that_fill(rows: int, channels: int, taps: int, *, multiprocessors: int = 132) -> int:
-    """Return the smallest number of parts of a table of ``rows`` rows and ``taps`` taps that gives each multiprocessor
-    two tiles of 64 rows x 128 channels, at most nine. A part is a group of taps that one GPU program handles. More
-    parts do not keep the device busier, but let blocks skip more taps.
+    """Return the smallest number of parts of a table that gives each multiprocessor two tiles of 64 rows x 128
+    channels. It is at most nine. A part is a group of taps that one GPU program handles, and the table has ``rows``
+    rows and ``taps`` taps.
+
+    More parts do not keep the device busier, but let blocks skip more taps.
     """
     tiles = max(1, -(-rows // 64) * -(-channels // 128))
     least = max(1, -(-taps // ops.MAX_PART))

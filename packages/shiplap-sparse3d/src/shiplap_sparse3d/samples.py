@@ -149,8 +149,8 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 
 def _conv_table_arguments(rng: Generator, sizes: dict[str, Any], device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``conv_table``, which are input voxels, output voxels in the output grid, the input grid, and
-    the kernel, stride, padding and dilation of the convolution.
+    """Return arguments of ``conv_table``. They are input voxels, output voxels, the input grid, and the kernel, stride,
+    padding and dilation of the convolution. The output voxels lie in the output grid.
     """
     kernel, stride, padding, dilation = _draw_window(sizes)
     grid = _choose_grid(max(sizes["n"], sizes["m"] * math.prod(stride)))
@@ -197,7 +197,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @planning.subm_plan.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``subm_plan``, which are voxels and their grid, kernel and dilation, the number of parts
+    """Return arguments of ``subm_plan``. They are voxels and their grid, kernel and dilation, the number of parts
     (groups of taps), the length of a run of rows, and the number of scenes.
     """
     grid = _choose_grid(sizes["n"])
@@ -408,7 +408,7 @@ def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) ->
 
 @bounded.first_voxels.samples
 def _(rng: Generator, sizes: dict[str, Any], dtype: torch.dtype, device: Any) -> tuple[Any, ...]:
-    """Return arguments of ``first_voxels``, which are voxels, their grid, kernel, stride, padding and dilation, a
+    """Return arguments of ``first_voxels``. They are voxels, their grid, kernel, stride, padding and dilation, a
     capacity, and a number of scenes that may be too small.
     """
     return *_bounded_arguments(rng, sizes, device), sizes["scenes"]

@@ -82,9 +82,10 @@ def _scratch_offsets(*names: str) -> dict[str, tuple[str, str]]:
 
 
 def by_bricks(program: TritonLaunches, codes: dict[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks and make the
-    keys by which the table's rows are sorted. A brick is 4 x 4 x 4 cells with one bit each. ``codes`` are the error
-    codes of invalid and of duplicate rows.
+    """Return ``program``, a sequence of kernel launches, plus the launches that put voxels into bricks. A brick is 4 x
+    4 x 4 cells with one bit each. The launches also make the keys by which the table's rows are sorted.
+
+    ``codes`` are the error codes of invalid and of duplicate rows.
     """
     when, arguments = "bricks == 1", _brick_arguments("n")
     # One fill clears the slots, the two counters and the zeros of the sort.

@@ -44,7 +44,7 @@ COPIED = 1 << 16  # rows from here on are copied out of a tensor of which they a
 
 def scenes_for(rows: int, cells: int) -> int:
     """Return the number of scenes, of ``cells`` output cells each, for which a bitmap pays with ``rows`` input voxels.
-    It is 0 for few voxels, which are compared with each other, and for grids that are too large.
+    It is 0 for few voxels, since these are compared with each other. It is also 0 for grids that are too large.
     """
     if rows <= FEW or cells == 0:
         return 0
@@ -237,8 +237,8 @@ def _first_voxels() -> TritonLaunches:
 
 
 def _by_cells(program: TritonLaunches, *places: tuple[str, str]) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launches that list the reached output cells in order
-    and count them, by one bit for each cell. ``places`` are the workspace offsets of the bits, their sums, a flag and
+    """Return ``program``, a sequence of kernel launches, plus the launches that list and count the reached output cells
+    in order. They use one bit for each cell. ``places`` are the workspace offsets of the bits, their sums, a flag and
     the keys.
     """
     bits, sums, beyond, keys = places

@@ -270,7 +270,7 @@ SLOTS = f"pow2ceil(max(64, 2 * min(capacity, {ops.OUT_COORDS_BOUND})))"  # of th
 
 
 def output_numbers() -> dict[str, str]:
-    """Return the values, as expressions by name, of a launch program for output voxels. They are the output grid, the
+    """Return the values of a launch program for output voxels, as expressions by name. They are the output grid, the
     number of candidates of an input along each axis, the size of the hash set and the number of scenes.
     """
     axes = list(enumerate(AXES))

@@ -171,11 +171,12 @@ def digit_kernel(
 
 
 def digit_numbers(sort: TableSort, tile: int) -> dict[str, str]:
-    """Return the launch values of a radix sort by digits, as expressions by name that each call computes.
+    """Return the launch values of a radix sort by digits, as expressions by name that each call computes. The
+    expressions use the value ``ranked``, which must exist.
 
-    They tell whether the sort goes by digits, how many digits there are and of how many bits, the number of pages, and
-    the number of rows of the array of counts. A page is a run of rows that one program moves, and without digits a tile
-    of ``tile`` rows. The expressions use the value ``ranked``, which must exist.
+    They state whether the sort goes by digits, and the number of digits and of their bits. They also give the number of
+    pages and of the rows of the array of counts. A page is a run of rows that one program moves. Without digits it is a
+    tile of ``tile`` rows.
     """
     p, rows, parts = sort.prefix, sort.rows, sort.parts
     # Runs have to end at the border of a group, or a group's counts would belong to two runs.

@@ -68,10 +68,10 @@ def slot_of(table, key, capacity):
 
 @triton.jit(do_not_specialize=["n", "capacity", "code"])
 def keys_kernel(table, keys, status, n, capacity, code, BLOCK: tl.constexpr):
-    """Insert ``keys`` into the slots of the hash map ``table``, and report rows for which the table is full.
+    """Insert ``keys`` into the slots of the hash map ``table``. Report rows for which the table is full.
 
-    No key passes a free slot. If the last free slot is taken meanwhile, the key that is still to be placed is already
-    in the table, at most another round away.
+    The search for a slot never passes a free slot. If the last free slot is taken meanwhile, the key that is still to
+    be placed is already in the table. The search then finds it after at most another round.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     key = _load_keys(keys, row, n)

@@ -260,8 +260,8 @@ def block_kernel(
 
 @triton.jit
 def _tap_at(offset, dilation, SIZE: tl.constexpr):
-    """Return the tap of a kernel with ``SIZE`` taps that lies ``offset`` cells from the first one, and whether there is
-    a tap at that offset.
+    """Return the tap of a kernel with ``SIZE`` taps that lies ``offset`` cells from the first one. Also return whether
+    there is a tap at that offset.
     """
     tap = offset // dilation
     # Between the taps of a dilated kernel there is none.

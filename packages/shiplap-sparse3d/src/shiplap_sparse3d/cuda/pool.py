@@ -50,6 +50,7 @@ def _program_block(m, c, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
 @triton.jit
 def _load_entries(table, row, there, v, row_stride, tap_stride, n, status, code):
     """Return the input rows in the table for these rows under tap ``v``, as a column, and a mask of the valid ones.
+
     Numbers other than -1 outside ``[0, n)`` are reported in a status word, from which the host raises ``SL211`` later.
     """
     entry = tl.load(table + row * row_stride + v * tap_stride, mask=there, other=-1)

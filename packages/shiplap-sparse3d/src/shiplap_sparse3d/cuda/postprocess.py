@@ -107,8 +107,8 @@ _list = triton_launcher(list_kernel)
 
 
 def launch_signals(table: Tensor, codes: Tensor, order: Tensor, inputs: Tensor, outputs: Tensor, ends: Tensor) -> None:
-    """Write the tap bits of each row, the stable order of the rows by the rank of these bits as a Gray code, and the
-    pairs of each tap with their ends. This is ``postprocess.masked_gemm_signals`` on CUDA.
+    """Write the tap bits of each row, the order of the rows, and the pairs of each tap with their ends. The order is
+    stable, by the rank of the bits as a Gray code. This is ``postprocess.masked_gemm_signals`` on CUDA.
     """
     status.word(table.device)
     n, v = table.shape

@@ -101,9 +101,11 @@ def nothing_kernel(out, size, BLOCK: tl.constexpr):
 
 
 def _add_transpose(program: TritonLaunches, twice: str, when: str, **of: Any) -> TritonLaunches:
-    """Return ``program``, a sequence of kernel launches, plus the launch that writes the transpose of a table of ``m``
-    rows into a table filled with -1. It runs in calls where the expression ``when`` is 1, or always if that is empty.
-    ``twice`` is the error message for duplicates. ``of`` has further options of the launch.
+    """Return ``program``, a sequence of kernel launches, plus the launch that transposes a table of ``m`` rows. The
+    transpose is written into a table filled with -1.
+
+    The launch runs in calls where the expression ``when`` is 1, or always if that is empty. ``twice`` is the error
+    message for duplicates. ``of`` has further options of the launch.
     """
     return program.then(
         transpose_kernel,

@@ -82,9 +82,10 @@ def best_rules(scan: Scan, held: Tensor) -> tuple[FittedRule, ...]:
 
 
 def _best_rule(name: str, tried: Iterator[tuple[str, Tensor]], scan: Scan, held: Tensor) -> FittedRule:
-    """Return the rule of ``tried`` with the greatest intersection over union with the truth on the points outside the
-    mask ``held``, and its score on those inside. ``tried`` yields the text of a rule and its prediction of ground,
-    ``bool [p]``.
+    """Return the rule of ``tried`` that fits best, and its score on the points inside the mask ``held``. The best rule
+    has the greatest intersection over union with the truth on the points outside the mask.
+
+    ``tried`` yields the text of a rule and its prediction of ground, ``bool [p]``.
     """
     top = FittedRule(name, "", -1.0, 0.0)
     for text, ground in tried:
@@ -105,9 +106,10 @@ def _cell_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _slope_rules(xyz: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the text and the prediction ``bool [p]`` of rules for several heights and slopes. A point is ground if its
-    height above the lowest point within each of several distances is less than the rule's height plus its slope times
-    that distance.
+    """Yield the text and the prediction ``bool [p]`` of rules for several heights and slopes.
+
+    A rule compares the height of a point above the lowest point within each of several distances. The point is ground
+    if this height is always less than the rule's height plus its slope times the distance.
     """
     height, distance = lowest_within(xyz, RADII), xyz.new_tensor(RADII)
     for limit, slope in product(_HEIGHTS, _SLOPES):

@@ -152,8 +152,9 @@ class _HeldOutScores:
 
 
 def _judge_held_out(scan: Scan, held: Tensor, trained: TrainedNetwork, recipe: TrainingRecipe) -> _HeldOutScores:
-    """Return the scores of the trained network, of the plain baseline and of the best rules on the points that the mask
-    ``held`` selects, and the prediction for all points. The training area is predicted only for the picture.
+    """Return the scores on the points that the mask ``held`` selects, and the prediction for all points. The scores are
+    those of the trained network, of the plain baseline and of the best rules. The training area is predicted only for
+    the picture.
     """
     predicted = torch.empty_like(scan.ground)
     # The held-out strip comes last, so its time remains in ``seconds``.

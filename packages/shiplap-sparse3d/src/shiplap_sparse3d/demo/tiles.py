@@ -119,8 +119,8 @@ def make_tile(area: DescribedArea, levels: int) -> TrainingTile:
 
 
 def _build_tables(geometry: Geometry, levels: int) -> list[Tensor]:
-    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, which stores them, and
-    return their tensors. The compiled graph then need not build tables.
+    """Build the tables of all convolutions of a U-Net of ``levels`` levels on ``geometry``, and return their tensors.
+    ``geometry`` stores the tables, so that the compiled graph need not build them.
     """
     tables: list[Tensor] = []
     for level in range(levels):
@@ -161,8 +161,8 @@ def _draw_uniform(low: float, high: float, draw: torch.Generator) -> float:
 
 
 def _crop_square(area: DescribedArea, draw: torch.Generator) -> DescribedArea:
-    """Return a square of ``area`` around a random point, 50 to 120 spacings wide, with a random share of 70 to 100 % of
-    its points.
+    """Return a square of ``area`` around a random point, 50 to 120 spacings wide. It has a random share of 70 to 100 %
+    of its points.
     """
     xyz = area.scan.xyz
     centre = xyz[int(torch.randint(len(xyz), (), generator=draw)), :2]

@@ -106,8 +106,8 @@ class ModuleOnInputs(FlexModule):
     def forward(
         self, feats: Tensor, coords: Tensor, shape: Ints, neighbor_cache: NeighborCache | None = None
     ) -> tuple[Tensor, NeighborCache]:
-        """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours, which can be
-        passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call.
+        """Return the features ``[n, c]`` on the voxels of the input, and the cache of their neighbours. The cache can
+        be passed to further calls on the same ``coords``. Raise ``SL830`` for the cache of another call.
         """
         made: tuple[Tensor, NeighborCache] = self._call_function(feats, coords, shape, neighbor_cache=neighbor_cache)
         return made

@@ -45,8 +45,8 @@ class SparseModule(nn.Module):
         refuse_reentrant(type(self).__name__, x)
 
     def _check_axes(self, x: SparseTensor, ndim: int) -> None:
-        """Raise ``SL209`` if ``x`` is not a sparse tensor, ``SL201`` if it does not have ``ndim`` axes, and ``SL202``
-        if it has another number of features than of voxels.
+        """Raise ``SL209`` if ``x`` is not a sparse tensor, and ``SL201`` if it does not have ``ndim`` axes. Raise
+        ``SL202`` if its features and its voxels differ in number.
         """
         if not isinstance(x, SparseTensor):
             raise error(

@@ -167,7 +167,7 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
     """Return True if an inverse layer mapped back along a layer with this ``key`` and ``window`` before. The tables of
     both directions are then built by one launch program.
 
-    Return None if nothing was noted, and in a graph, which must not depend on earlier runs.
+    Return None if nothing was noted. Also return None in a graph, since graphs must not depend on earlier runs.
     """
     if torch.compiler.is_compiling() or not _LED_BACK:
         return None
@@ -177,8 +177,8 @@ def leads_back(key: str | None, window: LayerWindow) -> bool | None:
 def _check_vanished(where: str, input: SparseConvTensor, out_rows: int, window: LayerWindow, training: bool) -> None:
     """Raise ``SL211`` if there are input voxels and none of them has an output voxel, as spconv does.
 
-    In a graph this is an assertion at run time. In training the graph asserts two rows, because batch norm tests for a
-    single row and a graph cannot branch on a size that depends on data.
+    In a graph this is an assertion at run time. In training the graph asserts that there are two rows. Batch norm tests
+    for a single row, and a graph cannot branch on a size that depends on data.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # here: it is slow to import
 

@@ -23,8 +23,8 @@ def norm_and_relu(norm: nn.BatchNorm1d, relu: nn.Module, input: Any) -> Tensor |
     """Return the features of the sparse tensor ``input`` after batch norm and ReLU, computed by one kernel on a GPU.
     Return None if the caller has to call the two modules.
 
-    That is so in training, while gradients are recorded, for other dtypes than the kernel's, on the CPU, without
-    voxels, and if a module has hooks.
+    The modules have to be called in training, while gradients are recorded, on the CPU and without voxels. They also
+    have to be called for other dtypes than the kernel's, and if a module has hooks.
     """
     feats, mean, var = getattr(input, "_features", None), norm.running_mean, norm.running_var
     weight, bias = norm.weight, norm.bias

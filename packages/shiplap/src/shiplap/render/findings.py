@@ -232,7 +232,7 @@ def ledger_table(ledger: Sequence[CellFields]) -> tuple[list[str], list[tuple[st
 
 
 def _print_ledger(report: Report, console: Console) -> None:
-    """Print how many samples were checked, as a table with a row for each axis of the inputs and a column for each
+    """Print how many samples were checked. The table has a row for each axis of the inputs and a column for each
     obligation of the op.
     """
     from rich.table import Table

@@ -156,8 +156,8 @@ def _annotate_results(
 ) -> None:
     """Add an annotation of each result, such as ``Float[Tensor, "n m"]``, to the declaration ``known``.
 
-    If the sizes or the dtype of one result are unknown, all new results are left open, and the reference of the op will
-    compute them. ``following`` returns whether results have the dtype of the arguments.
+    If the sizes or the dtype of one result are unknown, all new results are left open. The reference of the op then
+    computes them. ``following`` returns whether results have the dtype of the arguments.
     """
     notes = [n for n in sizes.where if n]
     # A result that is an argument has the annotation of that argument.

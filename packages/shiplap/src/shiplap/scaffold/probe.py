@@ -49,8 +49,8 @@ PROBE_REFUSALS = Exception  # a meta kernel may raise anything, and all of it me
 
 @dataclass
 class ProbeResult:
-    """The results of calls of a meta kernel. They are the accepted calls, the slots whose sizes have to agree, the
-    slots whose size the op fixes, and the ranks that each argument may have.
+    """The results of calls of a meta kernel. They are the accepted calls, the ranks that each argument may have, and
+    two kinds of slots. The sizes of some slots have to agree, and the op fixes the size of others.
     """
 
     calls: list[DispatchedCall] = field(default_factory=list)

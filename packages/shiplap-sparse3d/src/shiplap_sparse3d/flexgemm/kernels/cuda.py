@@ -243,9 +243,10 @@ def _window(numbers: Sequence[int]) -> list[list[int]]:
 def neighbor_map_post_process_for_masked_implicit_gemm_1(
     neighbor_map: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return five tensors of a neighbour map ``[m, V]`` of at most 32 taps. They are the tap bits of each row, the rows
-    sorted by these bits, and for all pairs, tap by tap, the input rows, the output rows and the ends of each tap. The
-    lists of pairs have as many elements as there are pairs, which depends on the data.
+    """Return five tensors of a neighbour map ``[m, V]`` of at most 32 taps.
+
+    The first two are the tap bits of each row and the rows sorted by these bits. The others list all pairs, tap by tap,
+    as the input rows, the output rows and the ends of each tap. The length of these lists depends on the data.
     """
     code, order, inputs, outputs, ends = postprocess.masked_gemm_signals(_as_signed(neighbor_map).contiguous())
     # The op pads its lists to a fixed length, and FlexGEMM's lists have no padding.

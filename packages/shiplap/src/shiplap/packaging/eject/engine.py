@@ -251,7 +251,7 @@ def _losses(op: Op) -> list[str]:
 
 
 def _module_text(package: str, copy: SourceCopy, printed: Sequence[PrintedOp], native: bool) -> str:
-    """Return the text of the package's ``__init__.py``, which holds copied code, the functions of each op, and the
+    """Return the text of the package's ``__init__.py``. It holds copied code, the functions of each op, and the
     registrations with torch. If ``native`` is true, it also imports the C++ library.
     """
     spaces = list(dict.fromkeys(each.spec.namespace for each in printed))

@@ -32,8 +32,10 @@ def hashmap_lookup(hashmap: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
 
 
 def hashmap_unique(keys: Tensor, return_index: bool = False, return_inverse: bool = False) -> Any:
-    """Return the distinct rows of ``keys [n, d]``, ascending. With ``return_index`` or ``return_inverse``, return a
-    tuple that also has the first row number of each distinct row, or the number of each row among the distinct ones.
+    """Return the distinct rows of ``keys [n, d]``, ascending.
+
+    With ``return_index`` or ``return_inverse``, return a tuple. It then also has the first row number of each distinct
+    row, or the number of each row among the distinct ones.
     """
     rows, number = distinct_rows(keys)
     results = (rows, *([_first_rows(rows, number)] if return_index else []), *([number] if return_inverse else []))
