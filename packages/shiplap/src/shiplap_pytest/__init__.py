@@ -58,6 +58,7 @@ def shiplap_judge(request: pytest.FixtureRequest, shiplap_launcher: SandboxLaunc
     folder = request.path.parent
 
     def judge_here(reference: Any, candidate: Any, **options: Any) -> JudgeResult:
+        """Return the verdict on ``candidate``. Paths of files are relative to the test's folder if they exist there."""
         return judge(_beside(folder, reference), _beside(folder, candidate), launcher=shiplap_launcher, **options)
 
     return judge_here

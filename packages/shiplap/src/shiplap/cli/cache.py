@@ -38,6 +38,8 @@ PROOFS = "proofs"  # no op has this name: names of ops have a namespace
 
 
 class CacheAction(StrEnum):
+    """The actions of ``shiplap cache``."""
+
     ls = "ls"
     why = "why"
     export = "export"

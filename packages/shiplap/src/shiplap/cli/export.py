@@ -103,6 +103,8 @@ def _as_module(called: Any) -> Any:
     import torch
 
     class Wrapped(torch.nn.Module):
+        """A module that calls the function ``called`` (argument of ``_as_module``)."""
+
         def forward(self, *args: Any) -> Any:
             """Return the result of the wrapped function for ``args``."""
             return called(*args)

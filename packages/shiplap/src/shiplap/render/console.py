@@ -20,6 +20,8 @@ def make_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
     from rich.segment import Segment
 
     class PlainConsole(Console):
+        """A console that shows control characters in texts as U+FFFD."""
+
         # Control characters are replaced in segments, after rich has made its own styles, which must stay.
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
             """Yield the segments of a renderable. Control characters in its texts are replaced by U+FFFD."""

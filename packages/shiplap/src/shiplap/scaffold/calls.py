@@ -203,6 +203,8 @@ class DispatchRecorder:
         recorder = self
 
         class Mode(TorchDispatchMode):
+            """The mode in which calls are recorded."""
+
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
             ) -> Any:
