@@ -211,7 +211,7 @@ SL_EXPORT int sparse3d_hash_lookup_3d(const sl_context* ctx,
 SL_EXPORT const char* sparse3d_hash_lookup_3d_signature(void);
 
 /* Return the distinct rows of ``coords`` in ascending order, the number of the distinct row of each input row, and the
- * count of each distinct row. Raise ``SL211`` if the extents of the four columns multiply to 2^63 or more.
+ * count of each distinct row.
  *   sparse3d::unique_coords(Tensor coords) -> (Tensor, Tensor, Tensor)
  *   coords: Int32[Tensor, "n 4"]
  *   unique: Int32[Tensor, "m 4"] (output)
