@@ -112,7 +112,9 @@ def survey_error(id: str, where: object, got: object, expected: str, fix: str = 
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (SL830). FlexGEMM raises AssertionError, so this is one too."""
+    """A neighbour cache that does not fit the call (``SL830``). It is also an ``AssertionError``, since FlexGEMM raises
+    that.
+    """
 
 
 register_errors(
@@ -132,7 +134,7 @@ register_errors(
 
 
 class ExportError(ShiplapError, RuntimeError):
-    """A checkpoint or a network that cannot become one file (SL840)."""
+    """A checkpoint or a network that cannot be exported as one file (``SL840``)."""
 
 
 register_errors(
