@@ -130,7 +130,10 @@ def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise error("SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML") from None
+        fix = "install it: pip install pyyaml"
+        raise error(
+            "SL907", where="metadata of a backend", got="no package 'yaml'", expected="PyYAML", fix=fix
+        ) from None
     try:
         content = safe_io.read_file(path, LIMIT, safe_io.NAMED)
     except OSError as e:

@@ -90,7 +90,11 @@ def _load_network(target: str) -> Any:
     if not isinstance(made, Module):
         names = [n for n, value in vars(module).items() if isinstance(value, Module)]
         got = f"{name or 'model'}: {type(made).__name__}"
-        raise error("SL840", where=f"--model {target}", got=got, expected=verbs.near_miss(name, names) or "a network")
+        expected, fix = (
+            verbs.near_miss(name, names) or "a network",
+            "pass --model file.py:name of a module, or of a function that returns one",
+        )
+        raise error("SL840", where=f"--model {target}", got=got, expected=expected, fix=fix)
     return made
 
 

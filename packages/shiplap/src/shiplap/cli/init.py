@@ -194,6 +194,7 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
             where=name,
             got=f"overloads {', '.join(packet.overloads())}",
             expected="an overload without a suffix, which sl.adopt takes",
+            fix="write an annotated Python function that calls the overload, and pass --from module:function",
         )
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)
     imports = f"import {module.__name__}  # noqa: F401 - registers {name}\n" if reachable else ""
