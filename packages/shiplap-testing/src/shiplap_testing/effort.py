@@ -11,20 +11,20 @@ import pytest
 def sampled(
     cases: Iterable[Any], count: int | None = None, *, long: Collection[str] = (), name: Callable[[Any], str] = str
 ) -> list[Any]:
-    """Return ``cases`` in their order, with those that ``make test`` leaves out marked ``long``, so that only ``nox -s
-    long`` runs them.
+    """Return ``cases`` in their order as values for ``pytest.mark.parametrize``. Those that ``make test`` leaves out
+    are marked ``long``, so that only ``nox -s long`` runs them.
 
     The choice is the same in every run. Neighbours in a list are often alike, so ``count`` cases are taken at equal
     distances.
 
     Args:
         cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
-        count: How many of the cases that ``long`` does not name ``make test`` runs; by default all of them.
+        count: The number of cases that ``make test`` runs, out of those that ``long`` does not name. By default all of them.
         long: Names of cases that only ``nox -s long`` runs.
         name: The name of a case.
 
     Raises:
-        ValueError: ``long`` names what is no case, or every case.
+        ValueError: ``long`` has a name that no case has, or names every case.
     """
     cases = list(cases)
     unknown = set(long) - {name(case) for case in cases}

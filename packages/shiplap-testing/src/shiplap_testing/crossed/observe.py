@@ -17,10 +17,14 @@ Function = Callable[..., Any]
 
 @dataclass
 class Observed:
-    """``grads`` has None where no gradient came. ``aliases`` says for each result which tensor argument it is.
+    """What one call of a function did.
 
-    ``form`` has the tuples and lists around the results, empty where they were not looked at. ``summed`` is a bound of
-    the terms of a sum over all of ``x`` in float64, which may cancel each other, and 0 where nothing is summed.
+    ``outs`` are its results. ``grads`` are the gradients, with None where there is none. ``written`` are the arguments
+    that it writes to, after the call. ``aliases`` has for each result the position of the tensor argument that shares
+    its memory, or -1. ``requires`` says which results require a gradient.
+
+    ``form`` shows the tuples and lists around the results, and is empty if they were not looked at. ``summed`` is the
+    size of the terms of a sum over all of ``x`` in float64, and 0 without such a sum.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -33,21 +37,23 @@ class Observed:
 
 
 def flat(result: Any) -> list[Any]:
-    """Return the results of a call in order, with those in nested lists and tuples. Numbers and None are kept."""
+    """Return the results of a call as one list, in order. Members of nested lists and tuples are results of their own,
+    as are numbers and None.
+    """
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]
     return [result]
 
 
 def form_of(result: Any) -> str:
-    """Return the nesting of a result as text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
+    """Return the nesting of ``result`` as a text, such as ``(.,[..],)`` for a tuple of a tensor and a list of two."""
     if isinstance(result, tuple):
         return f"({','.join(map(form_of, result))},)"
     return f"[{''.join(map(form_of, result))}]" if isinstance(result, list) else "."
 
 
 def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return a random incoming gradient for each of ``outs``, the same for the same ``seed`` and shapes."""
+    """Return a random incoming gradient for each of ``outs``. They are the same for the same ``seed`` and shapes."""
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(o.shape, generator=rng, dtype=torch.float64).to(o.dtype).to(o.device) for o in outs]
 
@@ -55,8 +61,11 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values``, which are not copied, and return what the call did: results, writes and aliases.
-    ``differentiate`` adds gradients, and ``twice`` adds those of the sum of squares of the gradients.
+    """Call ``fn`` on ``values``, which are not copied, and return what the call did, with results, writes and aliases.
+    ``given`` tells how the values are passed.
+
+    If ``differentiate`` is true, gradients are added. If ``twice`` is true, the gradients of the sum of squares of
+    these gradients are added too.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)
@@ -76,8 +85,8 @@ def observe(
 
 
 def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
-    """Return the position in ``tensors``, the arguments of a call, of the first one that shares memory with the result
-    ``value``, or -1 if none does.
+    """Return the position of the first of ``tensors``, the arguments of a call, that shares memory with the result
+    ``value``. Return -1 if none does.
     """
     if not isinstance(value, Tensor) or not value.numel():
         return -1
@@ -87,8 +96,11 @@ def _alias(value: Any, tensors: Sequence[Tensor]) -> int:
 
 
 def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list[Tensor | None]:
-    """Return the gradients of the results ``outs`` for each leaf among ``values``, and with ``twice`` also the second
-    ones behind them. None stands for no gradient.
+    """Return the gradients of the results ``outs`` for each tensor in ``values`` that requires one, with None where
+    there is no gradient.
+
+    The incoming gradients are drawn from ``seed``. If ``twice`` is true, the second gradients follow the first in the
+    list.
     """
     leaves = list({id(t): t for t in flat_tensors(values) if t.requires_grad}.values())
     found = [o for o in outs if isinstance(o, Tensor) and o.requires_grad]
@@ -108,9 +120,12 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """Return how ``got``, what a call did, differs from what the reference did in its own precision (``own``) and in
-    float64 (``wide``), as text, empty if it does not. ``terms`` is the number of terms of a sum, which widens the
-    tolerance.
+    """Return how ``got``, what a call did, differs from what the reference did, as a text that is empty if nothing
+    differs.
+
+    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. ``terms`` is the number of terms of a
+    sum, which widens the tolerance. ``strides`` and ``requires`` say whether strides, and the need for gradients, are
+    compared.
     """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"
@@ -131,8 +146,8 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
-    """Return how the result ``got`` differs from ``own`` in type, shape, dtype, device or, with ``strides``, strides,
-    or an empty text if it does not.
+    """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device, as a text that is empty if it
+    does not. If ``strides`` is true, strides are compared too.
     """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"
@@ -146,16 +161,17 @@ def _unlike(got: Any, own: Any, strides: bool) -> str:
 
 
 def long_strides(t: Tensor) -> list[int]:
-    """Return the strides of ``t`` for dims longer than 1, the only ones with a meaning. The list is empty for a tensor
-    without elements.
+    """Return the strides of the dims of ``t`` that are longer than 1, since those of other dims have no meaning. The
+    list is empty for a tensor without elements.
     """
     return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if 0 not in t.shape else []
 
 
 def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: int, size: float = 0.0) -> str:
-    """Return how the numbers of ``got`` differ from those of the reference, in their dtype (``own``) and in float64
-    (``wide``), or an empty text. ``terms`` is the number of terms of a sum, which widens the tolerance, and so does
-    ``size``, the size of these terms, above 0.
+    """Return how the numbers of ``got`` differ from those of the reference, as a text that is empty if they do not.
+
+    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. The tolerance grows with ``terms``,
+    the number of terms of a sum, and with ``size``, the size of these terms.
     """
     # Numbers and None were compared before, by ``_unlike``.
     triples = [t for t in zip(got, own, wide, strict=True) if isinstance(t[1], Tensor)]
@@ -170,8 +186,11 @@ def _values(got: Sequence[Any], own: Sequence[Any], wide: Sequence[Any], terms: 
 def _gradient_difference(
     got: Sequence[Tensor | None], own: Sequence[Tensor | None], wide: Sequence[Tensor | None], terms: int
 ) -> str:
-    """Return how the gradients ``got`` differ from the reference's in number or values, or an empty text if they do
-    not. A missing gradient counts as zero.
+    """Return how the gradients ``got`` differ from those of the reference in number or values, as a text that is empty
+    if they do not. A missing gradient counts as zero.
+
+    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. ``terms`` is the number of terms of a
+    sum, which widens the tolerance.
     """
     if len(got) != len(own):
         return f"{len(got)} gradients, expected {len(own)}"
