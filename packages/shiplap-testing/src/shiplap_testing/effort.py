@@ -19,7 +19,7 @@ def sampled(
 
     Args:
         cases: The values of ``pytest.mark.parametrize``, or a ``pytest.param``.
-        count: The number of cases that ``make test`` runs, out of those that ``long`` does not name. By default all of them.
+        count: The number of cases that ``make test`` runs of those that ``long`` does not name, by default all.
         long: Names of cases that only ``nox -s long`` runs.
         name: The name of a case.
 
