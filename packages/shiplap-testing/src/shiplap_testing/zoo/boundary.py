@@ -48,12 +48,12 @@ RANGE = 'if (at[i] < 0 || at[i] >= x->shape[0]) { snprintf(ctx->error, ctx->erro
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of x at ``index``, compile ``body`` with
+    """Declare the op ``zoo_boundary::<name>``, which gathers the elements of ``x`` at ``index``, compile ``body`` with
     ``compiler`` and return the op with the C function ``name`` as its kernel.
     """
 
     def reference(x: Float32[Tensor, "n"], index: Int32[Tensor, "m"]) -> Float32[Tensor, "m"]:
-        """Return the elements of x at ``index``. The kernel of the op is compared with this reference."""
+        """Return the elements of ``x`` at ``index``. The kernel of the op is compared with this reference."""
         return x[index.long()]
 
     # The op has the name of its function.

@@ -22,12 +22,12 @@ _folder = temporary("zoo")
 
 
 def library(name, body, compiler="cc"):
-    """Declare the op ``zoo_c::<name>``, which returns 2 * x, compile ``body`` with ``compiler`` and return the op with
-    the C function ``name`` as its kernel.
+    """Declare the op ``zoo_c::<name>``, which returns ``2 * x``, compile ``body`` with ``compiler`` and return the op
+    with the C function ``name`` as its kernel.
     """
 
     def reference(x: V) -> V:
-        """Return 2 * x. The kernel of the op is compared with this reference."""
+        """Return ``2 * x``. The kernel of the op is compared with this reference."""
         return x * 2
 
     # The op has the name of its function.
@@ -164,13 +164,15 @@ _plans: dict[int, Tensor] = {}
 
 @sl.op("zoo_c::python_plans")
 def python_plans(x: V, a: float = 1.0) -> V:
-    """Return x * a. The kernel of the op keeps the first a for each length of x."""
+    """Return ``x * a``. The kernel of the op keeps the first a for each length of ``x``."""
     return x * a
 
 
 @python_plans.kernel("cpu")
 def _(x, a, *, out):
-    """Write x * a to ``out``. Wrong: a is that of the first call with the same length of x."""
+    """Write ``x * a`` to ``out``. The planted defect is that ``a`` is that of the first call with the same length of
+    ``x``.
+    """
     plan = _plans.setdefault(len(x), torch.full_like(x, a))
     torch.mul(x, plan, out=out)
 

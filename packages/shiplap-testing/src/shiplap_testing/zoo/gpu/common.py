@@ -31,12 +31,12 @@ def bad(name, op, says, *checks):
 
 def double(name, real, fake=torch.empty_like):
     """Register the operator ``zoo::<name>`` with the implementation ``real`` and the fake ``fake``, and return the op
-    that ``sl.adopt`` makes of it, which should return 2 * x.
+    that ``sl.adopt`` makes of it, which should return ``2 * x``.
     """
 
     @sl.adopt(register(f"{name}(Tensor x) -> Tensor", real, fake), autocast=None)
     def op(x: M) -> M:
-        """Return 2 * x. Results of the operator are compared with this reference."""
+        """Return ``2 * x``. Results of the operator are compared with this reference."""
         return x * 2
 
     return op
@@ -55,7 +55,7 @@ def checked(status):
 
 
 def stream_of(x):
-    """Return the current CUDA stream of the device of x as a C pointer."""
+    """Return the current CUDA stream of the device of ``x`` as a C pointer."""
     return ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
 
 

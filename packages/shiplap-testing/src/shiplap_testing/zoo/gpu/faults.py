@@ -14,7 +14,7 @@ from shiplap_testing.zoo.specimen import register
 
 
 def _malloc(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the op takes device memory by ``cudaMalloc`` and releases it by
+    """Return ``2 * x``. Wrong under CUDA graph capture: the op takes device memory by ``cudaMalloc`` and releases it by
     ``cudaFree`` in each call.
     """
     room, out, size = ctypes.c_void_p(), torch.empty_like(x), ctypes.c_size_t(x.nbytes)
@@ -35,7 +35,8 @@ _handles = {}
 
 
 def _handle(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape takes device memory for a handle."""
+    """Return ``2 * x``. Wrong under CUDA graph capture: the first call of each shape takes device memory for a handle.
+    """
     if x.shape not in _handles:
         room = ctypes.c_void_p()
         checked(cudart().cudaMalloc(ctypes.byref(room), ctypes.c_size_t(4096)))
@@ -49,7 +50,8 @@ bad("handle created at the first call of a shape", double("gpu_handle", _handle)
 
 
 def _item(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host reads the largest magnitude and waits for the device."""
+    """Return ``2 * x``. Wrong under CUDA graph capture: the host reads the largest magnitude and waits for the device.
+    """
     return x / x.abs().max().item() * x.abs().max() * 2 if x.numel() else x * 2
 
 
@@ -57,7 +59,7 @@ bad("scale read with .item()", double("gpu_item", _item), "waits for the device"
 
 
 def _stream_synchronize(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host waits for the stream."""
+    """Return ``2 * x``. Wrong under CUDA graph capture: the host waits for the stream."""
     y = x * 2
     checked(cudart().cudaStreamSynchronize(stream_of(x)))
     return y
@@ -69,7 +71,7 @@ bad("cudaStreamSynchronize", double("gpu_synchronize", _stream_synchronize), "in
 
 
 def _default_stream(x):
-    """Return 2 * x. Wrong under CUDA graph capture: it is computed on the default stream, not the current one."""
+    """Return ``2 * x``. Wrong under CUDA graph capture: it is computed on the default stream, not the current one."""
     with torch.cuda.stream(torch.cuda.default_stream(x.device)):
         return x * 2
 
@@ -82,7 +84,7 @@ _workspace = {}
 
 
 def _replaced(x):
-    """Return 2 * x. Wrong at replay of a CUDA graph: the result passes through a workspace, which a larger call
+    """Return ``2 * x``. Wrong at replay of a CUDA graph: the result passes through a workspace, which a larger call
     replaces and frees.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
@@ -99,7 +101,7 @@ _tables = {}
 
 
 def _evicted(x):
-    """Return 2 * x. Wrong at replay of a CUDA graph: the factors are a table of the last shape, which a call with
+    """Return ``2 * x``. Wrong at replay of a CUDA graph: the factors are a table of the last shape, which a call with
     another shape frees.
     """
     key = x.device, torch.cuda.current_stream(x.device).cuda_stream
@@ -115,7 +117,9 @@ _pair, _turn = {}, [0]
 
 
 def _ping_pong(x):
-    """Return 2 * x. Wrong: the result is one of two kept buffers in turn, which later calls overwrite."""
+    """Return ``2 * x``. The planted defect is that the result is one of two kept buffers in turn, which later calls
+    overwrite.
+    """
     key = x.shape, x.dtype, torch.cuda.current_stream(x.device).cuda_stream
     if key not in _pair:
         _pair[key] = [torch.empty_like(x) for _ in range(2)]
@@ -132,7 +136,7 @@ _scratch = {}
 
 
 def _shared(x):
-    """Return 2 * x. Wrong on several streams: the result passes through one scratch buffer of the device."""
+    """Return ``2 * x``. Wrong on several streams: the result passes through one scratch buffer of the device."""
     room = _scratch.setdefault(x.device, torch.empty(1 << 22, dtype=torch.uint8, device=x.device))
     mine = room[: x.nbytes].view(x.dtype).view(x.shape).copy_(x)
     for _ in range(4):
@@ -148,8 +152,8 @@ _plans = {}
 
 
 def _plan(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the factor is kept by shape, and a first call under capture records
-    its computation without running it.
+    """Return ``2 * x``. Wrong under CUDA graph capture: the factor is kept by shape, and a first call under capture
+    records its computation without running it.
     """
     if x.shape not in _plans:
         _plans[x.shape] = torch.full((1,), 2.0, dtype=x.dtype, device=x.device)
@@ -164,8 +168,8 @@ _scales = {}
 
 
 def _calibrated(x):
-    """Return x divided by its largest magnitude. Wrong: the magnitude of the first call of each shape is used
-    for all.
+    """Return ``x`` divided by its largest magnitude. The planted defect is that the magnitude of the first call of each
+    shape is used for all.
     """
     if x.shape not in _scales:
         _scales[x.shape] = x.abs().max().item()
@@ -174,8 +178,8 @@ def _calibrated(x):
 
 @sl.adopt(register("gpu_calibrated(Tensor x) -> Tensor", _calibrated, torch.empty_like), autocast=None)
 def calibrated(x: M) -> M:
-    """Return x divided by its largest magnitude. This is the reference of a broken operator, which keeps the magnitude
-    of the first call of each shape.
+    """Return ``x`` divided by its largest magnitude. This is the reference of a broken operator, which keeps the
+    magnitude of the first call of each shape.
     """
     return x / x.abs().max()
 
@@ -187,15 +191,15 @@ _factor = []
 
 @sl.adopt(register("gpu_host_scalar(Tensor x) -> Tensor", lambda x: _mean(x), lambda x: x.new_empty(())), autocast=None)
 def host_scalar(x: V) -> Float[Tensor, ""]:
-    """Return the mean of x. This is the reference of a broken operator, whose factor lies in host memory, which later
-    calls change before a CUDA graph is replayed.
+    """Return the mean of ``x``. This is the reference of a broken operator, whose factor lies in host memory, which
+    later calls change before a CUDA graph is replayed.
     """
     return x.mean()
 
 
 def _mean(x):
-    """Return the mean of x. Wrong at replay of a CUDA graph: its factor is read from pinned host memory, which later
-    calls change.
+    """Return the mean of ``x``. Wrong at replay of a CUDA graph: its factor is read from pinned host memory, which
+    later calls change.
     """
     if not _factor:
         # Pinned memory is copied without the host waiting, so a capture records its address.
@@ -212,7 +216,7 @@ _chosen = {}
 
 
 def _tuned(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the first call of each shape times two candidates and waits for
+    """Return ``2 * x``. Wrong under CUDA graph capture: the first call of each shape times two candidates and waits for
     events.
     """
     if x.shape not in _chosen:
@@ -234,7 +238,8 @@ bad("autotuning in the op", double("gpu_tuned", _tuned), "made while capturing, 
 
 
 def _branch(x):
-    """Return 2 * x. Wrong under CUDA graph capture: the host branches on whether x has NaN, and waits for it."""
+    """Return ``2 * x``. Wrong under CUDA graph capture: the host branches on whether ``x`` has NaN, and waits for it.
+    """
     return x * 2 if bool((x == x).all()) else torch.nan_to_num(x) * 2
 
 
@@ -244,8 +249,8 @@ bad("host branch on a value", double("gpu_branch", _branch), "waits for the devi
 
 
 def _sorts(x):
-    """Return twice the numbers of each column in ascending order. Wrong: x is sorted in place, which is not
-    declared.
+    """Return twice the numbers of each column in ascending order. The planted defect is that ``x`` is sorted in place,
+    which is not declared.
     """
     x.copy_(x.sort(0).values)
     return x * 2
@@ -254,7 +259,7 @@ def _sorts(x):
 @sl.adopt(register("gpu_sorts(Tensor x) -> Tensor", _sorts, torch.empty_like), autocast=None)
 def sorts(x: M) -> M:
     """Return twice the numbers of each column in ascending order. This is the reference of a broken operator, which
-    sorts x in place without a declaration of that.
+    sorts ``x`` in place without a declaration of that.
     """
     return x.sort(0).values * 2
 
@@ -284,7 +289,7 @@ bad("data-dependent output", nonzero, "its size m depends on data; use the capac
 
 
 def _current_device(x):
-    """Return 2 * x. Wrong on several devices: the result is on the current device, not that of x."""
+    """Return ``2 * x``. Wrong on several devices: the result is on the current device, not that of ``x``."""
     return torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x).mul_(2)
 
 
@@ -294,8 +299,8 @@ bad("output on the current device", double("gpu_device", _current_device, lambda
 
 
 def _atomics(x):
-    """Return the sum of all elements times 4096 weights. Wrong: atomics add in any order, so that the last bits
-    vary.
+    """Return the sum of all elements times 4096 weights. The planted defect is that atomics add in any order, so that
+    the last bits vary.
     """
     spread = (x.reshape(1, -1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype)[:, None]).reshape(-1)
     index = torch.zeros(len(spread), dtype=torch.int64, device=x.device)
@@ -304,7 +309,7 @@ def _atomics(x):
 
 @sl.adopt(register("gpu_atomics(Tensor x) -> Tensor", _atomics, lambda x: x.new_empty(1)), autocast=None)
 def atomics(x: M) -> Float[Tensor, "1"]:
-    """Return the sum of x times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator,
+    """Return the sum of ``x`` times the sum of 4096 weights from 0.1 to 1. This is the reference of a broken operator,
     which adds in any order, so that the last bits vary.
     """
     return x.sum().reshape(1) * torch.linspace(0.1, 1, 4096, device=x.device, dtype=x.dtype).sum()
