@@ -138,7 +138,7 @@ register(
             "SL613",
             "the arguments do not fit the command",
             "An argument is missing or outside of its range, or two arguments contradict each other.",
-            "pass what 'expected' shows. 'shiplap COMMAND --help' describes all arguments of a command",
+            "pass what 'expected' shows. Run 'shiplap VERB --help' to list the arguments",
         ),
         (
             "SL614",
