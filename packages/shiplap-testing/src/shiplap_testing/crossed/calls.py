@@ -132,11 +132,10 @@ _ID = re.compile(r"\bSL\d{3}\b")
 
 
 def refusal_id(cause: BaseException) -> str:
-    """Return the id, such as ``SL208``, of the first catalogue error in the chain of causes of ``cause``, or an empty
-    text if there is none.
+    """Return the id, such as ``SL208``, of the first catalogue error among ``cause`` and its causes, or an empty text.
+    A catalogue error is one of shiplap's documented errors.
 
-    A catalogue error is one of shiplap's documented errors. An exception that quotes such an id in its text counts as
-    well.
+    An exception whose text quotes such an id counts as well.
     """
     seen: BaseException | None = cause
     while seen is not None:

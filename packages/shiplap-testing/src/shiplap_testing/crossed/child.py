@@ -15,8 +15,10 @@ from typing import Any
 
 
 def main() -> int:
-    """Run the declarations that standard input has as JSON, and write each event to the file ``results`` in the folder
-    of the first argument, as a line of JSON. Return the exit status 0.
+    """Run the declarations that standard input has as JSON, and return the exit status 0.
+
+    The first argument of the command line is a folder, and the second the device. Each event is written to the file
+    ``results`` in the folder, as a line of JSON.
     """
     folder, device = Path(sys.argv[1]), sys.argv[2]
     given = json.load(sys.stdin)

@@ -29,9 +29,7 @@ from shiplap_testing.crossed.triton_source import triton_text
 
 
 class Made:
-    """The ops of a batch of declarations, and the reasons why some ops, kernels or bindings were not made, each by the
-    seed of the declaration.
-    """
+    """The ops of a batch of declarations by seed, and the reasons why an op, kernel or binding was not made."""
 
     def __init__(self) -> None:
         """Create an empty collection.

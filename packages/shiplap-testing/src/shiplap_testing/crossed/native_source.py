@@ -106,7 +106,7 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
-    """Return the lines of C that store ``v``, the value of one element, in each result of the op declaration ``case``
+    """Return the lines of C that store ``v``, the value of one element, in the results of the op declaration ``case``
     and in the argument that it writes to.
     """
     if case.mutates:

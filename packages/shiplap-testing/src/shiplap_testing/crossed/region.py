@@ -86,8 +86,8 @@ def _write(x: Tensor) -> None:
 
 
 def region_may_count() -> bool:
-    """Whether the installed torch compiles a nested region with an op of torch's own library that has a gradient and a
-    result whose size depends on data.
+    """Whether torch compiles a nested region with an op of torch's own library that has a gradient and a result of a
+    size that depends on data.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))

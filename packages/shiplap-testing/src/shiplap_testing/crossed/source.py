@@ -345,7 +345,7 @@ def _gathered(case: Declared) -> list[str]:
 
 def _chained(case: Declared) -> list[str]:
     """Return the lines of Python that compute the gradients of the arguments from ``g``, the gradient of the value of
-    each element, and that return those which are needed.
+    each element. Only those that are needed are computed.
     """
     t = case.terms
     for_saved = {"second": "y", "index": "idx", "broadcast": "b", "tensors": "ts", "optional": "o"}

@@ -40,8 +40,8 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the lines of Triton that store ``v`` for one element in the results of the op declaration ``case`` that
-    have an element for it, and in the argument that is written to.
+    """Return the lines of Triton that store ``v``, the value of one element, in the argument that is written to and in
+    those results of the op declaration ``case`` that have such an element.
     """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []

@@ -47,13 +47,14 @@ class Defect:
 
     Attributes:
         cause: one of ``CAUSES``.
-        make_bad, make_good: declare the op in a fresh namespace. The two differ in what the defect is about, alone.
+        make_bad: a function that declares the op with the defect in a new namespace and returns it.
+        make_good: the same for the op without the defect, which differs in nothing else.
         why: what is wrong, and where it shows.
-        right: whether an op is right on an input chosen by hand, which shows the defect.
-        needs: ``compiler`` for kernels in C, ``triton`` for kernels that Triton's interpreter runs: such a process has
-            ``TRITON_INTERPRET=1``.
-        later: it was written after the checks had been repaired for all others.
-        breaks: the bad op may end, hang or corrupt the process that calls it, or take its memory.
+        right: a function that returns whether an op is right on an input that shows the defect.
+        needs: ``compiler`` for kernels in C, and ``triton`` for kernels that need a process with
+            ``TRITON_INTERPRET=1``, in which Triton interprets kernels.
+        later: whether the defect was written after the checks had been repaired for all others.
+        breaks: whether the op with the defect may end, hang or corrupt the process that calls it, or take its memory.
     """
 
     name: str

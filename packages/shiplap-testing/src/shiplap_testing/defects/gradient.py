@@ -114,7 +114,7 @@ gradient(
 
 def _ties(even):
     """Return a function that registers a gradient of the op ``row_max``. If ``even`` is false, the planted defect is
-    that each of several equal maxima of a row gets the whole gradient instead of an equal share.
+    that each of several equal maxima gets the whole gradient and not a share.
     """
 
     def ties(grad, saved, needs):

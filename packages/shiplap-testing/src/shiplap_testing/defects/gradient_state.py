@@ -205,14 +205,12 @@ gradient(
 
 def _accumulating(keep):
     """Return a function that registers a gradient with the op ``doubled``. The gradient returns ``2 * grad``. If
-    ``keep`` is true, the planted defect is that earlier gradients of the same shape and dtype are added, from a buffer
-    that is never cleared.
+    ``keep`` is true, the planted defect is that earlier gradients of the same shape and dtype are added.
     """
 
     def bind(op):
         """Register the gradient ``_`` with ``op``. It returns ``2 * grad``. If ``keep`` (argument of ``_accumulating``)
-        is true, the planted defect is that earlier gradients of the same shape and dtype are added, from a buffer that
-        is never cleared.
+        is true, the planted defect is that earlier gradients of the same shape and dtype are added.
         """
         buffers = {}
 

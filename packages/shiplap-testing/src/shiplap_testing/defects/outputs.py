@@ -198,8 +198,8 @@ outputs(
 
 
 def _flips(real, fake):
-    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator of integers with the
-    implementation ``real`` and the fake ``fake``. A sound implementation returns ``x + 1``.
+    """Return a function that makes an op in a given namespace, by ``sl.adopt`` of an operator. ``real`` is its
+    implementation and ``fake`` its fake. A sound operator returns ``x + 1`` for integers.
     """
 
     def make(ns):

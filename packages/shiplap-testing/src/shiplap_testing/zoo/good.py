@@ -15,8 +15,8 @@ SPECIMENS: list[Specimen] = []
 
 
 def good(name, op, note=""):
-    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested. None of its checks may fail on
-    it.
+    """Add the sound op ``op`` to ``SPECIMENS``, the ops on which the audit is tested, under ``name``. No check of the
+    audit may fail on it. ``note`` is a remark.
     """
     SPECIMENS.append(Specimen(name, op, note=note))
 
@@ -29,8 +29,8 @@ def mm(x: Float[Tensor, "a b"], y: Float[Tensor, "b c"]) -> Float[Tensor, "a c"]
 
 @mm.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x @ y`` that ``needs`` names, computed by the op ``mm`` itself, so that they are
-    differentiable again.
+    """Return the gradients of ``x @ y`` that ``needs`` names. The op ``mm`` itself computes them, so that they can be
+    differentiated again.
     """
     # The op itself, so that the gradient is differentiable as often as one likes.
     return {"x": mm(grad, saved.y.T) if needs.x else None, "y": mm(saved.x.T, grad) if needs.y else None}
@@ -56,7 +56,7 @@ good("calls another declared op", nested)
 
 @sl.op("zoo_good::view")
 def view(x: Shaped[Tensor, "n c"]) -> Shaped[Tensor, "c n"]:
-    """Return the transpose of ``x`` as a view. The op returns a copy of it, since results must not alias arguments."""
+    """Return the transpose of ``x`` as a view. The op returns a copy, since results must not alias arguments."""
     return x.T
 
 
@@ -65,8 +65,8 @@ good("reference returns a view, shiplap copies it", view)
 
 @sl.op("zoo_good::several", outputs=["value", "index", "total"])
 def several(x: M) -> tuple[Float[Tensor, "n"], Int64[Tensor, "n"], Float64[Tensor, ""]]:
-    """Return the maximum of each row, its position, and the sum of all elements in float64. Without columns, the maxima
-    and positions are zero.
+    """Return the maximum of each row, its position, and the sum of all elements in float64. If there are no columns,
+    the maxima and positions are zero.
     """
     if x.shape[1] == 0:
         return x.new_zeros(len(x)), torch.zeros(len(x), dtype=torch.int64), x.double().sum()
@@ -116,7 +116,7 @@ good("list of tensors", stack)
 def affine(
     x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"], bias: Float[Tensor, "co"] | None = None
 ) -> Float[Tensor, "n co"]:
-    """Return ``x @ w.T`` plus the ``bias`` if there is one."""
+    """Return ``x @ w.T``, plus ``bias`` unless that is None."""
     out = x @ w.T
     return out if bias is None else out + bias
 
@@ -145,8 +145,8 @@ def scalars(
     *,
     mode: str = "add",
 ) -> V:
-    """Return ``x``, or -x without ``flag``, times ``k * p``, plus the product of ``ks`` and the sum of ``ps``. The op
-    has scalars of every kind.
+    """Return ``x`` if ``flag`` is true and ``-x`` otherwise, times ``k * p``, plus the product of ``ks`` and the sum of
+    ``ps``. The op has scalars of every kind.
     """
     return (x if flag else -x) * (k * p) + ks[0] * ks[1] + sum(ps)
 
@@ -182,8 +182,8 @@ good("reduction, saves its output, workspace", softmax)
 
 @sl.op("zoo_good::histogram", requires="bins >= 1")
 def histogram(index: Int32[Tensor, "n"], mask: Bool[Tensor, "n"], bins: int = 8) -> Int64[Tensor, "bins"]:
-    """Return the number of elements of ``index`` in each of ``bins`` classes modulo ``bins``, of those for which
-    ``mask`` is set.
+    """Return the number of elements of ``index`` in each of ``bins`` classes modulo ``bins``. Only elements for which
+    ``mask`` is set are counted.
     """
     return torch.bincount(index[mask].long() % bins, minlength=bins)
 
@@ -193,7 +193,7 @@ good("integers only", histogram)
 
 @sl.op("zoo_good::scale")
 def scale(x: Float[Tensor, "*batch"], s: Float[Tensor, ""]) -> tuple[Float[Tensor, "*batch"], Float32[Tensor, ""]]:
-    """Return ``x * s``, for an ``x`` of any rank, and ``s`` in float32."""
+    """Return ``x * s`` for an ``x`` of any rank. ``s`` is a number in float32."""
     return x * s, s.float()
 
 
@@ -223,7 +223,7 @@ good("kernel that takes any strides", strided)
 
 @sl.op("zoo_good::window", dims={"m": "(n - k) // s + 1"}, requires=("1 <= k", "k <= n", "s >= 1"), contiguous=["x"])
 def window(x: V, k: int = 3, s: int = 2) -> Float[Tensor, "m"]:
-    """Return the sums of windows of ``k`` elements of ``x``, which begin ``s`` elements apart."""
+    """Return the sums of windows of ``k`` elements of ``x``. The windows begin ``s`` elements apart."""
     return x.unfold(0, k, s).sum(1)
 
 
@@ -256,7 +256,7 @@ good("integers that mean rows, with a sampler", gather)
 
 
 def _double_backward(ctx, grad):
-    """Return the gradient of ``2 * x``, that is ``2 * grad``, as the backward of an operator of ``torch.library``."""
+    """Return ``2 * grad``, the gradient of ``2 * x``, as the backward of an operator of ``torch.library``."""
     return grad * 2
 
 
@@ -266,7 +266,7 @@ def _double_backward(ctx, grad):
     )
 )
 def adopted(x: M) -> M:
-    """Return ``2 * x``. The operator is registered with raw ``torch.library``, without a fault."""
+    """Return ``2 * x``. The operator is registered by ``torch.library`` without a defect."""
     return x * 2
 
 

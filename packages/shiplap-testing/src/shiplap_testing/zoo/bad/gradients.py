@@ -31,7 +31,9 @@ bad("wrong gradient", wrong_gradient, "gradient", note="the factor 2 is missing"
 
 
 def _linear(x, w):
-    """Return ``x @ w``. Raise ``RuntimeError`` if the dtypes differ, as they do under autocast without a rule."""
+    """Return ``x @ w``. Raise ``RuntimeError`` if the dtypes differ. They do so under autocast if there is no autocast
+    rule.
+    """
     if x.dtype != w.dtype:
         raise RuntimeError("expected x and w of one dtype")
     return x @ w
@@ -60,8 +62,8 @@ bad("branch on requires_grad", looks_at_grad, "requires_grad")
 
 
 def _flat_gradient(ctx, grad):
-    """Return the gradient ``2 * grad``. The planted defect is that, for a ``grad`` that is not contiguous, its memory
-    is read without regard to its strides.
+    """Return the gradient ``2 * grad``. The planted defect is that the memory of a ``grad`` that is not contiguous is
+    read without regard to its strides.
     """
     return grad.as_strided(grad.shape, torch.empty(grad.shape).stride(), grad.storage_offset()) * 2
 
@@ -87,8 +89,8 @@ def sl_gradient(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Te
 
 @sl_gradient.backward
 def _(grad, saved, needs):
-    """Return the gradients of ``x @ w.T`` that ``needs`` names. The planted defect is that that of ``w`` is doubled if
-    ``x`` needs none.
+    """Return the gradients of ``x @ w.T`` that ``needs`` names. The planted defect is that the gradient of ``w`` is
+    doubled if ``x`` needs none.
     """
     both = needs.x and needs.w
     return {
@@ -115,8 +117,8 @@ bad("kernel that branches on requires_grad", sl_looks_at_grad, "requires_grad")
 
 @declare("wasteful")
 def sl_gradient_wasteful(x: Float[Tensor, "n ci"], w: Float[Tensor, "co ci"]) -> Float[Tensor, "n co"]:
-    """Return ``x @ w.T``. The gradient of the op is right, but computes what is not needed. The audit, which tests ops,
-    notes this and does not fail.
+    """Return ``x @ w.T``. The gradient of the op is right, but also computes what is not needed. The audit notes this
+    and does not fail.
     """
     return x @ w.T
 

@@ -25,7 +25,7 @@ def _cached(x):
 
 @adopt(register("cached_buffer(Tensor x) -> Tensor", _cached, lambda x: x.new_empty(x.shape)))
 def cached_buffer(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator, whose result is a kept buffer that the next call
+    """Return ``2 * x``. This is the reference of a broken operator. Its result is a kept buffer that the next call
     overwrites.
     """
     return x * 2
@@ -45,8 +45,8 @@ def _median(x):
 
 @adopt(register("hidden_mutation(Tensor x) -> Tensor", _median, lambda x: x.new_empty(x.shape)))
 def hidden_mutation(x: V) -> V:
-    """Return twice the numbers of ``x`` in ascending order. This is the reference of a broken operator, which sorts
-    ``x`` in place without a declaration of that.
+    """Return twice the numbers of ``x`` in ascending order. This is the reference of a broken operator. The operator
+    sorts ``x`` in place, which is not declared.
     """
     return x.sort().values * 2
 
@@ -69,8 +69,8 @@ def _shared_scratch(x):
 
 @adopt(register("scratch(Tensor x) -> Tensor", _shared_scratch, lambda x: x.new_empty(x.shape)))
 def scratch(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator, whose result passes through a scratch buffer that
-    all threads share.
+    """Return ``2 * x``. This is the reference of a broken operator. Its result passes through a scratch buffer that all
+    threads share.
     """
     return x * 2
 
@@ -86,7 +86,7 @@ bad("module-global scratch", scratch, "threads", note="two threads share it")
     )
 )
 def aliases(x: M, a: float = 1.0) -> M:
-    """Return ``x * a``. The broken operator returns ``x`` itself for an a of 1."""
+    """Return ``x * a``. The broken operator returns ``x`` itself if ``a`` is 1."""
     return x * a
 
 
@@ -109,8 +109,8 @@ bad("ignores the storage offset", no_offset, "edges")
 
 
 def _flat(x):
-    """Return ``2 * x``. The planted defect is that, for an ``x`` that is not contiguous, its memory is read without
-    regard to its strides.
+    """Return ``2 * x``. The planted defect is that the memory of an ``x`` that is not contiguous is read without regard
+    to its strides.
     """
     rows = torch.empty(x.shape).stride()
     return x.as_strided(x.shape, rows, x.storage_offset()).mul(2)
@@ -118,8 +118,8 @@ def _flat(x):
 
 @adopt(register("no_strides(Tensor x) -> Tensor", _flat, lambda x: x.new_empty(x.shape)))
 def no_strides(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator, which reads an ``x`` that is not contiguous without
-    regard to its strides.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator reads an ``x`` that is not contiguous
+    without regard to its strides.
     """
     return x * 2
 
@@ -128,7 +128,7 @@ bad("reads any input as contiguous", no_strides, "edges")
 
 
 def _int32_offsets(x):
-    """Return ``2 * x``. The planted defect is that, for large strided tensors, the offsets of rows wrap at 32 bits."""
+    """Return ``2 * x``. The planted defect is that the offsets of rows of large strided tensors wrap at 32 bits."""
     n, c = x.shape
     if not x.numel():
         return x * 2
@@ -143,7 +143,7 @@ def _int32_offsets(x):
 
 @adopt(register("int32_offsets(Tensor x) -> Tensor", _int32_offsets, lambda x: x.new_empty(x.shape)))
 def int32_offsets(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator, whose offsets of rows wrap at 32 bits for large
+    """Return ``2 * x``. This is the reference of a broken operator. Its offsets of rows wrap at 32 bits for large
     strided tensors.
     """
     return x * 2
@@ -156,8 +156,8 @@ _seen: dict[int, Tensor] = {}
 
 
 def _by_address(x):
-    """Return ``2 * x``. The planted defect is that, after ``x`` was changed in place, results are kept by address and
-    shape.
+    """Return ``2 * x``. The planted defect is that results are kept by address and shape, and returned again after
+    ``x`` was changed in place.
     """
     key = x.data_ptr()
     if key not in _seen or _seen[key].shape != x.shape:
@@ -167,8 +167,8 @@ def _by_address(x):
 
 @adopt(register("stale(Tensor x) -> Tensor", _by_address, lambda x: x.new_empty(x.shape)))
 def stale(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator, which keeps results by address and shape, also
-    after ``x`` was changed in place.
+    """Return ``2 * x``. This is the reference of a broken operator. The operator returns a kept result after ``x`` was
+    changed in place.
     """
     return x * 2
 
@@ -206,8 +206,8 @@ def sl_workspace(x: M) -> Float[Tensor, "c"]:
 
 @sl_workspace.kernel("cpu", workspace="4 * c")
 def _(x, *, out, workspace):
-    """Write the sum of each column to ``out``. The planted defect is that the sums are added to ``workspace`` as if it
-    were zero.
+    """Write the sum of each column to ``out``. The planted defect is that the sums are added to ``workspace`` without
+    setting it to zero.
     """
     partial = workspace.view(torch.float32)  # "it is always zero"
     partial += x.float().sum(0)
@@ -225,8 +225,8 @@ def sl_unwritten(x: M) -> M:
 
 @sl_unwritten.kernel("cpu")
 def _(x, *, out):
-    """Write the positive elements of ``x`` to ``out``. The planted defect is that other elements keep what lies in the
-    memory of ``out``.
+    """Write the positive elements of ``x`` to ``out``. The planted defect is that the other elements of ``out`` are not
+    written.
     """
     out[x > 0] = x[x > 0]
 
@@ -236,13 +236,13 @@ bad("output not written everywhere", sl_unwritten, "workspace", note="fresh page
 
 @declare("outside", mutates=["table"])
 def sl_outside(table: M) -> None:
-    """Add 1 to ``table`` in place. The kernel of the op writes beside a table that is a view."""
+    """Add 1 to ``table`` in place. If ``table`` is a view, the kernel of the op also writes to memory outside of it."""
     table += 1
 
 
 @sl_outside.kernel("cpu")
 def _(table):
-    """Add 1 to ``table`` in place. The planted defect is that, for a view, 1 is added to its whole storage."""
+    """Add 1 to ``table`` in place. The planted defect is that 1 is added to the whole storage of a view."""
     # The whole storage, of which the table may be a part.
     torch.empty(0, dtype=table.dtype).set_(table.untyped_storage()).add_(1)
 

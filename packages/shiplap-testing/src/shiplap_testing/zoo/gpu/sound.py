@@ -53,8 +53,7 @@ good("mutates an argument, captured", update_)
 
 @sl.op("zoo_gpu::optional")
 def optional(x: M, bias: Float[Tensor, "c"] | None = None) -> tuple[M, Float[Tensor, "c"]]:
-    """Return ``2 * y`` and the sum of each column of ``y``, where ``y`` is ``x + bias``, or ``x`` without a ``bias``.
-    """
+    """Return ``2 * y`` and the sum of each column of ``y``. ``y`` is ``x + bias``, or ``x`` if ``bias`` is None."""
     y = x if bias is None else x + bias
     return y * 2, y.sum(0)
 
@@ -80,8 +79,8 @@ good("forks to a second stream and joins", double("gpu_forks", _forks))
 
 @sl.op("zoo_gpu::capacity")
 def capacity(x: V) -> tuple[Int64[Tensor, "n"], Int64[Tensor, ""]]:
-    """Return the positions of positive elements of ``x``, padded with -1 to the length of ``x``, and their number. This
-    is ``nonzero`` in capacity form, with sizes that do not depend on data.
+    """Return the positions of positive elements of ``x``, padded with -1 to the length of ``x``, and their number.
+    Unlike those of ``nonzero``, the sizes of the results do not depend on data.
     """
     keep = x > 0
     place = torch.where(keep, keep.cumsum(0) - 1, x.shape[0])
@@ -99,7 +98,7 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _scale_kernel(x, out, n, BLOCK: tl.constexpr):
-        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` of ``n`` elements."""
+        """Write ``2 * x`` to ``out`` for a block of ``BLOCK`` elements, of which there are ``n`` in all."""
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + at, tl.load(x + at, at < n) * 2, at < n)
 
