@@ -75,8 +75,9 @@ def command(
 
 
 def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[str]:
-    """Return ``given``, the names passed to ``option``, if all are known. Raises SL613 with the nearest name for an
-    unknown one.
+    """Return ``given``, the names that were passed to the command-line option ``option``.
+
+    Raise ``SL613`` with the nearest name if one of them is not in ``known``.
     """
     from shiplap.plugin_api import error
     from shiplap_backend.expression import suggest_nearest
@@ -91,8 +92,9 @@ def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[
 
 
 def _match_names(pattern: str, known: Sequence[str], what: str) -> list[str]:
-    """Return the known names that match the regular expression ``pattern``. Raises SL613 for no match and for an
-    invalid expression.
+    """Return the names in ``known`` in which the regular expression ``pattern`` is found.
+
+    ``what`` says what the names are, for the error. Raise ``SL613`` if none matches or if ``pattern`` is invalid.
     """
     from shiplap.plugin_api import error
 

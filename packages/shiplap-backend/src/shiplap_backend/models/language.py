@@ -19,8 +19,10 @@ def _output_loss(output: Any) -> Tensor:
 
 
 def _causal_model(kind: str, **options: Any) -> CaseMaker:
-    """Return a function that makes the test case of a small transformers language model: logits, the loss of its own
-    input, and a few generated tokens.
+    """Return a function that creates the test case of a small language model of transformers.
+
+    The case compares the logits, the loss of the model's own input, and a few generated tokens. ``options`` are fields
+    of the model's configuration.
     """
 
     def make() -> ModelCase:
@@ -78,7 +80,7 @@ def _bert_case() -> ModelCase:
 
 
 def _t5_case() -> ModelCase:
-    """Return the test case of a small T5, with generation."""
+    """Return the test case of a small T5, whose generated tokens are compared, too."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     start: dict[str, Any] = {"decoder_start_token_id": 0}
