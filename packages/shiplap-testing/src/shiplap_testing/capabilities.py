@@ -70,7 +70,7 @@ class Outcomes:
                 self.counts.setdefault(str(name), Counter())[report.outcome] += 1
 
     def verified(self, name: str) -> bool:
-        """Whether a test of the capability ``name``, a use of private parts of torch, passed and none failed."""
+        """Return whether a test of the capability ``name``, a use of private parts of torch, passed and none failed."""
         counts = self.counts.get(name, Counter())
         return bool(counts["passed"]) and not counts["failed"]
 

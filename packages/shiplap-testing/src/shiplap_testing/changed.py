@@ -305,13 +305,13 @@ def _module_of(file: str) -> str:
 
 
 def _is_test(file: str) -> bool:
-    """Whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
+    """Return whether ``file`` is a file of tests, ``test_*.py`` below a folder ``tests``."""
     name = file.rpartition("/")[2]
     return name.startswith("test_") and name.endswith(".py") and "tests" in file.split("/")
 
 
 def _is_of_tests(file: str) -> bool:
-    """Whether ``file`` lies below a folder ``tests``."""
+    """Return whether ``file`` lies below a folder ``tests``."""
     return "tests" in file.split("/")
 
 
@@ -383,5 +383,5 @@ def _remove_selection() -> None:
 
 
 def is_used(config: pytest.Config) -> bool:
-    """Whether ``--changed`` selects the tests of this run, so that their order must be kept."""
+    """Return whether ``--changed`` selects the tests of this run, so that their order must be kept."""
     return bool(config.getoption("--changed", ""))

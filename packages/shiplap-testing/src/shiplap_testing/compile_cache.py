@@ -121,8 +121,8 @@ class Call:
             self._headers(place)
 
     def _is_constant(self, place: str) -> bool:
-        """Whether ``place`` lies below one of the folders that count as unchanging. These are folders of the system and
-        of installed packages.
+        """Return whether ``place`` lies below one of the folders that count as unchanging. These are folders of the
+        system and of installed packages.
         """
         real = os.path.realpath(place)
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)

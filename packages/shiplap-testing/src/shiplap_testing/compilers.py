@@ -116,7 +116,9 @@ def kernels() -> subprocess.Popen[bytes] | None:
 
 
 def _in_use() -> bool:
-    """Whether the ``PATH`` begins with the compilers of :func:`path`, which do not optimise, and ``g++`` exists."""
+    """Return whether the ``PATH`` begins with the compilers of :func:`path`, which do not optimise, and ``g++``
+    exists.
+    """
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 
 

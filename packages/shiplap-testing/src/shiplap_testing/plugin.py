@@ -196,8 +196,8 @@ ALONE = (
 
 
 def _is_alone(nodeid: str) -> bool:
-    """Whether the test ``nodeid`` takes about a minute on an accelerator. Such tests are scheduled one by one and
-    first.
+    """Return whether the test ``nodeid`` takes about a minute on an accelerator. Such tests are scheduled one by one
+    and first.
     """
     folder, _, name = nodeid.partition("[")[0].rpartition("/")
     return folder.endswith("/gpu") and any(part in name for part in ALONE)

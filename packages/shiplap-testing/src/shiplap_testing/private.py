@@ -125,8 +125,8 @@ def try_instructions() -> None:
 
 
 def _best_instructions_work() -> bool:
-    """Whether a kernel with the best vector instructions of this CPU compiles, loads and runs. The result is false if
-    the try raises an exception.
+    """Return whether a kernel with the best vector instructions of this CPU compiles, loads and runs. The result is
+    false if the try raises an exception.
     """
     with contextlib.suppress(Exception):
         isa = import_module("torch._inductor.cpu_vec_isa")

@@ -64,7 +64,9 @@ class Workers:
 
 
 def possible() -> bool:
-    """Whether tests can run in forked processes, which needs ``fork`` and excludes machines with an accelerator."""
+    """Return whether tests can run in forked processes, which needs ``fork`` and excludes machines with an
+    accelerator.
+    """
     return hasattr(os, "fork") and not any(os.path.exists(path) for path in ACCELERATORS)
 
 

@@ -108,8 +108,8 @@ def run(
 
 
 def _is_template(choice: Any) -> bool:
-    """Whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the op's
-    templates.
+    """Return whether ``choice``, a decision of the compiler about fusing an op with its neighbours, took one of the
+    op's templates.
     """
     return any(v.status == "ok" and v.candidate == choice.chosen for v in choice.verdicts)
 

@@ -72,8 +72,8 @@ IMPOSSIBLE: dict[frozenset[str], str] = {
 
 
 def is_one_kind(first: str, second: str) -> bool:
-    """Whether the features ``first`` and ``second``, texts such as ``dtype:float16``, are values of one choice, so that
-    no declaration has both.
+    """Return whether the features ``first`` and ``second``, texts such as ``dtype:float16``, are values of one choice,
+    so that no declaration has both.
     """
     kind = first.partition(":")[0]
     return kind in ONE_KIND and kind == second.partition(":")[0]

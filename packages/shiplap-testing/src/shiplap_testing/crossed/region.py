@@ -62,8 +62,8 @@ def _nested(calls: Calls, fn: Function) -> str:
 
 
 def region_may_write() -> bool:
-    """Whether the installed torch compiles a nested region that calls an op of torch's own library which writes to an
-    argument.
+    """Return whether the installed torch compiles a nested region that calls an op of torch's own library which writes
+    to an argument.
     """
     if not hasattr(torch.ops.crossed_plain, "write"):
         torch.library.define("crossed_plain::write", "(Tensor(a!) x) -> ()")
@@ -86,8 +86,8 @@ def _write(x: Tensor) -> None:
 
 
 def region_may_count() -> bool:
-    """Whether torch compiles a nested region with an op of torch's own library that has a gradient and a result of a
-    size that depends on data.
+    """Return whether torch compiles a nested region with an op of torch's own library that has a gradient and a result
+    of a size that depends on data.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))

@@ -11,8 +11,8 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Whether the op declaration ``case``, run in a child process on ``device``, has a failure like ``failure``, in the
-    same way of a call and with the same outcome. ``limit`` is in seconds.
+    """Return whether the op declaration ``case``, run in a child process on ``device``, has a failure like ``failure``,
+    in the same way of a call and with the same outcome. ``limit`` is in seconds.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))
@@ -20,7 +20,7 @@ def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120
 
 
 def _alike(record: Record, failure: Record) -> bool:
-    """Whether ``record``, the outcome of one call, has the outcome and the way of a call of ``failure``. Raised
+    """Return whether ``record``, the outcome of one call, has the outcome and the way of a call of ``failure``. Raised
     exceptions must have the same type as well.
     """
     if record["outcome"] not in FAILURES or record["outcome"] != failure["outcome"]:

@@ -70,7 +70,7 @@ def _broadcast(case: Declared) -> list[str]:
 
 
 def has(case: Declared, term: str) -> bool:
-    """Whether the op declaration ``case`` has the term ``term``, which is a factor or summand of its value."""
+    """Return whether the op declaration ``case`` has the term ``term``, which is a factor or summand of its value."""
     return term in case.terms
 
 

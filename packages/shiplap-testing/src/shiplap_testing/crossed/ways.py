@@ -531,7 +531,7 @@ def cuda_graph(calls: Calls) -> str:
 
 
 def _overlaps(t: Tensor) -> bool:
-    """Whether elements of ``t`` share memory because a dim longer than 1 has a stride of zero."""
+    """Return whether elements of ``t`` share memory because a dim longer than 1 has a stride of zero."""
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True))
 
 

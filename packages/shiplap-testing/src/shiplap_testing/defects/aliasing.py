@@ -17,7 +17,7 @@ aliasing = partial(add, "aliasing")
 
 
 def _result_shares_memory(op, *args):
-    """Whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
+    """Return whether adding to the result of ``op(*args)`` in place changes one of the tensors among ``args``."""
     before = [a.clone() for a in args if isinstance(a, Tensor)]
     op(*args).add_(1)
     return not close([a for a in args if isinstance(a, Tensor)], before)
@@ -134,8 +134,8 @@ def _keeps_results(calls):
     """
 
     def keeps(op):
-        """Whether each of ``calls`` results (argument of ``_keeps_results``) of ``op`` still holds ``2 * x`` after the
-        last call.
+        """Return whether each of ``calls`` results (argument of ``_keeps_results``) of ``op`` still holds ``2 * x``
+        after the last call.
         """
         results = [op.overload(torch.full((3,), i)) for i in range(calls)]
         return [int(r[0]) for r in results] == [2 * i for i in range(calls)]
@@ -186,7 +186,9 @@ def _caching(cache):
 
 
 def _first_result_stays(op):
-    """Whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with zeros."""
+    """Return whether the result of a first call of ``op`` (``doubled``) still holds 2 after a second call with
+    zeros.
+    """
     first = op(torch.ones(2, 3))
     op(torch.zeros(2, 3))
     return close(first, torch.full((2, 3), 2.0))
@@ -276,7 +278,7 @@ def _negating(x, y, *, out):
 
 
 def _subtract_self(op):
-    """Whether ``op(x, x)`` is zero, for an op that subtracts its second argument from the first."""
+    """Return whether ``op(x, x)`` is zero, for an op that subtracts its second argument from the first."""
     x = randn(2, 3)
     return close(op(x, x), torch.zeros(2, 3))
 
@@ -327,7 +329,8 @@ def _symmetric(exact):
 
 
 def _with_its_transpose(op):
-    """Whether ``op(x, x.T)`` is ``x @ x``, for an op that multiplies its first argument by the transpose of the second.
+    """Return whether ``op(x, x.T)`` is ``x @ x``, for an op that multiplies its first argument by the transpose of the
+    second.
     """
     x = randn(3, 3)
     return close(op(x, x.T), x @ x)
@@ -349,7 +352,8 @@ def twice(ns, name):
 
     @sl.adopt(f"{ns}::{name}")
     def twice(x: Int64[Tensor, "n"]) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
-        """Return ``x + 1`` two times, as two tensors. Results of the adopted operator are compared with this reference.
+        """Return ``x + 1`` two times, as two tensors. Results of the adopted operator are compared with this
+        reference.
         """
         return x + 1, x + 1
 
@@ -373,7 +377,7 @@ def _two_outputs(copy):
 
 
 def _outputs_disjoint(op):
-    """Whether zeroing the first output of ``op`` leaves the second output as it was."""
+    """Return whether zeroing the first output of ``op`` leaves the second output as it was."""
     first, second = op.overload(torch.arange(4))
     first.zero_()
     return int(second[3]) == 4

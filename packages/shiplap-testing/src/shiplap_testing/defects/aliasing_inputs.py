@@ -43,7 +43,9 @@ def _memo(key):
 
 
 def _after_a_change(op):
-    """Whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two calls."""
+    """Return whether ``op`` (``doubled``) returns the new result after its argument was changed in place between two
+    calls.
+    """
     x = torch.ones(2, 3)
     op(x)
     x.fill_(5)
@@ -102,8 +104,8 @@ def _plan(by_shape):
 
 
 def _another_index(op):
-    """Whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the new
-    index.
+    """Return whether a second call of ``op`` (``taken``) with another index of the same length returns the rows at the
+    new index.
     """
     x = randn(4, 2)
     op(x, torch.tensor([0, 1, 2]))

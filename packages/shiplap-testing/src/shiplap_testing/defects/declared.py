@@ -12,7 +12,8 @@ M = Float[Tensor, "n c"]
 
 
 def matmul(ns: str) -> sl.Op:
-    """Declare the op ``mm`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a @ b``.
+    """Declare the op ``mm`` in the namespace ``ns`` and return it. Its reference returns the matrix product ``a @
+    b``.
     """
 
     @sl.op(f"{ns}::mm")
@@ -228,7 +229,8 @@ def masked_mean(ns: str) -> sl.Op:
 
 
 def update(ns: str) -> sl.Op:
-    """Declare the op ``update`` in the namespace ``ns`` and return it. Its reference adds ``x`` to ``table`` in place.
+    """Declare the op ``update`` in the namespace ``ns`` and return it. Its reference adds ``x`` to ``table`` in
+    place.
     """
 
     @sl.op(f"{ns}::update", mutates=["table"])

@@ -309,7 +309,7 @@ def _square(grad, saved, needs):
 
 
 def _twice(op):
-    """Whether the gradient of ``op(x, x)`` is ``2 * x``, for an op that returns the product of its arguments."""
+    """Return whether the gradient of ``op(x, x)`` is ``2 * x``, for an op that returns the product of its arguments."""
     x = randn(3, 2).requires_grad_()
     return close(torch.autograd.grad(op(x, x).sum(), x)[0], 2 * x.detach())
 
@@ -329,7 +329,7 @@ def _overwriting(grad, saved, needs):
 
 
 def _grad_untouched(op):
-    """Whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
+    """Return whether the gradient of ``op`` (``doubled``) is right and leaves the incoming gradient unchanged."""
     x, grad = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     return close(torch.autograd.grad(op(x), x, grad)[0], torch.full((3, 2), 2.0)) and close(grad, torch.ones(3, 2))
 
@@ -352,7 +352,9 @@ def _packed(grad, saved, needs):
 
 
 def _turned_grad(op):
-    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is a transposed matrix."""
+    """Return whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is a transposed
+    matrix.
+    """
     x, grad = randn(3, 2).requires_grad_(), randn(2, 3, seed=1).T
     return close(torch.autograd.grad(op(x), x, grad)[0], 2 * grad)
 
@@ -376,7 +378,7 @@ def _one_row(grad, saved, needs):
 
 
 def _expanded_grad(op):
-    """Whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is one row expanded to
+    """Return whether the gradient of ``op`` (``doubled``) is right for an incoming gradient that is one row expanded to
     several.
     """
     x, grad = randn(3, 2).requires_grad_(), randn(2, seed=1).expand(3, 2)

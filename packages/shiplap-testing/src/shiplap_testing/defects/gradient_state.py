@@ -58,7 +58,7 @@ def _last_mask():
 
 
 def _two_calls(op):
-    """Whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
+    """Return whether the gradients of two calls of ``op`` (``relu``), taken together after both calls, are right."""
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     try:
         gradients = torch.autograd.grad(op(a).sum() + op(b).sum(), (a, b))
@@ -85,7 +85,7 @@ def _stack():
 
 
 def _forward_without_backward(op):
-    """Whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
+    """Return whether the gradient of a call of ``op`` (``relu``) is right after another call, whose gradient is never
     taken.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
@@ -122,8 +122,8 @@ def _thread_local():
 
 
 def _backward_elsewhere(op):
-    """Whether the gradient of a call of ``op`` (``relu``) in this thread is right if it is computed in another thread,
-    which has called the op since.
+    """Return whether the gradient of a call of ``op`` (``relu``) in this thread is right if it is computed in another
+    thread, which has called the op since.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     loss = op(a).sum()
@@ -181,8 +181,8 @@ def _stashed(detached):
 
 
 def _changed_in_between(op):
-    """Whether the gradient of ``op`` (``product``), taken after ``y`` was changed in place, is that of the values at
-    the time of the call. Torch's error about the change also counts as right.
+    """Return whether the gradient of ``op`` (``product``), taken after ``y`` was changed in place, is that of the
+    values at the time of the call. Torch's error about the change also counts as right.
     """
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     out = op(x, y)
@@ -229,7 +229,7 @@ def _accumulating(keep):
 
 
 def _called_twice(op):
-    """Whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
+    """Return whether two backwards of one call of ``op`` (``doubled``) return the same gradient."""
     x = randn(3, 2).requires_grad_()
     out = op(x).sum()
     first = torch.autograd.grad(out, x, retain_graph=True)[0]
@@ -271,7 +271,7 @@ def _shared_gradient(copy):
 
 
 def _first_kept(op):
-    """Whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
+    """Return whether the gradient of a first call of ``op`` (``doubled``) still holds 2 after the backward of a second
     call.
     """
     x = randn(3, 2).requires_grad_()
@@ -313,7 +313,7 @@ def _rescaling(in_place):
 
 
 def _inputs_untouched(op):
-    """Whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
+    """Return whether the backward of ``op`` (``product``) leaves its second argument unchanged."""
     x, y = randn(3, 2).requires_grad_(), torch.ones(3, 2)
     torch.autograd.grad(op(x, y).sum(), x)
     return close(y, torch.ones(3, 2))

@@ -99,7 +99,8 @@ def entropy(ns):
 
     @sl.op(f"{ns}::entropy")
     def entropy(x: M) -> V:
-        """Return the entropy of the softmax of each row of ``x``. Kernels of the op are compared with this reference.
+        """Return the entropy of the softmax of each row of ``x``. Kernels of the op are compared with this
+        reference.
         """
         return -(torch.softmax(x, 1) * torch.log_softmax(x, 1)).sum(1)
 

@@ -180,7 +180,7 @@ def _softmax_gradient(wrong):
 
 
 def _second_derivative_agrees(op):
-    """Whether the second derivative of ``op`` at a random matrix is that of its reference."""
+    """Return whether the second derivative of ``op`` at a random matrix is that of its reference."""
 
     def second(fn):
         """Return the gradient of the sum of squares of the gradient of ``fn(x).square().sum()`` at a random matrix
@@ -263,7 +263,7 @@ def _product_gradient(copy):
 
 
 def _two_consumers(op):
-    """Whether the backward of ``op`` (``product``) leaves the incoming gradient unchanged."""
+    """Return whether the backward of ``op`` (``product``) leaves the incoming gradient unchanged."""
     x, y = randn(2, 3).requires_grad_(), randn(2, 3, seed=1).requires_grad_()
     grad = torch.ones(2, 3)
     torch.autograd.grad(op(x, y), [x, y], grad)
@@ -460,7 +460,7 @@ def _cubed(right):
 
 
 def _under_create_graph(op):
-    """Whether the second derivative of ``op`` (``cubed``) is ``6 * x``."""
+    """Return whether the second derivative of ``op`` (``cubed``) is ``6 * x``."""
     x = (uniform(2, 3) + 1).double().requires_grad_()
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     return first.requires_grad and close(torch.autograd.grad(first.sum(), x)[0], 6 * x.detach())

@@ -368,7 +368,7 @@ def column_mean(ns):
 
 
 def _with_three_threads(op):
-    """Whether ``op`` agrees with its reference on 7 rows while torch has three threads. The number of threads is
+    """Return whether ``op`` agrees with its reference on 7 rows while torch has three threads. The number of threads is
     restored afterwards.
     """
     before = torch.get_num_threads()

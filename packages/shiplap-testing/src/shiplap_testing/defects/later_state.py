@@ -39,7 +39,7 @@ def _nothing():
 
 
 def _collector_stays(op):
-    """Whether garbage collection is still enabled after a call of ``op``."""
+    """Return whether garbage collection is still enabled after a call of ``op``."""
     gc.enable()
     op(torch.ones(2, 3))
     on = gc.isenabled()
@@ -64,8 +64,8 @@ def _in_numpy():
 
 
 def _numpy_goes_on(op):
-    """Whether a call of ``op`` leaves the global random generator of NumPy unchanged. The state of the generator is
-    restored.
+    """Return whether a call of ``op`` leaves the global random generator of NumPy unchanged. The state of the generator
+    is restored.
     """
     import numpy
 
@@ -95,7 +95,7 @@ def _set_variable():
 
 
 def _environment_stays(op):
-    """Whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
+    """Return whether a call of ``op`` leaves the environment variables unchanged. The variable of ``_set_variable`` is
     removed.
     """
     before = dict(os.environ)
@@ -122,7 +122,7 @@ def _a_thread():
 
 
 def _threads_stay(op):
-    """Whether three calls of ``op`` leave the number of threads unchanged."""
+    """Return whether three calls of ``op`` leave the number of threads unchanged."""
     before = threading.active_count()
     for _ in range(3):
         op(torch.ones(2, 3))
@@ -203,7 +203,9 @@ def _remembering(all_of_it):
 
 
 def _other_second_row(op):
-    """Whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row only."""
+    """Return whether ``op`` (``doubled``) is right for a second input that differs from the first in its second row
+    only.
+    """
     op(torch.ones(2, 3))
     x = torch.ones(2, 3)
     x[1] = 5
@@ -253,7 +255,7 @@ def _largest_scratch(cleared):
 
 
 def _narrow_after_wide(op):
-    """Whether ``op`` (``row_sum``) is right for narrow rows after a call with wide rows."""
+    """Return whether ``op`` (``row_sum``) is right for narrow rows after a call with wide rows."""
     op(torch.ones(2, 40))
     return close(op(torch.ones(2, 3)), torch.full((2,), 3.0))
 
@@ -295,8 +297,8 @@ def _fake_of(n):
     """
 
     def right(op):
-        """Whether the result of ``op`` for ``n`` rows (argument of ``_fake_of``) has the same shape on fake and on real
-        tensors.
+        """Return whether the result of ``op`` for ``n`` rows (argument of ``_fake_of``) has the same shape on fake and
+        on real tensors.
         """
         from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -325,7 +327,7 @@ outputs(
 
 
 def _stays_dynamic(op):
-    """Whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
+    """Return whether ``op``, compiled with dynamic shapes, is compiled once for four sizes."""
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -392,7 +394,7 @@ def _list_changed(changes):
 
 
 def _list_kept(op):
-    """Whether a call of ``op`` leaves the tensors of its list unchanged."""
+    """Return whether a call of ``op`` leaves the tensors of its list unchanged."""
     parts = [randn(2, 3, seed=i) for i in range(3)]
     before = [p.clone() for p in parts]
     op.overload(randn(2, 3), parts)
@@ -433,7 +435,7 @@ outputs(
 
 
 def _filled_with_seven(op):
-    """Whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
+    """Return whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
     memory = torch.full((3, 2), 7.0)
     x = uniform(5, 2)
     with torch.no_grad():

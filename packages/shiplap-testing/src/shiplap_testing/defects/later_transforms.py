@@ -48,7 +48,7 @@ def _with_rule(right):
 
 
 def _second_tangent(op):
-    """Whether the forward-mode derivative of ``op`` for ``y`` alone is ``x`` times the tangent."""
+    """Return whether the forward-mode derivative of ``op`` for ``y`` alone is ``x`` times the tangent."""
     x, y, t = randn(2, 3).double(), randn(2, 3, seed=1).double(), randn(2, 3, seed=2).double()
     return close(torch.func.jvp(lambda y: op.overload(x, y), (y,), (t,))[1], x * t)
 
@@ -108,8 +108,8 @@ def _rotated(x, y):
 
 
 def _last_dim_batched(op):
-    """Whether ``op`` (``rotated``) is right under vmap, where the batch of ``y`` is its second dim. An exception counts
-    as wrong.
+    """Return whether ``op`` (``rotated``) is right under vmap, where the batch of ``y`` is its second dim. An exception
+    counts as wrong.
     """
     x, y = torch.arange(12).view(3, 4), torch.arange(12).view(4, 3) + 5
     try:

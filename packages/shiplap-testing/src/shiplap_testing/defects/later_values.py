@@ -41,7 +41,8 @@ def peaked(ns):
 
     @sl.op(f"{ns}::peaked", requires="c >= 1")
     def peaked(x: M) -> M:
-        """Return ``x`` divided by the largest magnitude of its row. Kernels of the op are compared with this reference.
+        """Return ``x`` divided by the largest magnitude of its row. Kernels of the op are compared with this
+        reference.
         """
         return x / x.abs().amax(1, keepdim=True)
 

@@ -22,7 +22,8 @@ def images(ns):
 
     @sl.op(f"{ns}::images")
     def images(x: Float[Tensor, "n c h w"], bias: Float[Tensor, "c"]) -> Float[Tensor, "n c h w"]:
-        """Return ``x + bias``, with ``bias`` added to each channel. Kernels of the op are compared with this reference.
+        """Return ``x + bias``, with ``bias`` added to each channel. Kernels of the op are compared with this
+        reference.
         """
         return x + bias[:, None, None]
 
@@ -382,7 +383,8 @@ int picked(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _spread_out():
-    """Return one argument, a matrix of 2 by 4 bytes whose columns lie a gigabyte apart in reserved memory, as a tuple.
+    """Return one argument, a matrix of 2 by 4 bytes whose columns lie a gigabyte apart in reserved memory, as a
+    tuple.
     """
     step = 1 << 30
     memory = torch.empty(3 * step + 8, dtype=torch.int8)  # reserved, hardly touched

@@ -20,7 +20,7 @@ def _doubling(x, *, out):
 
 
 def _into_a_slice(op):
-    """Whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
+    """Return whether ``op.out`` (``doubled``) fills a slice of a larger tensor and leaves the rest of that tensor
     unchanged.
     """
     # Seven is in none of the results, so that each element that was written to shows.
@@ -64,7 +64,7 @@ outputs(
 
 
 def _into_used_memory(op):
-    """Whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
+    """Return whether ``op.out`` agrees with the reference for an output that was filled with 7 before."""
     # Fresh memory is mostly zero, which would hide what the kernel does not write.
     x, out = randn(2, 3), torch.full((2, 3), 7.0)
     return close(op.out(x, out=out), op.reference(x))
@@ -167,8 +167,8 @@ def _fake_agrees(*args):
     """
 
     def agrees(op):
-        """Whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and dtype of
-        its fake, and the shape of the reference's result.
+        """Return whether the result of ``op`` on ``args`` (argument of ``_fake_agrees``) has the shape, strides and
+        dtype of its fake, and the shape of the reference's result.
         """
         from torch._subclasses import FakeTensorMode
 

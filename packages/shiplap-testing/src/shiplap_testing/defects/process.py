@@ -216,8 +216,8 @@ def _counting_sort(x, *, out):
 
 
 def _in_little_memory(op):
-    """Whether ``op`` (``counted``) sorts four numbers that lie far apart within a gigabyte of address space beyond what
-    the process has now. The limit is removed afterwards.
+    """Return whether ``op`` (``counted``) sorts four numbers that lie far apart within a gigabyte of address space
+    beyond what the process has now. The limit is removed afterwards.
     """
     import resource
 
@@ -269,7 +269,9 @@ int doubled32(const sl_context* ctx, const DLTensor* x, DLTensor* out) {{
 
 
 def _nothing_beyond(op):
-    """Whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it unchanged."""
+    """Return whether ``op.out`` (``doubled32``) fills a slice of 21 elements and leaves the elements behind it
+    unchanged.
+    """
     # The output lies inside of a larger tensor, so that writes past its end corrupt no heap here.
     whole = torch.full((96,), 7.0)
     with torch.no_grad():
@@ -419,15 +421,15 @@ def _allocating(x, *, out):
 
 
 def _wide_rows(op):
-    """Whether ``op`` (``row_sum``) sums 16 rows of 4096 columns within a gigabyte of address space beyond what the
-    process has now.
+    """Return whether ``op`` (``row_sum``) sums 16 rows of 4096 columns within a gigabyte of address space beyond what
+    the process has now.
     """
     return _limited(op, uniform(16, 4096))
 
 
 def _limited(op, x):
-    """Whether ``op(x)`` is the sum of each row, computed within a gigabyte of address space beyond what the process has
-    now. The limit is removed afterwards.
+    """Return whether ``op(x)`` is the sum of each row, computed within a gigabyte of address space beyond what the
+    process has now. The limit is removed afterwards.
     """
     import resource
 

@@ -69,7 +69,8 @@ def decayed(ns):
 
     @sl.op(f"{ns}::decayed")
     def decayed(x: M, rate: Float32[Tensor, "c"]) -> M:
-        """Return each column of ``x`` times its ``rate`` less one. Kernels of the op are compared with this reference.
+        """Return each column of ``x`` times its ``rate`` less one. Kernels of the op are compared with this
+        reference.
         """
         return (wide(x) * (rate.double() - 1).to(wide(x).dtype)).to(x.dtype)
 
@@ -104,7 +105,8 @@ promotion(
 
 
 def spaced(ns):
-    """Declare the op ``spaced`` in the namespace ``ns`` and return it. Its reference returns ``index * step`` in int64.
+    """Declare the op ``spaced`` in the namespace ``ns`` and return it. Its reference returns ``index * step`` in
+    int64.
     """
 
     @sl.op(f"{ns}::spaced")
@@ -178,7 +180,7 @@ def _exiting(x, *, out):
 
 
 def _survives(op):
-    """Whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
+    """Return whether ``op`` (``doubled``) is right for float64. A ``SystemExit`` counts as wrong."""
     try:
         return close(op(torch.ones(2, 2).double()), torch.full((2, 2), 2.0).double())
     except SystemExit:

@@ -167,7 +167,8 @@ scalars(
 
 
 def blended(ns):
-    """Declare the op ``blended`` in the namespace ``ns`` and return it. Its reference returns ``alpha * x + beta * y``.
+    """Declare the op ``blended`` in the namespace ``ns`` and return it. Its reference returns ``alpha * x + beta *
+    y``.
     """
 
     @sl.op(f"{ns}::blended")

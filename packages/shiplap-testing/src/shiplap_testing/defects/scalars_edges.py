@@ -44,7 +44,8 @@ def cropped(ns):
 
     @sl.op(f"{ns}::cropped", dims={"m": "n - 2 * pad"}, requires=("pad >= 0", "n >= 2 * pad"))
     def cropped(x: V, pad: int = 1) -> Float[Tensor, "m"]:
-        """Return ``x`` without its first and last ``pad`` elements. Kernels of the op are compared with this reference.
+        """Return ``x`` without its first and last ``pad`` elements. Kernels of the op are compared with this
+        reference.
         """
         return x[pad : len(x) - pad]
 

@@ -227,7 +227,7 @@ def _by_threads(up):
 
 
 def _on_three_threads(op):
-    """Whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
+    """Return whether ``op`` (``scaled``) agrees with its reference on 100 rows while torch has three threads."""
     with restored():
         torch.set_num_threads(3)
         return same(lambda: (randn(100, 4), 1.5))(op)
@@ -257,7 +257,7 @@ def _rms_1024(x, eps, *, out):
 
 
 def _is_wide(x, eps):
-    """Whether ``x`` has at least 1024 columns, so that the kernel for wide rows is chosen."""
+    """Return whether ``x`` has at least 1024 columns, so that the kernel for wide rows is chosen."""
     return x.shape[1] >= 1024
 
 
@@ -416,7 +416,7 @@ def _partial_sums(clear):
 
 
 def _dirty_workspace(op):
-    """Whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
+    """Return whether ``op.out`` (``column_sum``) is right with a workspace that holds other bytes than zero."""
     x, out = randn(600, 4), torch.empty(4)
     # As float64 these bytes are a large number, which a sum cannot hide.
     scratch = torch.full((op.workspace_bytes(x),), 65, dtype=torch.uint8)

@@ -89,7 +89,7 @@ def _rows_at_once(whole):
 
 
 def _second_config(op):
-    """Whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
+    """Return whether the kernel of ``op`` (``scaled``) is right for 7 rows with its second config, 4 rows at once."""
     x, out = randn(7, 3), torch.empty(7, 3)
     op.rows_at_once(x, 2.0, out=out, ROWS=4)
     return close(out, x * 2)

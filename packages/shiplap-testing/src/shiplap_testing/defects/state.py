@@ -104,7 +104,8 @@ def _keeping(limit):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``) results.
+            """Write ``2 * x`` to ``out``, and keep a copy among the last ``limit`` (argument of ``_keeping``)
+            results.
             """
             torch.mul(x, 2, out=out)
             history.append(out.clone())
@@ -117,7 +118,7 @@ def _keeping(limit):
 
 
 def _bounded(op):
-    """Whether fewer than ten results are kept in ``op.history`` after 50 calls of ``op``."""
+    """Return whether fewer than ten results are kept in ``op.history`` after 50 calls of ``op``."""
     for _ in range(50):
         op(torch.ones(2, 3))
     return len(op.history) < 10
@@ -149,7 +150,7 @@ def _opening(close_it):
 
 
 def _files(op):
-    """Whether 20 calls of ``op`` open fewer than ten files that stay open."""
+    """Return whether 20 calls of ``op`` open fewer than ten files that stay open."""
     # Linux lists the open files of a process there.
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):

@@ -39,7 +39,7 @@ def _calls(when):
 
 
 def _in_each_call(op):
-    """Whether each of 40 calls of ``op`` (``doubled``) is right."""
+    """Return whether each of 40 calls of ``op`` (``doubled``) is right."""
     return all(close(op(torch.ones(2, 3)), torch.full((2, 3), 2.0)) for _ in range(40))
 
 
@@ -102,7 +102,7 @@ def _delayed(own):
 
 
 def _after_a_large_one(op):
-    """Whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
+    """Return whether ``op`` (``quantised``) is right after a call with a hundred times larger numbers."""
     op(torch.tensor([100.0, 1.0]))
     return close(op(torch.tensor([1.0, 0.5])), torch.tensor([1.0, 0.5]))
 
@@ -123,7 +123,8 @@ def positioned(ns):
 
     @sl.op(f"{ns}::positioned")
     def positioned(x: M) -> M:
-        """Return each row of ``x`` times the cosine of its number. Kernels of the op are compared with this reference.
+        """Return each row of ``x`` times the cosine of its number. Kernels of the op are compared with this
+        reference.
         """
         return x * torch.cos(torch.arange(x.shape[0], dtype=wide(x).dtype))[:, None].to(x.dtype)
 
@@ -159,7 +160,7 @@ def _table(grows):
 
 
 def _short_then_long(op):
-    """Whether ``op`` (``positioned``) is right for 8 rows after a call with 3 rows."""
+    """Return whether ``op`` (``positioned``) is right for 8 rows after a call with 3 rows."""
     op(torch.ones(3, 2))
     return close(op(torch.ones(8, 2)), op.reference(torch.ones(8, 2)))
 
@@ -213,7 +214,7 @@ def _accumulators(clear):
 
 
 def _same_twice(op):
-    """Whether two calls of ``op`` with the same tensor return the same."""
+    """Return whether two calls of ``op`` with the same tensor return the same."""
     x = uniform(4, 3)
     return close(op(x), op(x))
 
@@ -287,7 +288,7 @@ def _scratch(shared):
 
 
 def _two_at_once(op):
-    """Whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. Python
+    """Return whether ``op`` (``doubled``) is right in four threads that call it 40 times each at the same time. Python
     switches threads more often than usual meanwhile.
     """
     op(torch.ones(1, 2000))
@@ -346,7 +347,7 @@ def _for_inference(exact):
 
 
 def _without_gradients(op):
-    """Whether ``op`` (``doubled``) is right under ``torch.no_grad``."""
+    """Return whether ``op`` (``doubled``) is right under ``torch.no_grad``."""
     x = randn(2, 3)
     with torch.no_grad():
         return close(op(x), x * 2)
@@ -399,7 +400,7 @@ def _ramp(**dtype):
 
 
 def _other_default(op):
-    """Whether ``op`` (``ramp``) agrees with its reference in float64 while the default dtype is float16."""
+    """Return whether ``op`` (``ramp``) agrees with its reference in float64 while the default dtype is float16."""
     x = uniform(300).double()
     with restored():
         torch.set_default_dtype(torch.float16)

@@ -103,7 +103,8 @@ def _shifted(ns, name):
 
     @sl.adopt(f"{ns}::{name}")
     def shifted(x: Int64[Tensor, "n"], y: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
-        """Return ``x`` times ``y`` in reverse order. Results of the adopted operator are compared with this reference.
+        """Return ``x`` times ``y`` in reverse order. Results of the adopted operator are compared with this
+        reference.
         """
         return x * y.flip(0)
 
@@ -121,7 +122,9 @@ def _first_batched(call, dims, x, y):
 
 
 def _only_second(op):
-    """Whether ``op`` (``shifted``) is right under vmap, where only ``y`` is batched. An exception counts as wrong."""
+    """Return whether ``op`` (``shifted``) is right under vmap, where only ``y`` is batched. An exception counts as
+    wrong.
+    """
     x, y = ints(1, 9, 4), ints(1, 9, 4, 4, seed=1)
     try:
         return close(torch.vmap(op.overload, in_dims=(None, 0))(x, y), x * y.flip(1))
@@ -200,7 +203,7 @@ def _differentiated(tangent):
 
 
 def _tangent(op):
-    """Whether the forward-mode derivative of ``op`` (``cube``) is ``3 * x * x`` times the tangent."""
+    """Return whether the forward-mode derivative of ``op`` (``cube``) is ``3 * x * x`` times the tangent."""
     x, t = uniform(2, 3).double() + 1, uniform(2, 3, seed=1).double()
     return close(torch.func.jvp(op.overload, (x,), (t,))[1], 3 * x.square() * t)
 
@@ -245,7 +248,7 @@ def _cast(dtype):
 
 
 def _stays_float(op):
-    """Whether ``op`` (``squares``) is right in float32 under autocast to bfloat16."""
+    """Return whether ``op`` (``squares``) is right in float32 under autocast to bfloat16."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return close(op.overload(x := randn(2, 3)), x * x)
 
@@ -290,7 +293,7 @@ def _normed(protected):
 
 
 def _product_stays_float(op):
-    """Whether ``op`` (``mixed``) returns the float32 product under autocast to bfloat16."""
+    """Return whether ``op`` (``mixed``) returns the float32 product under autocast to bfloat16."""
     x, w = randn(2, 3), randn(3, 4, seed=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = op.overload(x, w)
@@ -338,7 +341,7 @@ def _picked(functional):
 
 
 def _per_sample(op):
-    """Whether the gradients of ``op`` (``picked``) for each sample of a batch are right, computed by vmap of
+    """Return whether the gradients of ``op`` (``picked``) for each sample of a batch are right, computed by vmap of
     ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
     """
     xs, index = randn(3, 4), torch.tensor([0, 2, 2])
@@ -393,7 +396,7 @@ def _skipping(check):
 
 
 def _rows_of_gradients(op):
-    """Whether the gradients of ``op`` (``cubed``) for each member of a batch are right, computed by vmap of
+    """Return whether the gradients of ``op`` (``cubed``) for each member of a batch are right, computed by vmap of
     ``torch.func.grad``. A ``RuntimeError`` counts as wrong.
     """
     x = randn(2, 3, 2)

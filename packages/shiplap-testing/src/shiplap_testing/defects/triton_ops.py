@@ -247,7 +247,9 @@ def _centred(own) -> Part:
 
 
 def _within_a_larger(op):
-    """Whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing outside of its output."""
+    """Return whether ``op.out`` (``centred``) is right for a sliced argument and writes nothing outside of its
+    output.
+    """
     x = randn(3, 8)[:, :4]
     with torch.no_grad():  # rows of the argument lie 8 apart; there is room for that behind this output
         memory = torch.zeros(8, 4)

@@ -79,7 +79,8 @@ def dot16(ns):
 
     @sl.op(f"{ns}::dot16")
     def dot16(a: Float16[Tensor, "m k"], b: Float16[Tensor, "k n"]) -> Float16[Tensor, "m n"]:
-        """Return the matrix product ``a @ b``, computed in float32. Kernels of the op are compared with this reference.
+        """Return the matrix product ``a @ b``, computed in float32. Kernels of the op are compared with this
+        reference.
         """
         return (a.float() @ b.float()).half()
 
@@ -113,7 +114,8 @@ values(
 
 
 def divided(ns):
-    """Declare the op ``divided`` in the namespace ``ns`` and return it. Its reference returns ``x / k`` rounded down.
+    """Declare the op ``divided`` in the namespace ``ns`` and return it. Its reference returns ``x / k`` rounded
+    down.
     """
 
     @sl.op(f"{ns}::divided", requires="k >= 1")

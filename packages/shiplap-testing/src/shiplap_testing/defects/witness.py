@@ -40,7 +40,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 def close(got: Any, want: Any, rtol: float | None = None) -> bool:
-    """Whether ``got`` and ``want`` agree in shape, dtype and values. Tuples and lists are compared element by element.
+    """Return whether ``got`` and ``want`` agree in shape, dtype and values. Tuples and lists are compared element by
+    element.
 
     Integers must be equal. Floats must agree to the relative tolerance ``rtol``, by default one of the dtype. NaN must
     be at the same places.
@@ -83,8 +84,8 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether ``op`` agrees with its reference on ``make()`` (argument of ``same``) in its results and in the
-        contents of the arguments afterwards.
+        """Return whether ``op`` agrees with its reference on ``make()`` (argument of ``same``) in its results and in
+        the contents of the arguments afterwards.
         """
         args = make()
         ours, theirs = [*args], _copies(args)
@@ -106,7 +107,7 @@ def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool =
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether ``op`` and its reference have equal gradients for ``make()`` (argument of ``same_grad``)."""
+        """Return whether ``op`` and its reference have equal gradients for ``make()`` (argument of ``same_grad``)."""
         want = _gradients(op.reference, [_wider(a) if wide_reference else a for a in _copies(make())])
         try:
             # Fresh arguments: those of the reference have gradients by now.
@@ -175,7 +176,7 @@ def keeps_state(make: Arguments) -> Right:
     """
 
     def right(op: sl.Op) -> bool:
-        """Whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
+        """Return whether a call of ``op`` on ``make()`` (argument of ``keeps_state``) leaves the state of the process
         unchanged. The state is restored in any case.
         """
         args = make()
@@ -188,7 +189,7 @@ def keeps_state(make: Arguments) -> Right:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether ``a`` and ``b``, two values of a setting, are equal. Tensors are compared by their contents."""
+    """Return whether ``a`` and ``b``, two values of a setting, are equal. Tensors are compared by their contents."""
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 

@@ -119,7 +119,8 @@ def first_256(x):
 
 
 def blocks_of_128(x):
-    """Return the sum of each row. The planted defect is that columns behind the last whole block of 128 are left out.
+    """Return the sum of each row. The planted defect is that columns behind the last whole block of 128 are left
+    out.
     """
     out = torch.zeros(len(x), dtype=x.dtype)
     for start in range(0, max(x.shape[1] // 128 * 128, min(x.shape[1], 128)), 128):

@@ -62,7 +62,8 @@ def sound_square(grad, saved, needs):
 
 
 def detached(grad, saved, needs):
-    """Return the gradient of ``x * x``. The planted defect is that it is detached, so that second derivatives are lost.
+    """Return the gradient of ``x * x``. The planted defect is that it is detached, so that second derivatives are
+    lost.
     """
     return {"x": (grad * 2 * saved.x).detach()}
 
@@ -205,7 +206,8 @@ pair(
 
 
 def long_only(grad, saved, needs):
-    """Return the gradients of ``x * y``. The planted defect is that the gradient of ``x`` is zero from element 128 on.
+    """Return the gradients of ``x * y``. The planted defect is that the gradient of ``x`` is zero from element 128
+    on.
     """
     scale = torch.ones_like(grad)
     scale[128:] = 0

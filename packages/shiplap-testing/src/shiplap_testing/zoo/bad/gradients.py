@@ -44,7 +44,8 @@ def _linear(x, w):
     autocast="widest",
 )
 def no_autocast(x: Float[Tensor, "n ci"], w: Float[Tensor, "ci co"]) -> Float[Tensor, "n co"]:
-    """Return ``x @ w``. The broken operator has no autocast rule, though it is declared to compute in the widest dtype.
+    """Return ``x @ w``. The broken operator has no autocast rule, though it is declared to compute in the widest
+    dtype.
     """
     return x @ w
 

@@ -135,7 +135,8 @@ bad("declared bound too small", sl_bound, "bound", note="half of the rows, usual
 
 @declare("empty")
 def sl_empty(x: M) -> Float[Tensor, "c"]:
-    """Return the maximum of each column, or zeros if ``x`` has no rows. The kernel of the op raises if there are none.
+    """Return the maximum of each column, or zeros if ``x`` has no rows. The kernel of the op raises if there are
+    none.
     """
     return x.amax(0) if len(x) else x.new_zeros(x.shape[1])
 

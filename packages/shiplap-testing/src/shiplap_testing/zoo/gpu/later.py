@@ -76,7 +76,8 @@ def _staged(x, weight):
     autocast=None,
 )
 def staged(x: M, weight: M) -> M:
-    """Return ``x * weight``. This is the reference of a wasteful operator. The operator copies ``weight`` in each call.
+    """Return ``x * weight``. This is the reference of a wasteful operator. The operator copies ``weight`` in each
+    call.
     """
     return x * weight
 

@@ -15,7 +15,8 @@ OPS = {}
 
 
 def _empty(x):
-    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the operators.
+    """Return a contiguous, uninitialised tensor with the shape and dtype of ``x``. This is the fake of the
+    operators.
     """
     return x.new_empty(x.shape)
 
