@@ -47,12 +47,13 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 class Graph:
-    """The graph of a repository's files, in which each file points to the files that use it by an import, a path or a
-    fixture.
+    """The graph of a repository's files.
+
+    A file points to the files that use it by an import, a path or a fixture.
 
     Attributes:
-        files: the files below ``root`` that git tracks or does not ignore.
-        users: the files that use each file.
+        files: The files below ``root`` that git tracks or does not ignore.
+        users: The files that use each file.
     """
 
     def __init__(self, root: Path = REPOSITORY) -> None:

@@ -33,13 +33,13 @@ class NotKept(Exception):
 
 
 class Call:
-    """A call of the compiler.
+    """A call of the compiler, and the key of its result in the cache.
 
     Attributes:
-        out: the file that it makes.
-        dependencies: the file with the headers that it read, if it makes one.
-        header: whether it compiles or expands a header.
-        key: the digest of all that the result depends on.
+        out: The file that the call writes.
+        dependencies: The file in which the call lists the headers that it read, or an empty text.
+        header: Whether the call compiles a header or only expands its source.
+        key: The digest of everything on which the result depends.
     """
 
     def __init__(self, compiler: str, arguments: list[str], constant: tuple[str, ...]) -> None:
@@ -107,8 +107,8 @@ class Call:
     def _include(self, option: str, place: str) -> None:
         """Add the folder or file ``place`` of the option ``option``, such as ``-I``, to the key of the cached result.
 
-        Raise ``NotKept``, by which the call is not cached, for a folder of libraries outside of the system and of
-        installed packages.
+        Raise ``NotKept`` for a folder of libraries that is neither of the system nor of an installed package. The
+        result of the call is then not cached.
         """
         self._add(option)
         if option == "-L":

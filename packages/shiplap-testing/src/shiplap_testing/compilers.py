@@ -116,8 +116,9 @@ def kernels() -> subprocess.Popen[bytes] | None:
 
 
 def _in_use() -> bool:
-    """Return whether the ``PATH`` begins with the compilers of :func:`path`, which do not optimise, and ``g++``
-    exists.
+    """Return whether compilers that do not optimise come first on the ``PATH``, and ``g++`` exists.
+
+    :func:`path` creates these compilers.
     """
     return bool(os.environ.get(FOLDER)) and shutil.which("g++") is not None
 

@@ -233,8 +233,8 @@ def _all_ended(handlers: set[int]) -> bool:
 def _handle(connection: IO[bytes], told: float) -> None:
     """Run each program that is requested on ``connection`` in a forked process.
 
-    The answers on ``connection`` are ``told``, the processor time of the imports, and then for each program its process
-    id, its exit status and its processor time.
+    The first answer on ``connection`` is ``told``, the processor time of the imports. For each program, its process id,
+    its exit status and its processor time follow.
     """
     connection.write(b"%f\n" % told)
     for line in connection:

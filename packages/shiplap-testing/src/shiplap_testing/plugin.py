@@ -213,8 +213,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
 
     def place(item: pytest.Item) -> int:
-        """Return the number by which ``item`` is sorted. It is -1 for the longest tests on accelerators, and otherwise
-        the position of the test's file in ``LONG``, a list of the files that take longest.
+        """Return the number by which ``item`` is sorted.
+
+        It is -1 for the longest tests on accelerators. Otherwise it is the position of the test's file in ``LONG``, a
+        list of the files that take longest.
         """
         if _is_alone(item.nodeid):
             return -1

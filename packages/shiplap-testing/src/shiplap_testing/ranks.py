@@ -127,11 +127,10 @@ def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) ->
 
 
 def outcomes(module: str, *cells: str, world: int = 2, timeout: float = 300, kind: str = "") -> dict[str, str]:
-    """Run the cells of the module ``module``, or those named by ``cells``, on ``world`` processes in one group, and
-    return their outcomes as texts by name.
+    """Run cells of the module ``module`` on ``world`` processes in one group, and return their outcomes by name.
 
-    ``kind`` says how the processes communicate (see :func:`_kind`), and ``timeout`` is in seconds. Raise
-    ``AssertionError`` if no outcome is printed.
+    If ``cells`` is empty, all cells are run. An outcome is a text. ``kind`` is the way in which the processes
+    communicate (see :func:`_kind`), and ``timeout`` is in seconds. Raise ``AssertionError`` if no outcome is printed.
     """
     kind = kind or _kind()
     environment = {**os.environ, "PYTHONPATH": searched(), "SHIPLAP_RANKS": kind}

@@ -47,7 +47,7 @@ class _Arriving:
     """The handle of a receive that the replaced ``irecv`` returns. The tensor is filled when :meth:`wait` returns."""
 
     def __init__(self, work: dist.Work, host: Tensor, tensor: Tensor) -> None:
-        """Store ``work``, the handle of a receive into ``host``, and ``tensor``, which is to be filled from it."""
+        """Store the handle of a receive into the host tensor ``host``, from which ``tensor`` is filled later."""
         self.work, self.host, self.tensor = work, host, tensor
 
     def wait(self, *timeout: Any) -> bool:

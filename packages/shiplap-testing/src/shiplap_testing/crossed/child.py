@@ -52,10 +52,11 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each in the ways ``first`` and
-    in the ways that the declaration names. Pairs of seed and way in ``skipped`` are left out.
+    """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them.
 
-    Each event, the begin or the outcome of a call, is passed to ``tell`` as keywords.
+    An op is called in the ways ``first`` and in the ways that its declaration names. Pairs of seed and way in
+    ``skipped`` are left out. ``tell`` is called with keywords for each event, which is the begin or the outcome of a
+    call.
     """
     import torch
 

@@ -34,8 +34,9 @@ class Made:
     def __init__(self) -> None:
         """Create an empty collection.
 
-        ``ops`` maps seeds of declarations to ops. The other attributes map them to the reason why a kernel was refused,
-        a native binding was refused, the declaration raised an exception, or no kernel was written.
+        ``ops`` maps seeds of declarations to ops. The other attributes map seeds to reasons. ``refused`` has the
+        reasons why a kernel was refused, ``unbound`` why a native binding was refused, ``raised`` why the declaration
+        failed, and ``unwritten`` why no kernel was written.
         """
         self.ops: dict[int, Any] = {}
         self.refused: dict[int, str] = {}

@@ -103,11 +103,11 @@ OUTSIDE = 8  # one declaration of so many may have a C kernel for what has no fo
 
 @dataclass(frozen=True)
 class Declared:
-    """One crossed declaration as plain data. It says what is declared, which kernel and binding serve the op, how it is
-    called, and what its arguments look like.
+    """One crossed declaration, that is, an op and its test as plain data.
 
-    ``layouts`` are the layouts of the tensor arguments, which take them in turns. An argument that cannot have its
-    layout is contiguous. ``ways`` are further ways of a call, after an eager call and one under ``aot_eager``.
+    The fields describe the declaration, the kernel and the binding of the op, the calls, and the arguments. ``layouts``
+    are given to the tensor arguments in turns. An argument that cannot have its layout is contiguous. ``ways`` are
+    further ways of a call. They follow an eager call and one under ``aot_eager``.
     """
 
     seed: int
@@ -351,8 +351,9 @@ def draw(seed: int, rng: random.Random, device: str = "cpu", interpreter: bool =
 
 
 def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
-    """Return all pairs among ``features``, texts such as ``rank:2``, and the feature ``way:<way>``, which stands for
-    one way of a call. Each pair is in alphabetical order.
+    """Return all pairs of ``features`` and of the feature ``way:<way>``.
+
+    A feature is a text such as ``rank:2``. ``way`` is the name of a way of a call. Each pair is in alphabetical order.
     """
     return list(combinations(sorted({*features, f"way:{way}"}), 2))
 

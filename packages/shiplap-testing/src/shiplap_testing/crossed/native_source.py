@@ -106,8 +106,9 @@ def _value(case: Declared) -> list[str]:
 
 
 def _stores(case: Declared) -> list[str]:
-    """Return the lines of C that store ``v``, the value of one element, in the results of the op declaration ``case``
-    and in the argument that it writes to.
+    """Return the lines of C that store ``v`` in the results of the op declaration ``case``.
+
+    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one.
     """
     if case.mutates:
         stores = ["if (acc.there) save_at(&acc, i, 0, load_at(&acc, i, 0) + v);"]

@@ -17,14 +17,14 @@ Function = Callable[..., Any]
 
 @dataclass
 class Observed:
-    """What one call of a function did.
+    """The outcome of one call of a function.
 
-    ``outs`` are its results. ``grads`` are the gradients, with None where there is none. ``written`` are the arguments
-    that it writes to, after the call. ``aliases`` has for each result the position of the tensor argument that shares
-    its memory, or -1. ``requires`` says which results require a gradient.
+    ``outs`` are its results. ``grads`` are the gradients, with None for an argument without one. ``written`` are the
+    values after the call of the arguments that the function writes to. ``aliases`` has for each result the position of
+    the tensor argument that shares its memory, or -1. ``requires`` has for each result whether it requires a gradient.
 
-    ``form`` shows the tuples and lists around the results, and is empty if they were not looked at. ``summed`` is the
-    size of the terms of a sum over all of ``x`` in float64, and 0 without such a sum.
+    ``form`` describes the tuples and lists around the results. It is empty if they were not recorded. ``summed`` is the
+    size of the terms of a sum over all of ``x`` in float64, or 0 without such a sum.
     """
 
     outs: list[Any] = field(default_factory=list)
@@ -61,11 +61,10 @@ def directions(outs: Sequence[Tensor], seed: int) -> list[Tensor]:
 def observe(
     fn: Function, given: Arguments, values: list[Any], *, differentiate: bool = False, twice: bool = False
 ) -> Observed:
-    """Call ``fn`` on ``values``, which are not copied, and return what the call did, with results, writes and aliases.
-    ``given`` tells how the values are passed.
+    """Call ``fn`` on ``values`` without copying them, and return the results, writes and aliases.
 
-    If ``differentiate`` is true, gradients are added. If ``twice`` is true, the gradients of the sum of squares of
-    these gradients are added too.
+    ``given`` has the arguments that are passed by position and by name. If ``differentiate`` is true, the outcome
+    includes gradients. If ``twice`` is true, it also includes the gradients of the sum of squares of these gradients.
     """
     positional, named = given.split(values)
     result = fn(*positional, **named)

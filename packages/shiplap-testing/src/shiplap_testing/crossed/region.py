@@ -13,10 +13,10 @@ from shiplap_testing.crossed.observe import Function
 
 
 def nested(calls: Calls) -> str:
-    """Return how two calls of the op of ``calls`` in a region that torch compiles once differ from its reference, as a
-    text that is empty if they do not.
+    """Return how two calls of the op of ``calls`` in a nested region differ from its reference.
 
-    Raise ``NotMetError`` if torch compiles no such region of the reference either.
+    Torch compiles such a region once. The text is empty if they do not differ. Raise ``NotMetError`` if torch cannot
+    compile such a region of the reference either.
     """
     if calls.case.state in ("returned", "view"):
         raise NotMetError("torch has no region that returns an argument, or a view of one")
@@ -86,8 +86,9 @@ def _write(x: Tensor) -> None:
 
 
 def region_may_count() -> bool:
-    """Return whether torch compiles a nested region with an op of torch's own library that has a gradient and a result
-    of a size that depends on data.
+    """Return whether torch compiles a nested region with an op whose result has a size that depends on data.
+
+    The op is one of torch's own library, and has a gradient.
     """
     torch.compiler.reset()
     region = torch.compiler.nested_compile_region(lambda x: _select_positive()(x))

@@ -11,8 +11,10 @@ TRIES = 60
 
 
 def fails_alike(case: Declared, failure: Record, device: str, limit: float = 120.0) -> bool:
-    """Return whether the op declaration ``case``, run in a child process on ``device``, has a failure like ``failure``,
-    in the same way of a call and with the same outcome. ``limit`` is in seconds.
+    """Return whether the op declaration ``case`` has a failure like ``failure``.
+
+    The failure must be in the same way of a call, with the same outcome. The case runs in a child process on ``device``
+    for at most ``limit`` seconds.
     """
     found: list[Record] = []
     run_batch([case], device, found.append, Limits(limit))

@@ -324,8 +324,9 @@ def backward(case: Declared) -> str:
 
 
 def _gathered(case: Declared) -> list[str]:
-    """Return the lines of Python that compute ``g``, the gradient of the value of each element, from the gradients of
-    the results of the op declaration ``case``.
+    """Return the lines of Python that compute ``g`` from the gradients of the results.
+
+    ``g`` is the gradient of the value of each element. ``case`` is the op declaration.
     """
     half = "x.shape[-1]" if case.variadic else "x.shape[0]"
     halves = (f"[..., :{half}]", f"[..., {half}:]") if case.variadic else (f"[:{half}]", f"[{half}:]")
@@ -413,8 +414,8 @@ def flat_{name}(t):
 def python_kernel(case: Declared, device: str) -> str:
     """Return the source of the Python kernel of the op declaration ``case`` for ``device``.
 
-    Depending on its kind, the kernel returns results, fills tensors that it is given for them, or reads its arguments
-    by address without regard to strides.
+    ``case.kernel`` selects its kind. A kernel returns results, or it fills given tensors with them, or it reads its
+    arguments by address without regard to strides.
     """
     name = op_name(case)
     out_style = case.kernel in ("python_out", "python_flat") and not case.traced and not case.dynamic and case.outs

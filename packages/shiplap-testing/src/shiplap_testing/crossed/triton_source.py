@@ -40,8 +40,10 @@ def _triton_element(case: Declared) -> list[str]:
 
 
 def _triton_stores(case: Declared) -> list[str]:
-    """Return the lines of Triton that store ``v``, the value of one element, in the argument that is written to and in
-    those results of the op declaration ``case`` that have such an element.
+    """Return the lines of Triton that store ``v`` in those results of ``case`` that have such an element.
+
+    ``v`` is the value of one element. It is also added to the argument that the op writes to, if there is one. ``case``
+    is the op declaration.
     """
     rank = rank_of(case)
     lines = ["tl.store(acc + at, tl.load(acc + at, mask=inside, other=0) + v, mask=inside)"] if case.mutates else []

@@ -73,8 +73,10 @@ def inductor_dynamic(calls: Calls) -> str:
 
 
 def dynamic(calls: Calls) -> str:
-    """Return how three calls of the op of ``calls``, at the first sizes, at other sizes and at the first sizes again,
-    differ from its reference, or an empty text. Torch compiles the second call for any size.
+    """Return how calls of the op of ``calls`` at changing sizes differ from its reference, or an empty text.
+
+    The op is called at the first sizes, at other sizes and at the first sizes again. Torch compiles the second call for
+    any size.
     """
     torch.compiler.reset()
     fn = torch.compile(function_of(calls.op), backend="aot_eager", fullgraph=True)
@@ -339,8 +341,9 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` in inference mode, and a later call outside of it, differ from its
-    reference, or an empty text.
+    """Return how a call of the op of ``calls`` in inference mode differs from its reference, or an empty text.
+
+    A later call outside of inference mode is compared, too.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -469,8 +472,9 @@ def double_backward(calls: Calls) -> str:
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` from a deep copy of a module that holds it differs from its reference,
-    or an empty text.
+    """Return how a call of a copied module with the op of ``calls`` differs from the op's reference, or an empty text.
+
+    The module is copied by ``copy.deepcopy``.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
@@ -504,8 +508,9 @@ def out(calls: Calls) -> str:
 
 
 def cuda_graph(calls: Calls) -> str:
-    """Capture a call of the op of ``calls`` as a CUDA graph, replay it, and return how its results differ from the
-    reference, or an empty text. Raise ``NotMetError`` without a GPU.
+    """Return how a replayed CUDA graph of a call of the op of ``calls`` differs from its reference, or an empty text.
+
+    Raise ``NotMetError`` without a GPU.
     """
     if calls.device != "cuda":
         raise NotMetError("no GPU")

@@ -346,8 +346,9 @@ aliasing(
 
 
 def twice(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns ``x + 1`` two times, as two tensors, and
-    return the op that ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x + 1`` two times, as two tensors. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")

@@ -29,8 +29,10 @@ def _memo(key):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. If ``key`` (argument of ``_memo``) is a function, the planted defect is that
-            the last result is written again if ``key(x)`` is equal, even if the elements of ``x`` have changed.
+            """Write ``2 * x`` to ``out``.
+
+            If ``key`` (argument of ``_memo``) is a function, the planted defect is that the last result is written
+            again while ``key(x)`` stays equal. The elements of ``x`` may have changed.
             """
             if key is None:
                 torch.mul(x, 2, out=out)
@@ -84,9 +86,10 @@ def _plan(by_shape):
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes the rows of ``x`` at ``index`` to ``out``. If
-        ``by_shape`` (argument of ``_plan``) is true, the planted defect is that the index of the first call is used for
-        all later ones with the same shapes.
+        """Register the CPU kernel ``forward`` with ``op``.
+
+        It writes the rows of ``x`` at ``index`` to ``out``. If ``by_shape`` (argument of ``_plan``) is true, the
+        planted defect is that later calls with the same shapes use the index of the first call.
         """
         plans = {}
 

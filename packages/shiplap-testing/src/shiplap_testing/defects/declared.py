@@ -163,8 +163,10 @@ def ordered(ns: str) -> sl.Op:
 
 
 def attention(ns: str) -> sl.Op:
-    """Declare the op ``attention`` in the namespace ``ns`` and return it. Its reference returns the attention of the
-    queries ``q`` over the keys ``k`` and values ``v``, with scores scaled by the root of the head dim.
+    """Declare the op ``attention`` in the namespace ``ns`` and return it.
+
+    Its reference returns the attention of the queries ``q`` over the keys ``k`` and values ``v``. Scores are scaled by
+    the root of the head dim.
     """
 
     @sl.op(f"{ns}::attention", requires=("n >= 1", "d >= 1"))

@@ -43,18 +43,19 @@ _libraries: list[torch.library.Library] = []
 
 @dataclass(frozen=True)
 class Defect:
-    """A way in which kernels go wrong, with an op that has the defect and an op of the same kind that does not.
+    """A defect of kernels, with an op that has it and a sound op of the same kind.
 
     Attributes:
-        cause: one of ``CAUSES``.
-        make_bad: a function that declares the op with the defect in a new namespace and returns it.
-        make_good: the same for the op without the defect, which differs in nothing else.
-        why: what is wrong, and where it shows.
-        right: a function that returns whether an op is right on an input that shows the defect.
-        needs: ``compiler`` for kernels in C, and ``triton`` for kernels that need a process with
-            ``TRITON_INTERPRET=1``, in which Triton interprets kernels.
-        later: whether the defect was written after the checks had been repaired for all others.
-        breaks: whether the op with the defect may end, hang or corrupt the process that calls it, or take its memory.
+        name: The name of the defect.
+        cause: The kind of the defect, which is one of ``CAUSES``.
+        make_bad: A function that declares the op with the defect in a new namespace and returns it.
+        make_good: A function that does the same for the sound op, which differs in nothing else.
+        why: A text about the defect and the inputs on which it shows.
+        right: A function that returns whether an op is right on an input that shows the defect.
+        needs: A set with ``compiler`` for kernels in C, and ``triton`` for kernels that Triton must interpret in a
+            process with ``TRITON_INTERPRET=1``.
+        breaks: Whether the op with the defect may end, hang or corrupt the process that calls it, or use up its memory.
+        later: Whether the defect was written after the checks had been repaired for all others.
     """
 
     name: str
@@ -73,9 +74,11 @@ class Defect:
 
     @property
     def half(self) -> str:
-        """The part of the benchmark of planted defects to which this one belongs. It is ``later`` if the defect was
-        written after the checks of the audit were improved on all others. Otherwise it is ``seen``, which authors of
-        checks may look at, or ``held_out``, which they may not, chosen by a hash of the name.
+        """The part of the benchmark of planted defects to which this one belongs.
+
+        It is ``later`` if the defect was written after the checks of the audit had been improved on all others. Other
+        defects are ``seen`` or ``held_out``, by a hash of their name. Authors of checks may look at the former, but not
+        at the latter.
         """
         if self.later:
             return "later"
@@ -152,8 +155,10 @@ def c_kernel(body: str, strided: Iterable[str] = ()) -> Part:
     """
 
     def bind(op: sl.Op) -> None:
-        """Compile the C source ``body`` (argument of ``c_kernel``) for ``op`` in a new folder, and register the
-        function with the name of the op as a CPU kernel.
+        """Compile the C source ``body`` (argument of ``c_kernel``) for ``op``, and register its function as a CPU
+        kernel.
+
+        The function has the name of the op. The files are written to a new folder.
         """
         # Only defects in C need a compiler, and the others must run without one.
         from shiplap_testing.build import compile_c

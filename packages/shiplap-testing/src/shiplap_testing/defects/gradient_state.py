@@ -43,8 +43,9 @@ def _masking(remember):
 
 
 def _saved():
-    """Return a pair of functions (write, read). ``write`` ignores the mask, and ``read`` computes it from the saved
-    ``x``, which is sound.
+    """Return a sound pair of functions ``write`` and ``read``.
+
+    ``write`` ignores the mask, and ``read`` computes it from the saved ``x``.
     """
     return lambda mask: None, lambda x: ~(x <= 0)
 
@@ -122,8 +123,9 @@ def _thread_local():
 
 
 def _backward_elsewhere(op):
-    """Return whether the gradient of a call of ``op`` (``relu``) in this thread is right if it is computed in another
-    thread, which has called the op since.
+    """Return whether the gradient of a call of ``op`` (``relu``) is right if another thread computes it.
+
+    The other thread has called the op itself before.
     """
     a, b = randn(3, 2).requires_grad_(), randn(3, 2, seed=1).requires_grad_()
     loss = op(a).sum()
@@ -148,15 +150,17 @@ gradient(
 
 
 def _stashed(detached):
-    """Return a function that registers a CPU kernel and a gradient with the op ``product``. If ``detached`` is true,
-    the planted defect is that the kernel stores the inputs under the address of the output, so that autograd does not
-    save them.
+    """Return a function that registers a CPU kernel and a gradient with the op ``product``.
+
+    If ``detached`` is true, the planted defect is that autograd does not save the inputs. The kernel stores them under
+    the address of the output instead.
     """
 
     def bind(op):
-        """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``). If ``detached`` (argument
-        of ``_stashed``) is true, the planted defect is that the inputs are stored under the address of the output, so
-        that autograd does not save them.
+        """Register the kernel ``forward`` and the gradient ``_`` with ``op`` (``product``).
+
+        If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save the
+        inputs. The kernel stores them under the address of the output instead.
         """
         stash = {}
 
@@ -171,8 +175,10 @@ def _stashed(detached):
 
         @op.backward(saves=["out"] if detached else ["x", "y"])
         def _(grad, saved, needs):
-            """Return the gradients of ``x * y``. If ``detached`` (argument of ``_stashed``) is true, the planted defect
-            is that ``x`` and ``y`` are not saved by autograd, so that later changes in place go unnoticed.
+            """Return the gradients of ``x * y``.
+
+            If ``detached`` (argument of ``_stashed``) is true, the planted defect is that autograd does not save ``x``
+            and ``y``. Later changes in place thus go unnoticed.
             """
             x, y = stash[saved.out.data_ptr()] if detached else (saved.x, saved.y)
             return {"x": grad * y, "y": grad * x}

@@ -23,8 +23,10 @@ def _online(rescaled):
     """
 
     def online(x):
-        """Return the softmax of each row. If ``rescaled`` (argument of ``_online``) is false, the planted defect is
-        that the sum of earlier chunks of 128 columns is not rescaled when a later one has a larger maximum.
+        """Return the softmax of each row, computed by chunks of 128 columns.
+
+        If ``rescaled`` (argument of ``_online``) is false, the planted defect is that the sum of earlier chunks is not
+        rescaled when a later one has a larger maximum.
         """
         y = wide(x)
         top, total = y.new_full((len(y), 1), -torch.inf), y.new_zeros(len(y), 1)
@@ -212,8 +214,10 @@ size(
 
 
 def _aligned_only(right):
-    """Return a function that registers a second kernel of the op ``rms_norm`` for rows of at least 320 columns whose
-    number is a multiple of 16. If ``right`` is false, the planted defect is that the last 16 columns are not summed.
+    """Return a function that registers a second kernel of the op ``rms_norm``.
+
+    The kernel is for rows of at least 320 columns, if their number is a multiple of 16. If ``right`` is false, the
+    planted defect is that the last 16 columns are not summed.
     """
 
     def wide_rows(x, eps, *, out):
@@ -274,9 +278,10 @@ def _flash(rescaled):
     """
 
     def flash(q, k, v, *, out):
-        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``. If ``rescaled`` (argument of ``_flash``) is
-        false, the planted defect is that earlier sums are not rescaled when a later block of 64 keys has a larger
-        score.
+        """Write the attention of ``q`` over ``k`` and ``v`` to ``out``, computed by blocks of 64 keys.
+
+        If ``rescaled`` (argument of ``_flash``) is false, the planted defect is that earlier sums are not rescaled when
+        a later block has a larger score.
         """
         q, k, v = wide(q) * q.shape[1] ** -0.5, wide(k), wide(v)
         # Infinities and NaN are left to torch, so that the defect shows in the size alone.
@@ -465,14 +470,17 @@ size(
 
 
 def _two_halves_of_k(both):
-    """Return a function that registers a kernel of the op ``matmul``. From a ``k`` of 512 on, the kernel splits ``k``
-    into two parts. If ``both`` is false, the planted defect is that the length of a part is rounded down to a multiple
-    of 32, so that the middle is left out.
+    """Return a function that registers a kernel of the op ``matmul``.
+
+    From a ``k`` of 512 on, the kernel splits ``k`` into two parts. If ``both`` is false, the planted defect is that the
+    middle of ``k`` is left out. The length of each part is rounded down to a multiple of 32.
     """
 
     def fill(a, b):
-        """Return ``a @ b``. If ``both`` (argument of ``_two_halves_of_k``) is false, the planted defect is that, for a
-        ``k`` of at least 512, elements in the middle of ``k`` are not summed.
+        """Return ``a @ b``.
+
+        If ``both`` (argument of ``_two_halves_of_k``) is false, the planted defect is that elements in the middle of
+        ``k`` are not summed. It shows from a ``k`` of 512 on.
         """
         k = a.shape[1]
         if k < 512:

@@ -189,8 +189,10 @@ def _remembering(all_of_it):
 
         @op.kernel("cpu")
         def forward(x, *, out):
-            """Write ``2 * x`` to ``out``. If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect
-            is that the last result is used again for an input with the same shape, dtype and first row.
+            """Write ``2 * x`` to ``out``.
+
+            If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that the last result is
+            written again for an input that differs only after its first row.
             """
             head = x.contiguous() if all_of_it else x[:1]
             key = (tuple(x.shape), x.dtype, head.contiguous().view(torch.uint8).numpy().tobytes())
@@ -349,8 +351,10 @@ outputs(
 
 
 def _declared(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns the sum of ``x`` and the tensors of the list
-    ``parts``, and return the op that ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the sum of ``x`` and the tensors of the list ``parts``. The operator stands for one of another
+    library.
     """
 
     @sl.adopt(f"{ns}::{name}")

@@ -142,8 +142,9 @@ transforms(
 
 
 def _summed(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns the sum of each column of ``x``, and return
-    the op that ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the sum of each column of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")

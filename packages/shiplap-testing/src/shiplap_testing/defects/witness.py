@@ -79,8 +79,9 @@ def _copy(value: Any) -> Any:
 
 
 def same(make: Arguments, rtol: float | None = None) -> Right:
-    """Return a function that takes an op and returns whether its results for ``make()`` agree with its reference, and
-    the arguments have the same contents afterwards. An exception of the op counts as wrong.
+    """Return a function that takes an op and returns whether its results for ``make()`` agree with its reference.
+
+    The arguments must also have the same contents afterwards. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:
@@ -171,8 +172,9 @@ def restored() -> Iterator[dict[str, Any]]:
 
 
 def keeps_state(make: Arguments) -> Right:
-    """Return a function that takes an op and returns whether a call with the arguments ``make()`` leaves the settings
-    and random numbers of the process unchanged.
+    """Return a function that takes an op and returns whether a call of it leaves the state of the process unchanged.
+
+    The state has the settings and random numbers. The arguments of the call are ``make()``.
     """
 
     def right(op: sl.Op) -> bool:
