@@ -176,6 +176,7 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
     ``row`` is one JSON line of a sweep process, about one operator or model in one dtype.
     """
     fallback = tuple(f"{op}: {why}" for op, reasons in sorted(row["fallback"].items()) for why in reasons)
+    # A failure counts more than a refusal, and both count more than where the calls ran.
     state: State = "core"
     if row["failure"]:
         state = "fail"

@@ -105,6 +105,7 @@ def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
         declared, name = _split_parameter(text)
         if _normalize_type(declared) != _normalize_type(a.cpp):
             return f"parameter {place}: {text!r} is no {a.cpp!r}"
+        # Two exchanged parameters of one type would compile and give wrong values.
         if name and name != a.name:
             hint = f", {name!r} is parameter {names.index(name) + 1}" if name in names else suggest_nearest(name, names)
             return f"parameter {place}: {text!r} stands for {a.name!r}{hint}"

@@ -99,6 +99,7 @@ def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrapper
     for w in made.wrappers:
         native[w.declaration.name] = f"{w.where.rpartition('/')[2]}, template {w.entry.template}"
         native |= {d.name: f"derived from {w.declaration.name}" for d in w.derived}
+        # In torch, the variants of a structured overload delegate to it.
         if w.declaration.structured:
             native |= dict.fromkeys(w.declaration.group, f"delegates to {w.declaration.name}")
     skipped = {s.name: s.reason for s in made.skipped}

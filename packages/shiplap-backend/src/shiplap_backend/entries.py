@@ -96,6 +96,7 @@ def wide_dtype(dtype: str, there: Collection[str]) -> str:
     If that dtype is not in ``there``, the dtypes of the target, return ``dtype`` itself.
     """
     row, wide = in_aten().get(dtype), dtype
+    # Torch widens only dtypes of less than 32 bits.
     if row is None or row.itemsize >= 4:
         return dtype
     if row.kind == "float":

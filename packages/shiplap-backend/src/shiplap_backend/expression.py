@@ -432,6 +432,7 @@ class ExpressionCompiler:
         Raise ``ExpressionError`` if the arguments of the call ``tree`` do not fit the parameters of ``function``.
         """
         given: dict[str, ast.expr] = {}
+        # Generated code passes the graph itself, so that no expression names it.
         parameters = [p for p in function.parameters if p.kind != "graph"]
         if len(tree.args) > len(parameters):
             raise ExpressionError(f"{function} takes at most {len(parameters)} arguments, got {len(tree.args)}")
@@ -455,6 +456,7 @@ class ExpressionCompiler:
         C++ passes arguments by position only.
         """
         codes = []
+        # Parameters after the last given one keep their defaults in C++.
         last = max((i for i, p in enumerate(function.parameters) if p.name in given), default=-1)
         for parameter in function.parameters[: last + 1]:
             if parameter.kind == "graph":
@@ -470,6 +472,7 @@ class ExpressionCompiler:
 
         Raise ``ExpressionError`` if that is not possible.
         """
+        # The function around an argument tells apart enums of the same name.
         self.scopes.append(function.call)
         value = self._visit(tree, parameter.kind)
         self.scopes.pop()

@@ -62,6 +62,7 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
     words = build_vocabulary(metadata, runtime.functions(), runtime.enums())
     wrappers: list[Wrapper] = []
     skipped: list[SkippedEntry] = []
+    # A fixed order gives the same text in each run, so that unchanged files are not compiled again.
     for name in sorted(metadata.entries):
         entry = metadata.entries[name]
         reason = _check_entry(name, entry, metadata, declared, runtime)
@@ -89,6 +90,7 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
             raise metadata_error(
                 metadata.places[("falls_back", pattern)], got, "a pattern that fits an overload of torch"
             )
+        # The first pattern that fits an overload gives the reason, so later patterns must fit others.
         left.difference_update(fitting)
 
 

@@ -65,6 +65,7 @@ def constant_condition_reason(tree: ast.expr) -> str:
     if isinstance(tree, ast.Compare) and _size_test_is_constant(tree):
         return f"{ast.unparse(tree)!r} has one outcome, whatever the arguments are"
     match tree:
+        # Such an argument has one of a few words, so that a test for any other word never holds.
         case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(word))]) if name in _WORDS:
             if word not in _WORDS[name].split():
                 return f"{ast.unparse(tree)!r}: {name!r} is one of {', '.join(_WORDS[name].split())}"
@@ -239,6 +240,7 @@ def find_calls(condition: str) -> Iterator[tuple[str, str, bool]]:
         ways = _ways(ast.parse(condition.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
         return
+    # If the condition can be true in several ways, it requires none of its parts.
     for tree in ways[0] if len(ways) == 1 else ():
         negated = isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)
         match tree.operand if isinstance(tree, ast.UnaryOp) else tree:

@@ -91,6 +91,7 @@ def read_lock(path: Path) -> SchemaLock:
             fix="name a generated project, or its schema lock",
         )
     try:
+        # 16 MiB are far more than the schemas of all overloads take.
         data = parse_json(read_named(path, 1 << 24))
         if not isinstance(data, dict) or not isinstance(schemas := data["schemas"], dict):
             raise ValueError("no schemas by overload")

@@ -458,6 +458,7 @@ class _EntryMapping:
             if argument_kind(a) == "tensors":
                 yield f"const auto n_{a.name} = inputs_of(g, next, list_of({a.name}).size(){how});"
                 continue
+            # Integers must wrap around in torch's dtype before they are widened.
             promoted = self._promoted_dtype() if how == ", compute" else ""
             node = f"promoted(g, next++, {promoted}, compute)" if promoted else f"g.input(next++{how})"
             yield f"const Node n_{a.name} = " + (

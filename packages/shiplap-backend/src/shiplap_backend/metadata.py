@@ -100,6 +100,7 @@ def _load_base(
     """
     if not file.extends:
         return None
+    # A runtime in a directory is not installed, so that its name alone would not find it.
     if runtime is not None and file.extends == runtime.name:
         return load_metadata(runtime.metadata)
     names = runtimes.runtime_names()

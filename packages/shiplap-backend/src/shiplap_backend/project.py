@@ -287,6 +287,7 @@ def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
     manifest = {
         "device": project.device,
         "runtime": project.runtime.name,
+        # Builds of one release, such as ``+cpu``, have the same schemas.
         "torch": torch.__version__.partition("+")[0],
         "vendor": project.runtime.version(),
         "schemas": dict(sorted(schemas.items())),

@@ -287,6 +287,7 @@ def pins_argument(condition: str, name: str) -> bool:
 def _condition_pins(tree: ast.expr, name: str) -> bool:
     """Return whether the parsed condition ``tree`` fixes the argument ``name`` to one value."""
     match tree:
+        # All parts of an ``and`` hold, so that one of them suffices.
         case ast.BoolOp(op=ast.And()):
             return any(_condition_pins(part, name) for part in tree.values)
         case ast.Name(id=found) | ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=found)):

@@ -92,6 +92,7 @@ class Graph:
         """
         steps = dict.fromkeys(changed, 0)
         queue = deque(steps)
+        # A breadth-first search reaches each file by the fewest steps first.
         while queue:
             file = queue.popleft()
             for user in self.users.get(file, ()):

@@ -101,6 +101,7 @@ def headers() -> subprocess.Popen[bytes] | None:
 
     from shiplap.kernels.native.build_digest import FLAGS, INCLUDE
 
+    # A header that is compiled in advance is not linked.
     flags = [flag for flag in FLAGS if flag != "-shared"]
     include = ["-I", str(INCLUDE), "-isystem", str(Path(torch.__file__).parent / "include")]
     return _start_compilation(["g++", *flags, *include, "-x", "c++-header", str(INCLUDE / HEADER)], HEADER)

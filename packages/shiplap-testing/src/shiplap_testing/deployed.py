@@ -49,6 +49,7 @@ def compiled_runner(folder: Path, device: str) -> Path:
     command = [compiler, "-std=c++20", "-O0", *include, "-o", program, source, *link, "-ldl"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
+    # A deployed program must run where no Python is installed.
     assert "libpython" not in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     return program
 

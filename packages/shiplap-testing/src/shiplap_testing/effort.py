@@ -34,6 +34,7 @@ def sampled(
     if cases and not short:
         raise ValueError("every case is marked long: make test would run none")
     if count is not None and count < len(short):
+        # Neighbours are often alike, so that cases at equal distances differ the most.
         short = [short[turn * len(short) // count] for turn in range(count)]
     return [case if number in short else _long(case) for number, case in enumerate(cases)]
 

@@ -295,6 +295,7 @@ def _ended(run: Callable[[], object], last: Callable[[], object] = lambda: None)
         last()
         sys.stdout.flush()
         sys.stderr.flush()
+        # An exception would run the code around the fork in this process, too.
         os._exit(status)
 
 

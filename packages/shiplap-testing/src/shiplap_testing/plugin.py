@@ -272,6 +272,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             left = [(unit, nodeid) for unit in units for nodeid, completed in unit.items() if not completed]
             if left:
                 unit, crashed = left[0]
+                # Another worker would crash in the same test.
                 unit[crashed] = True
             super().remove_node(node)
             return left[0][1] if left else None

@@ -61,6 +61,7 @@ def command(
     )
     swept = audit.run_sweep(project, names, chosen, samples=samples, jobs=jobs, models=models, tell=verbs.note)
     verdicts = list(swept)
+    # A refusal is no failure, since it gives a reason and no wrong value.
     bad = [v for v in verdicts if v.state in ("fail", "crash")]
     if json:
         verbs.emit_json({"counts": audit.count_by_dtype(verdicts), "verdicts": [v.as_json() for v in verdicts]})

@@ -76,6 +76,7 @@ class Detector(nn.Module):
         rows, columns = torch.meshgrid(*(torch.arange(n, device=x.device) for n in x.shape[-2:]), indexing="ij")
         centres = torch.stack([columns, rows], -1).reshape(-1, 2).to(x.dtype)
         boxes = torch.cat([centres - sides[:, :2], centres + sides[:, 2:]], 1)
+        # A stable sort orders equal scores alike on each device.
         order = scores.argsort(descending=True, stable=True)
         best = boxes[order]
         inside = torch.minimum(best[:, None, 2:], best[:, 2:]) - torch.maximum(best[:, None, :2], best[:, :2])

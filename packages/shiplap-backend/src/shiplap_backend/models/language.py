@@ -68,6 +68,7 @@ def _bert_case() -> ModelCase:
         num_hidden_layers=2,
         num_attention_heads=4,
         intermediate_size=48,
+        # Dropout would draw different numbers on each device.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )

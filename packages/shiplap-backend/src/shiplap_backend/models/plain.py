@@ -143,6 +143,7 @@ class Experts(nn.Module):
         for expert, places in zip(self.experts, order.split(counts.tolist()), strict=True):
             rows = places // 2
             out = out.index_add(0, rows, expert(x[rows]) * weights.flatten()[places, None])
+        # A difference between the counts shows as a result of zeros.
         return out * (same == counts).all()
 
 

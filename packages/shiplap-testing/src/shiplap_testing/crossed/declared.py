@@ -242,6 +242,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
     returned = len(outs) + (state == "returned") + (state == "view") + ("kept" in outs)
     return replace(
         case,
+        # Only with another tensor argument can ``x`` be passed twice.
         repeated=case.repeated and ("second" in terms or "tensors" in terms or mutates),
         ways=_fitting_ways(case, device),
         absent=case.absent and "optional" in terms,

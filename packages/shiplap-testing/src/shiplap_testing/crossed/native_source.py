@@ -246,6 +246,7 @@ SL_RUN void {name}_body({", ".join(body_parameters)}) {{
         run = f"{name}_body({', '.join([*passed, *extents])});\n  return SL_OK;"
     absent = [f"!{a.name}" for a in spec.tensors if not a.optional]
     check = f"if ({' || '.join(absent)}) return SL_INVALID_ARGUMENT;" if absent else ""
+    # C++ would give the function another symbol.
     c_linkage = 'extern "C" ' if device == "cuda" or case.kernel == "source" else ""
     return f"{body}\n{c_linkage}int {name}({prototype_text}) {{\n  {check}\n  {run}\n}}\n"
 

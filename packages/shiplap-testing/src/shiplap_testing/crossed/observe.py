@@ -77,6 +77,7 @@ def observe(
         form=form_of(result),
     )
     names = [n for n, v in zip(given.names, values, strict=True) for _ in flat_tensors(v)]
+    # The names of the arguments that the op writes to begin with ``acc``.
     seen.written = [t.detach().clone() for n, t in zip(names, tensors, strict=True) if n.startswith("acc")]
     if differentiate:
         seen.grads = _gradients(outs, values, given.case.seed, twice)

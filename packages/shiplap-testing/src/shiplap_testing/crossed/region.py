@@ -55,6 +55,7 @@ def _nested(calls: Calls, fn: Function) -> str:
         """Call the region around ``fn`` (argument of ``_nested``) twice, or once if it writes to an argument, and
         return the result of the last call.
         """
+        # A second call must reuse the compiled region. A second write would change the argument twice.
         result = region(*args, **kwargs)
         return result if calls.case.mutates else (result, region(*args, **kwargs))[1]
 

@@ -51,8 +51,10 @@ def environment(folder: Path, device: str, gpus: int = 1) -> dict[str, str]:
         "SHIPLAP_CACHE_DIR": str(cache),
         "SHIPLAP_NATIVE": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        # Many children run at a time, so that each has one thread.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
+        # After a crash, stderr has the stack of each thread.
         "PYTHONFAULTHANDLER": "1",
     }
     if device != "cuda":

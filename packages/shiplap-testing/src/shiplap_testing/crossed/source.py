@@ -90,6 +90,7 @@ def parameters(case: Declared) -> list[tuple[str, str, str]]:
     first = {"mutated": ("acc", full, ""), "returned": ("acc", full, ""), "mutated_list": ("accs", f"list[{full}]", "")}
     required = [("x", full, "")]
     if case.state in first:
+        # The argument that is written to comes first or second, so that both orders are tested.
         required.insert(case.seed % 2, first[case.state])
     if has(case, "second"):
         required.append(("y", full, ""))

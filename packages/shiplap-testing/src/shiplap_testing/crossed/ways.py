@@ -56,6 +56,7 @@ def inductor(calls: Calls, dynamic: bool | None = None) -> str:
     try:
         return _compiled(calls, "inductor", dynamic)
     except Exception as e:
+        # If torch fails for the reference as well, the failure is torch's and not ours.
         own = copy.copy(calls)
         own.op = calls.reference
         try:
@@ -113,6 +114,7 @@ def _exported(calls: Calls, dims: bool) -> str:
     model = OfTensors(calls.op, calls.given)
     values = calls.given.fresh()
     tensors = tuple(values[i] for i in model.at)
+    # With ``AUTO``, torch finds out itself which dims are equal or have bounds.
     auto = torch.export.Dim.AUTO
 
     def shape(v: Any) -> Any:
@@ -151,6 +153,7 @@ def _stacked(calls: Calls) -> tuple[list[Any], list[Any]]:
     stacked: list[Any] = []
     for name, value in zip(calls.given.names, values, strict=True):
         if isinstance(value, Tensor) and value.is_floating_point():
+            # The samples differ, so that a result of the wrong sample is noticed.
             stacked.append(torch.stack([value, value * 0.5 + 0.25]))
             dims.append(0)
         elif isinstance(value, list) and value and isinstance(value[0], Tensor):
@@ -168,6 +171,7 @@ def vmap(calls: Calls) -> str:
     sample, or an empty text.
     """
     stacked, dims = _stacked(calls)
+    # The op may write to its arguments, from which the reference must not read.
     before = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in stacked]
     before = [v.clone() if isinstance(v, Tensor) else v for v in before]
     written = [i for i, name in enumerate(calls.given.names) if name.startswith("acc")]
@@ -383,6 +387,7 @@ def fake(calls: Calls) -> str:
             if isinstance(f, Tensor) or isinstance(r, Tensor):
                 return f"fake result {index} is {f!r}, the op's is {r!r}"
             continue
+        # A size that depends on data is a symbol, so that the strides are no numbers to compare.
         kept = any(type(s) is not int for s in f.shape)
         same = f.dim() == r.dim() and all(type(a) is not int or a == b for a, b in zip(f.shape, r.shape, strict=True))
         if not same or f.dtype != r.dtype or f.device != r.device:
@@ -573,6 +578,7 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     The outcome is ``met`` if nothing differs and ``differs`` otherwise. It is ``refused`` for a catalogue error that a
     user may cause, ``inapplicable`` for ``NotMetError``, and ``raised`` for any other exception.
     """
+    # The numbers that a way draws must not depend on the ways before it.
     torch.manual_seed(case.seed)
     try:
         with suppress_warnings():
@@ -580,6 +586,7 @@ def run_way(way: str, op: Any, case: Declared, device: str = "cpu") -> tuple[str
     except NotMetError as e:
         return "inapplicable", str(e)
     except Exception as e:
+        # A refusal is an allowed outcome, unless its error says that the op is wrong.
         if (id := refusal_id(e)) and id not in WRONG:
             return "refused", f"{id}: {one_line(e)}"
         return "raised", f"{type(e).__name__}: {one_line(e)} | {_innermost_frames(e)}"

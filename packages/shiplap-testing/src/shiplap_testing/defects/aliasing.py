@@ -294,13 +294,13 @@ aliasing(
 
 def gram(ns):
     """Declare the op ``gram`` in the namespace ``ns`` and return it. Its reference returns ``a @ b.T``, the products of
-    all rows of a with all rows of ``b``.
+    all rows of ``a`` with all rows of ``b``.
     """
 
     @sl.op(f"{ns}::gram")
     def gram(a: Float[Tensor, "m k"], b: Float[Tensor, "n k"]) -> Float[Tensor, "m n"]:
-        """Return ``a @ b.T``, the products of all rows of a with all rows of ``b``. Kernels of the op are compared with
-        this reference.
+        """Return ``a @ b.T``, the products of all rows of ``a`` with all rows of ``b``. Kernels of the op are compared
+        with this reference.
         """
         return a @ b.T
 

@@ -202,13 +202,13 @@ def gather(ns: str) -> sl.Op:
 
 def scatter(ns: str) -> sl.Op:
     """Declare the op ``scatter`` in the namespace ``ns`` and return it. Its reference returns a matrix of ``bins``
-    rows, of which row i is the sum of the rows of ``x`` with ``index % bins == i``.
+    rows, of which row ``i`` is the sum of the rows of ``x`` with ``index % bins == i``.
     """
 
     @sl.op(f"{ns}::scatter", requires="bins >= 1")
     def scatter(x: M, index: Int64[Tensor, "n"], bins: int = 5) -> Float[Tensor, "bins c"]:
-        """Return a matrix of ``bins`` rows, of which row i is the sum of the rows of ``x`` with ``index % bins == i``.
-        Kernels of the op are compared with this reference.
+        """Return a matrix of ``bins`` rows, of which row ``i`` is the sum of the rows of ``x`` with ``index % bins ==
+        i``. Kernels of the op are compared with this reference.
         """
         return x.new_zeros(bins, x.shape[1]).index_add(0, index % bins, x)
 

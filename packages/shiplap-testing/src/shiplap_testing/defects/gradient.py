@@ -234,7 +234,7 @@ def _shared(grad, saved, needs):
 
 
 def _each(grad, saved, needs):
-    """Return the gradients of a * b * c, each computed on its own. This is the sound counterpart of the defective
+    """Return the gradients of ``a * b * c``, each computed on its own. This is the sound counterpart of the defective
     ``_shared``.
     """
     a, b, c = saved.a, saved.b, saved.c

@@ -137,13 +137,13 @@ scalars(
 
 def combined(ns):
     """Declare the op ``combined`` in the namespace ``ns`` and return it. Its reference returns ``x`` plus the tensors
-    of ``parts``. The tensor at index i has the factor ``weights ** i``.
+    of ``parts``. The tensor at index ``i`` has the factor ``weights ** i``.
     """
 
     @sl.op(f"{ns}::combined")
     def combined(x: M, parts: list[M], weights: float = 0.5) -> M:
-        """Return ``x`` plus the tensors of ``parts``. The tensor at index i has the factor ``weights ** i``. Kernels of
-        the op are compared with this reference.
+        """Return ``x`` plus the tensors of ``parts``. The tensor at index ``i`` has the factor ``weights ** i``.
+        Kernels of the op are compared with this reference.
         """
         return sum((p * weights**i for i, p in enumerate(parts)), x)
 

@@ -249,12 +249,12 @@ size(
 
 def grouped(ns):
     """Declare the op ``grouped`` in the namespace ``ns`` and return it. Its reference returns ``x`` with its columns in
-    ``groups`` equal blocks, where block g is multiplied by ``scale[g]``.
+    ``groups`` equal blocks, where block ``g`` is multiplied by ``scale[g]``.
     """
 
     @sl.op(f"{ns}::grouped", requires=("groups >= 1", "c % groups == 0"))
     def grouped(x: M, scale: Float[Tensor, "groups"], groups: int = 2) -> M:
-        """Return ``x`` with its columns in ``groups`` equal blocks, where block g is multiplied by ``scale[g]``.
+        """Return ``x`` with its columns in ``groups`` equal blocks, where block ``g`` is multiplied by ``scale[g]``.
         Kernels of the op are compared with this reference.
         """
         return x * scale.repeat_interleave(x.shape[1] // groups)

@@ -472,9 +472,9 @@ size(
 
 
 def _quicksort(pivot):
-    """Return a kernel function for the op ``ordered`` by quicksort. ``pivot(n)`` is the position of the pivot among n
-    elements. If it is always 0, the planted defect is that the recursion for a sorted input is as deep as the input is
-    long.
+    """Return a kernel function for the op ``ordered`` by quicksort. ``pivot(n)`` is the position of the pivot among
+    ``n`` elements. If it is always 0, the planted defect is that the recursion for a sorted input is as deep as the
+    input is long.
     """
 
     def part(x):

@@ -34,14 +34,14 @@ def scaled(ns):
 
 def _scale(grid) -> Part:
     """Return a function that registers a CPU kernel with the op ``scaled``. The kernel launches the Triton kernel
-    ``scale`` with ``grid(n)`` programs for n elements. If that number is rounded down, the planted defect is that the
-    last elements stay zero.
+    ``scale`` with ``grid(n)`` programs for ``n`` elements. If that number is rounded down, the planted defect is that
+    the last elements stay zero.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``scale`` with ``grid(n)``
-        (argument of ``_scale``) programs for n elements. If that number is rounded down, the planted defect is that the
-        last elements stay zero.
+        (argument of ``_scale``) programs for ``n`` elements. If that number is rounded down, the planted defect is that
+        the last elements stay zero.
         """
         from shiplap_testing.defects import triton_kernels
 
@@ -174,12 +174,12 @@ def multiplied(ns):
 
 def _multiplied(rest) -> Part:
     """Return a function that registers a CPU kernel with the op ``multiplied``. The kernel launches the Triton kernel
-    ``product``. If ``rest`` is false, the planted defect is that the last step over k adds a column twice.
+    ``product``. If ``rest`` is false, the planted defect is that the last step over ``k`` adds a column twice.
     """
 
     def bind(op):
         """Register the CPU kernel ``forward`` with ``op``. It launches the Triton kernel ``product``. If ``rest``
-        (argument of ``_multiplied``) is false, the planted defect is that the last step over k adds a column twice.
+        (argument of ``_multiplied``) is false, the planted defect is that the last step over ``k`` adds a column twice.
         """
         from shiplap_testing.defects import triton_kernels
 

@@ -266,6 +266,7 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
     if stream is None:
         yield
         return
+    # Setting a stream changes the current device as well, so both are restored.
     index, before = current_device(), torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
     try:
