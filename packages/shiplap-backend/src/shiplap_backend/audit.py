@@ -82,11 +82,11 @@ def model_names() -> list[str]:
 
 
 def _read_sweep_lines(project: Project, cases: Sequence[SweepCase] | None, samples: int = 0) -> tuple[list[str], str]:
-    """Run one process that compares ``cases`` on the device with the CPU, and return the lines of its output.
+    """Run one process that compares ``cases`` on the device of ``project`` with the CPU.
 
-    Each case is an operator or model with a dtype. The second result says how a failed process ended. It is empty if
-    the process succeeded. If ``cases`` is None, the process lists the operators. If ``samples`` is 0, the cases are
-    models.
+    Return the lines of its output, and a text that says how a failed process ended. The text is empty if the process
+    succeeded. A case is a pair of an operator or model and a dtype. If ``cases`` is None, the process lists the
+    operators. ``samples`` is the largest number of samples of an operator. If it is 0, the cases are models.
     """
     arguments = ["--list"] if cases is None else ["--samples", str(samples)] if samples else ["--models"]
     # With ``-P``, no module in the working directory takes the place of an installed one.
@@ -135,10 +135,11 @@ def run_sweep(
 
 
 def _run_batch(project: Project, cases: Sequence[SweepCase], samples: int) -> list[SweepVerdict]:
-    """Run ``cases`` in one process, and return their verdicts.
+    """Run ``cases`` on the device of ``project`` in one process, and return their verdicts.
 
-    A case that ends the process gets the verdict ``crash``. A new process then runs the cases after it. Raise ``SL906``
-    if a process ends before its first case, since the device could not be loaded.
+    ``samples`` is the largest number of samples of an operator, or 0 for models. A case that ends the process gets the
+    verdict ``crash``. A new process then runs the cases after it. Raise ``SL906`` if a process ends before its first
+    case, since the device could not be loaded.
     """
     verdicts = []
     waiting = list(cases)
@@ -195,7 +196,7 @@ def _parse_verdict(row: dict[str, Any]) -> SweepVerdict:
 
 
 def count_by_dtype(verdicts: Sequence[SweepVerdict]) -> dict[str, dict[str, int]]:
-    """Return the number of verdicts by dtype and then by state.
+    """Return the number of ``verdicts`` by dtype and then by state.
 
     A state without a verdict has the count 0.
     """

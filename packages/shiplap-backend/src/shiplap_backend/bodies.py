@@ -43,10 +43,10 @@ class _BodyDefinition:
 
 
 def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write an unfinished C++ file into ``directory`` for each wrapper of the template ``custom`` that has no body yet.
+    """Write an unfinished C++ file into ``directory`` for each of ``wrappers`` that has no body yet.
 
-    Such a wrapper calls a body written by hand. Raise ``SL908`` with file, line and parameter if an existing body has
-    another signature than its wrapper calls.
+    The wrappers use the template ``custom``, whose body is written by hand. Raise ``SL908`` with file, line and
+    parameter if an existing body has another signature than its wrapper calls.
     """
     # Without custom wrappers nothing is compared, and a project need not have the directory.
     definitions = [d for path in sorted(directory.glob("*.cpp")) for d in _find_definitions(path)] if wrappers else []
@@ -113,7 +113,7 @@ def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
 
 
 def _split_parameter(text: str) -> tuple[str, str]:
-    """Return the type and the name of one C++ parameter.
+    """Return the type and the name of the C++ parameter ``text``.
 
     The name is empty if the parameter has none.
     """

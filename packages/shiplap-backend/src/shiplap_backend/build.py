@@ -31,7 +31,7 @@ _FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-DAT_PER_OPERATOR_HEADE
 def build_extension(
     project: Project, *, jobs: int | None = None, tell: Callable[[str], object] = str, together: bool = False
 ) -> Path:
-    """Compile the changed files of a generated project, link ``_C.so`` into its package, and return the path.
+    """Compile the changed files of the generated ``project``, link ``_C.so`` into its package, and return the path.
 
     ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
     each compiled file with a text such as ``3/21 files``. With ``together`` the wrappers and the device core, the C++
@@ -74,7 +74,7 @@ def build_extension(
 
 
 def _run_ninja(command: list[str], tell: Callable[[str], object]) -> tuple[int, str]:
-    """Run ninja, and return its exit status and its output.
+    """Run ninja by ``command``, and return its exit status and its output.
 
     ``tell`` is called with a text such as ``3/21 files`` after each compiled file.
     """
@@ -97,7 +97,7 @@ def _find_ninja() -> str:
 
 
 def _render_ninja_file(project: Project, target: Path, together: bool = False) -> str:
-    """Return the text of the project's ``build.ninja``, which compiles its sources and links ``target``.
+    """Return the text of the file ``build.ninja`` of ``project``, which compiles its sources and links ``target``.
 
     With ``together``, the generated wrappers and the device core, the C++ that all devices share, are compiled as one
     file.
@@ -133,10 +133,10 @@ def _render_ninja_file(project: Project, target: Path, together: bool = False) -
 
 
 def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
-    """Write one C++ file that includes all wrappers and the device core, and return its path.
+    """Write one C++ file that includes the files ``wrappers`` and the device core, and return its path.
 
     The core is the C++ that all devices share. It is included last, because its own names would hide functions that the
-    wrappers call.
+    wrappers call. The file is a part of ``project``.
     """
     unit = project.root / "build" / "together.cpp"
     parts = [COMMON / "include" / "shiplap_backend" / "wrappers.h", *sorted(wrappers), CORE]
@@ -148,7 +148,7 @@ def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
 
 
 def _object_files(sources: Iterable[Path]) -> list[tuple[str, str]]:
-    """Return a pair of object file and source file for each C or C++ source, sorted by source.
+    """Return a pair of object file and source file for each C or C++ file in ``sources``, sorted by source.
 
     The paths are escaped for ninja.
     """
@@ -173,7 +173,7 @@ def _escape_path(path: str) -> str:
 
 
 def _first_error(output: str) -> str:
-    """Return 12 lines of the compiler's output, from the first error on.
+    """Return 12 lines of the compiler's ``output``, from the first error on.
 
     If no line names an error, the last 12 lines are returned. The whole output can have thousands of lines about
     templates.

@@ -90,9 +90,9 @@ class Coverage:
 def place_overloads(metadata: Metadata, runtime: Runtime, made: GeneratedWrappers) -> Coverage:
     """Return where each overload of torch's operators runs on the device.
 
-    A ``native`` overload has a generated wrapper or a kernel of the runtime. A ``composite`` one is made of calls of
-    other overloads. An ``expected`` one runs on the CPU for a reason that is known. Any other overload with a CPU
-    kernel is a ``gap``.
+    A ``native`` overload has a wrapper in ``made`` or a kernel of ``runtime``. A ``composite`` one is made of calls of
+    other overloads. An ``expected`` one runs on the CPU for a reason that ``metadata`` or a range of versions gives.
+    Any other overload with a CPU kernel is a ``gap``.
     """
     declared = aten_declarations()
     native = {name: "the device core" for name in runtime.registers if name in declared}
@@ -150,10 +150,10 @@ finally:
 
 
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
-    """Run the Python file ``script`` in a process with the device loaded, and return the operators that it called.
+    """Run the Python file ``script`` with the device of ``project``, and return the operators that it called.
 
-    Unexpected calls on the CPU come first. ``arguments`` are the command-line arguments of the script. Raise ``SL905``
-    if the script is missing or fails.
+    The file runs in a process of its own, with the command-line arguments ``arguments``. ``cover`` says where each
+    overload runs. Unexpected calls on the CPU come first. Raise ``SL905`` if the file is missing or fails.
     """
     require_built(project)
     if not script.is_file():
@@ -196,7 +196,8 @@ def _final_exception(traceback: str) -> str:
 def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed]:
     """Return one record for each operator that a program called and each reason of a fallback to the CPU.
 
-    ``counters`` has the counted calls by operator. Unexpected fallbacks come first, and then the most frequent ones.
+    ``counters`` has the counted calls by operator. ``cover`` has the reasons why overloads run on the CPU. Unexpected
+    fallbacks come first, and then the most frequent ones.
     """
     places = {p.name: p for p in cover.places}
     needed = []
@@ -215,7 +216,7 @@ def rank_needs(counters: Mapping[str, Any], cover: Coverage) -> list[ProgramNeed
 
 
 def render_coverage(cover: Coverage, called: Sequence[ProgramNeed] = ()) -> str:
-    """Return one self-contained HTML page with where each overload of torch runs on the device.
+    """Return one self-contained HTML page about ``cover``, that is, where each overload of torch runs on the device.
 
     The page also lists ``called``, the operators that a program called.
     """

@@ -186,7 +186,7 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r} is not part of the language")
 
     def _constant(self, value: object) -> TypedExpression:
-        """Return a literal of Python as C++ with its kind.
+        """Return ``value``, a literal of Python, as C++ with its kind.
 
         Raise ``ExpressionError`` for a value that C++ does not have.
         """
@@ -204,10 +204,11 @@ class ExpressionCompiler:
         raise ExpressionError(f"{value!r} is not a number that C++ has, a word, bool or None")
 
     def _name(self, name: str, expected: str) -> TypedExpression:
-        """Return the C++ of an argument, an output or a name that is bound under ``let``.
+        """Return the C++ of ``name``, which is an argument, an output or bound under ``let``.
 
-        Its use is recorded, either as an input of the vendor's graph or as a plain value. A plain value becomes a part
-        of the graph's cache key. Raise ``ExpressionError`` for an unknown name.
+        Its use is recorded. If ``expected`` is a kind of node, an argument that can be one becomes an input of the
+        vendor's graph. Any other number is a plain value, which becomes a part of the graph's cache key. Raise
+        ``ExpressionError`` for an unknown name.
         """
         if name in self.lets:
             return self.lets[name]
@@ -231,7 +232,7 @@ class ExpressionCompiler:
         return value
 
     def _choice(self, tree: ast.IfExp, expected: str) -> TypedExpression:
-        """Return the C++ of ``a if test else b``.
+        """Return the C++ of ``tree``, an expression ``a if test else b`` of the kind ``expected``.
 
         If the test is computed in the vendor's graph, the result is an operation of the graph. Otherwise a C++
         conditional selects one side while the graph is built. Raise ``ExpressionError`` if the sides have different
@@ -269,7 +270,7 @@ class ExpressionCompiler:
         return kind == "node"
 
     def _condition(self, tree: ast.expr) -> str:
-        """Return the C++ of a condition that is evaluated while the vendor's graph is built.
+        """Return the C++ of the condition ``tree``, which is evaluated while the vendor's graph is built.
 
         Record its outcome as a part of the graph's cache key. The compared values are no part of the key.
         """
@@ -281,7 +282,7 @@ class ExpressionCompiler:
         return code
 
     def _presence(self, tree: ast.Compare) -> TypedExpression:
-        """Return the C++ of ``argument is None`` or ``argument is not None``.
+        """Return the C++ of ``tree``, a test ``argument is None`` or ``argument is not None``.
 
         Raise ``ExpressionError`` for another use of ``is``, and for an argument that is never None.
         """
@@ -294,10 +295,10 @@ class ExpressionCompiler:
         return TypedExpression("bool", code if isinstance(tree.ops[0], ast.IsNot) else f"!{code}")
 
     def _unary(self, tree: ast.UnaryOp, expected: str) -> TypedExpression:
-        """Return the C++ of a unary operator.
+        """Return the C++ of ``tree``, a unary operator with its operand.
 
-        If the operand is a value in the vendor's graph, so is the result. Otherwise it is a plain C++ value. Raise
-        ``ExpressionError`` if the operand has no such operator.
+        ``expected`` is the kind that is needed in its place. If the operand is a value in the vendor's graph, so is the
+        result. Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operand has no such operator.
         """
         sign = {ast.USub: "-", ast.Not: "not", ast.Invert: "~"}.get(type(tree.op), "")
         operand = self._visit(
@@ -313,10 +314,11 @@ class ExpressionCompiler:
         raise ExpressionError(f"{ast.unparse(tree)!r}: no {sign!r} of a {operand.kind}")
 
     def _operator(self, symbol: str, operands: list[ast.expr], expected: str = "any") -> TypedExpression:
-        """Return the C++ of the operator ``symbol``.
+        """Return the C++ of the operator ``symbol`` with the expressions ``operands``.
 
-        If an operand is a value in the vendor's graph, so is the result. Otherwise it is a plain C++ value. Raise
-        ``ExpressionError`` if the operands have no such operator, or if one of them cannot change the result.
+        These are compiled as the kind ``expected``. If one of them is a value in the vendor's graph, so is the result.
+        Otherwise it is a plain C++ value. Raise ``ExpressionError`` if the operands have no such operator, or if one of
+        them cannot change the result.
         """
         values = [self._visit(o, expected) for o in operands]
         numbers = [name for name, value in self.values.items() if value.kind not in ("tensor", "tensors")]
@@ -369,7 +371,7 @@ class ExpressionCompiler:
         return (fitting or overloads)[0]
 
     def _subscript(self, tree: ast.Subscript) -> TypedExpression:
-        """Return the C++ of an element of a list.
+        """Return the C++ of ``tree``, an element of a list.
 
         Raise ``ExpressionError`` if the index is negative or beyond a known length, or if the value has no elements. An
         argument that is a list of tensors is refused, too, because the other tensors would be left out.
@@ -389,7 +391,7 @@ class ExpressionCompiler:
         return TypedExpression(element, f"{value.code}.at({index})" if element == "node" else f"{value.code}[{index}]")
 
     def _list(self, tree: ast.List, expected: str) -> TypedExpression:
-        """Return the C++ of a list as a ``std::vector``.
+        """Return the C++ of the list ``tree`` as a ``std::vector``.
 
         Its elements are values in the vendor's graph if ``expected`` is ``nodes``, else integers.
         """
@@ -399,9 +401,10 @@ class ExpressionCompiler:
         return TypedExpression(element + "s", f"std::vector<{cpp}>{{{', '.join(items)}}}")
 
     def _call(self, tree: ast.Call, expected: str) -> TypedExpression:
-        """Return the C++ call of the first overload of a vendor function that accepts the arguments.
+        """Return the C++ of ``tree``, a call of a vendor function.
 
-        Raise ``ExpressionError`` with the problem of each overload if none does.
+        The first overload of the function that accepts the arguments is called. ``expected`` is the kind that is needed
+        in its place. Raise ``ExpressionError`` with the problem of each overload if none accepts them.
         """
         name = tree.func.id  # type: ignore[attr-defined]  # matched as Name
         overloads = self.vocabulary.functions.get(name)
@@ -468,9 +471,9 @@ class ExpressionCompiler:
         return ", ".join(codes)
 
     def _argument(self, function: VendorFunction, parameter: VendorParameter, tree: ast.expr) -> str:
-        """Return the C++ of one argument, converted to the kind of its parameter.
+        """Return the C++ of the argument ``tree`` of a call of ``function``.
 
-        Raise ``ExpressionError`` if that is not possible.
+        It is converted to the kind of ``parameter``. Raise ``ExpressionError`` if that is not possible.
         """
         # The function around an argument tells apart enums of the same name.
         self.scopes.append(function.call)
@@ -505,6 +508,7 @@ class ExpressionCompiler:
         """Return the C++ arguments that create a constant of the vendor's graph from ``value``.
 
         They are an integer with its dtype, or a list of integers. Raise ``ExpressionError`` for another kind of value.
+        ``tree`` is the expression of ``value``, for the error.
         """
         if value.kind in ("int", "ints"):
             return f"at::Scalar({value.code}), at::kLong" if value.kind == "int" else value.code
@@ -513,7 +517,7 @@ class ExpressionCompiler:
     def _convert_value(self, value: TypedExpression, expected: str, tree: ast.expr) -> TypedExpression:
         """Return ``value`` converted to the kind ``expected``, such as an integer to a value in the vendor's graph.
 
-        Raise ``ExpressionError`` if no conversion keeps the value.
+        ``tree`` is the expression of ``value``. Raise ``ExpressionError`` if no conversion keeps the value.
         """
         kind = value.kind
         if expected in ("any", kind, "value"):

@@ -49,7 +49,7 @@ class GeneratedWrappers:
 
 
 def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) -> GeneratedWrappers:
-    """Return the C++ wrappers of the operators in ``metadata`` for the installed torch.
+    """Return the C++ wrappers of the operators in ``metadata`` for the installed torch and the vendor's ``runtime``.
 
     The wrappers are spread over at most ``units`` files. Raise ``SL901``, ``SL902`` or ``SL903`` with file and line if
     an entry is wrong.
@@ -76,10 +76,10 @@ def generate_wrappers(metadata: Metadata, runtime: Runtime, *, units: int = 16) 
 
 
 def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration]) -> None:
-    """Raise ``SL901`` if a pattern under ``falls_back`` in the metadata applies to no overload of torch.
+    """Raise ``SL901`` if a pattern under ``falls_back`` in ``metadata`` applies to no overload of torch.
 
-    These patterns name the overloads that run on the CPU. A pattern applies to none if it matches none, or if earlier
-    patterns match all that it matches.
+    These patterns name the overloads that run on the CPU. A pattern applies to none if it matches none of ``declared``,
+    torch's overloads by name. It also applies to none if earlier patterns match all that it matches.
     """
     left = set(declared)
     for pattern in metadata.target.falls_back:
@@ -97,10 +97,11 @@ def _check_patterns(metadata: Metadata, declared: Mapping[str, AtenDeclaration])
 def _check_entry(
     name: str, entry: MetadataEntry, metadata: Metadata, declared: Mapping[str, AtenDeclaration], runtime: Runtime
 ) -> str:
-    """Return the reason why an entry of the metadata is skipped.
+    """Return the reason why ``entry``, the metadata of the overload ``name``, is skipped.
 
-    The reason is a range of versions that excludes the installed torch or vendor package. The text is empty if the
-    entry applies. Raise ``SL901`` if the entry is wrong.
+    The reason is a range of versions that excludes the installed torch or the vendor package of ``runtime``. The text
+    is empty if the entry applies. ``declared`` has torch's overloads by name. Raise ``SL901`` with the place in
+    ``metadata`` if the entry is wrong.
     """
     where = metadata.where[name]
     if entry.template not in FAMILIES:
@@ -149,7 +150,8 @@ def _derived_overloads(
 ) -> tuple[AtenDeclaration, ...]:
     """Return the in-place and ``out=`` variants that get a wrapper together with the functional overload ``d``.
 
-    Their wrappers assign the result of ``d``. A variant with an entry of its own is left out.
+    Their wrappers assign the result of ``d``. A variant with an entry of its own in ``metadata`` is left out.
+    ``declared`` has torch's overloads by name.
     """
     if d.kind != "functional":
         return ()
@@ -159,7 +161,7 @@ def _derived_overloads(
 
 
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Return the text of each C++ file by name, with the wrappers spread over at most ``units`` files.
+    """Return the text of each C++ file by name, with ``wrappers`` spread over at most ``units`` files.
 
     The file of an operator depends on its name only. A changed operator therefore changes only its own file.
     """

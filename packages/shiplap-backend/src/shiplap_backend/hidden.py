@@ -274,7 +274,7 @@ def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
 
 
 def _size_test_is_constant(tree: ast.Compare) -> bool:
-    """Return whether a comparison of a count with a literal has the same outcome in every call.
+    """Return whether ``tree``, a comparison of a count with a literal, has the same outcome in every call.
 
     A count is a number of dims or of elements, which is never negative.
     """
@@ -292,8 +292,8 @@ def _size_test_is_constant(tree: ast.Compare) -> bool:
 
 
 def find_negative_size(sizes: str) -> str:
-    """Return the text of the first size in a list expression that is negative for all arguments. The text is empty if
-    there is none or if the expression is invalid.
+    """Return the text of the first size in the list expression ``sizes`` that is negative for all arguments. The text
+    is empty if there is none or if the expression is invalid.
 
     >>> find_negative_size("[size(self, -1), 2 - 3]")
     '2 - 3'
@@ -319,7 +319,7 @@ def _find_negative_literal(tree: ast.expr) -> str:
 
 
 def _integer_literal(tree: ast.expr) -> int | None:
-    """Return the value of an expression of integer literals, signs, sums, differences and products.
+    """Return the value of ``tree``, an expression of integer literals, signs, sums, differences and products.
 
     Return None for another expression.
     """
@@ -359,7 +359,7 @@ def _argument_names(*trees: ast.expr) -> set[str]:
 
 
 def _same_expression(left: ast.expr, right: ast.expr) -> bool:
-    """Return whether two expressions are equal apart from spaces."""
+    """Return whether the expressions ``left`` and ``right`` are equal apart from spaces."""
     return ast.dump(left) == ast.dump(right)
 
 

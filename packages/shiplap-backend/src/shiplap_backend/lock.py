@@ -68,9 +68,9 @@ def snapshot_schemas(names: Mapping[str, object] | None = None) -> SchemaLock:
 
 
 def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tuple[str, AtenDeclaration]]:
-    """Return name and declaration of an overload and of its variants, such as in-place and ``out=``.
+    """Return the overload ``name`` and its variants, such as in-place and ``out=``, with their declarations.
 
-    The list is empty if the overload is unknown.
+    ``declared`` has torch's overloads by name. The list is empty if it does not have ``name``.
     """
     declaration = declared.get(name)
     return [] if declaration is None else [(n, declared[n]) for n in (name, *declaration.group)]

@@ -36,10 +36,11 @@ _ITERATORS = ("unary_op", "binary_op", "comparison_op")
 
 
 def map_entry(name: str, declaration: AtenDeclaration, metadata: Metadata, vocabulary: Vocabulary) -> Wrapper:
-    """Return the wrapper of one overload, that is, the C++ fragments for its template.
+    """Return the wrapper of the overload ``name``, that is, the C++ fragments for its template.
 
-    They come from the overload's entry in the metadata. Raise ``SL901``, ``SL902`` or ``SL903`` with file and line if
-    the entry has a mistake.
+    They come from the torch declaration ``declaration`` and from the overload's entry in ``metadata``. ``vocabulary``
+    has the vendor functions that the entry may use. Raise ``SL901``, ``SL902`` or ``SL903`` with file and line if the
+    entry has a mistake.
     """
     entry, where = metadata.entries[name], metadata.where[name]
     family = FAMILIES[entry.template]
@@ -58,9 +59,11 @@ class _EntryMapping:
         metadata: Metadata,
         words: Vocabulary,
     ) -> None:
-        """Create the compilers for the entry's expressions of the graph, of guards and of shapes.
+        """Create the compilers for the expressions of ``entry``, which is the metadata of the overload ``declaration``.
 
-        ``where`` is the file and line of the entry. ``words`` are the names that its expressions may use.
+        There is one compiler for the graph, one for guards and one for shapes. ``family`` has the values that the entry
+        leaves out. ``where`` is its file and line in ``metadata``. ``words`` are the names that its expressions may
+        use.
         """
         self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
         self.values = {**self._arguments(), **self._outputs()}
@@ -111,7 +114,8 @@ class _EntryMapping:
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
         """Return the C++ of ``source``, an expression of the entry, as a value of the kind ``expected``.
 
-        Raise ``SL902`` if the expression is invalid. ``place`` names the expression in the error.
+        ``compiler`` is that of the graph, of guards or of shapes. Raise ``SL902`` if the expression is invalid.
+        ``place`` names the expression in the error.
         """
         try:
             return compiler.compile(source, expected)
@@ -293,10 +297,10 @@ class _EntryMapping:
         yield f"const at::Tensor {name} = {made};"
 
     def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
-        """Yield the C++ statements for an output whose shape torch computes itself.
+        """Yield the C++ statements for the output ``name``, whose shape torch computes itself.
 
-        Torch does so by its ``TensorIterator`` or by the operator's kernel for the Meta device. Raise ``SL901`` if the
-        overload has no such kernel.
+        ``name`` is the result at ``index``. As ``rule`` says, torch does so by its ``TensorIterator`` or by the
+        operator's kernel for the Meta device. Raise ``SL901`` if the overload has no such kernel.
         """
         if rule.mode == "infer":
             # What torch registers for `..._overrideable` on every device only says that nobody overrode it.
@@ -326,7 +330,10 @@ class _EntryMapping:
             yield f"{name} = op.output();"
 
     def _like(self, name: str, rule: OutputRule) -> str:
-        """Return the C++ of the tensor from which the output ``name`` takes its device and memory format."""
+        """Return the C++ of the tensor from which the output ``name`` takes its device and memory format.
+
+        It is the tensor that ``rule`` names, or else the first tensor argument.
+        """
         # Without ``of`` the first tensor argument gives the device and the format.
         first = next((a.name for a in self.d.inputs if a.tensor), name)
         return self._tensor(name, "of", rule.of or first)
@@ -488,7 +495,7 @@ class _EntryMapping:
 
 
 def _takes_nodes(function: VendorFunction, count: int) -> bool:
-    """Return whether the vendor function computes a value of the graph from ``count`` other values of the graph.
+    """Return whether the vendor's ``function`` computes a value of the graph from ``count`` other values of the graph.
 
     It must not require another argument.
     """
@@ -500,8 +507,8 @@ def _takes_nodes(function: VendorFunction, count: int) -> bool:
 def build_vocabulary(metadata: Metadata, functions: Functions, enums: Mapping[str, Mapping[str, str]]) -> Vocabulary:
     """Return the vendor's functions, enums and operators that expressions of ``metadata`` may use.
 
-    Raise ``SL902`` if the metadata names an unsuitable function for an operator such as ``+``. Raise ``SL901`` if it
-    names an unknown parameter.
+    ``functions`` and ``enums`` are those of the vendor, by name. Raise ``SL902`` if the metadata names an unsuitable
+    function for an operator such as ``+``. Raise ``SL901`` if it names an unknown parameter.
     """
     for symbol, name in metadata.target.operators.items():
         operands = 3 if symbol == "if else" else 1 if symbol.startswith("unary") else 2

@@ -94,9 +94,10 @@ def load_metadata(path: Path, runtime: Runtime | None = None) -> Metadata:
 def _load_base(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], runtime: Runtime | None
 ) -> Metadata | None:
-    """Return the metadata that the file extends, or None if it extends none.
+    """Return the metadata that ``file``, the content of a metadata file, extends, or None if it extends none.
 
-    Raise ``SL901`` for an unknown runtime.
+    ``path`` is the file, and ``lines`` has the line of each key. ``runtime`` is the runtime of the project, if it is
+    known. Raise ``SL901`` for an unknown runtime.
     """
     if not file.extends:
         return None
@@ -114,10 +115,10 @@ def _load_base(
 def _inherited_entries(
     path: Path, file: _MetadataFile, lines: Mapping[tuple[str, ...], int], base: Metadata | None
 ) -> Mapping[str, MetadataEntry]:
-    """Return the entries of the extended file that this file keeps, by overload.
+    """Return the entries of the extended metadata ``base`` that ``file`` keeps, by overload.
 
-    These are all entries, or those that ``only`` lists. Raise ``SL901`` if ``only`` is empty or lists an unknown
-    overload.
+    These are all entries, or those that ``only`` in the file lists. ``path`` is the file, and ``lines`` has the line of
+    each key. Raise ``SL901`` if ``only`` is empty or lists an unknown overload.
     """
     entries = base.entries if base else {}
     if file.only is None:
@@ -138,7 +139,7 @@ def _inherited_entries(
 
 
 def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
-    """Return the content of a metadata file, and the line of each key by its nested keys.
+    """Return the content of the metadata file ``path``, and the line of each key by its nested keys.
 
     Raise ``SL907`` without PyYAML, and ``SL901`` for invalid content.
     """
@@ -184,9 +185,10 @@ def _read_yaml(path: Path) -> tuple[_MetadataFile, dict[tuple[str, ...], int]]:
 def _convert_node(
     path: Path, lines: Mapping[tuple[str, ...], int], raw: Any, kind: type[_T], at: tuple[str, ...]
 ) -> _T:
-    """Return ``raw``, plain data of a YAML file, as a struct of the class ``kind``.
+    """Return ``raw``, plain data of the YAML file ``path``, as a struct of the class ``kind``.
 
-    ``at`` are the nested keys under which ``raw`` stands. Raise ``SL901`` with the line of the mistake.
+    ``at`` are the nested keys under which ``raw`` stands. ``lines`` has the line of each key. Raise ``SL901`` with the
+    line of the mistake.
     """
     try:
         return msgspec.convert(raw, kind)
@@ -210,9 +212,10 @@ def _convert_node(
 
 
 def _key_lines(path: Path, node: yaml.Node, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the nested keys and the line of every key below a YAML node.
+    """Yield the nested keys and the line of every key below ``node``, a node of the YAML file ``path``.
 
-    Raise ``SL901`` for a repeated key, because YAML would take the last one without a warning.
+    ``at`` are the nested keys of ``node``. Raise ``SL901`` for a repeated key, because YAML would take the last one
+    without a warning.
     """
     import yaml
 
@@ -242,5 +245,8 @@ def _is_on_path(key: tuple[str, ...], parts: tuple[str, ...]) -> bool:
 
 
 def _file_error(path: Path, line: int, got: str, expected: str) -> ShiplapError:
-    """Return the error ``SL901`` for a line of a metadata file."""
+    """Return the error ``SL901`` for the line ``line`` of the metadata file ``path``.
+
+    ``got`` is the mistake, and ``expected`` is what should stand there.
+    """
     return metadata_error(f"{path}:{line}", got, expected)

@@ -53,7 +53,7 @@ class SampleEvidence:
 
 
 def case_name(device: str, op: Any, dtype: torch.dtype) -> str:
-    """Return the name of the test method that compares the OpInfo ``op`` in ``dtype`` on the device."""
+    """Return the name of the test method that compares the OpInfo ``op`` in ``dtype`` on ``device``."""
     return f"test_compare_cpu_{op.formatted_name}_{device}_{str(dtype).removeprefix('torch.')}"
 
 
@@ -94,10 +94,10 @@ def instantiate(
 
 
 def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence: SampleEvidence) -> Exception | None:
-    """Compare the operator on up to ``most`` samples that the CPU accepts, and return the first error or None.
+    """Compare the operator ``op`` in ``dtype`` on ``device`` with the CPU, and return the first error or None.
 
-    The outcome of each sample is added to ``evidence``. A wrong value is returned rather than a
-    ``NotImplementedError``.
+    Up to ``most`` samples that the CPU accepts are run. The outcome of each sample is added to ``evidence``. A wrong
+    value is returned rather than a ``NotImplementedError``.
     """
     module = getattr(torch, device.partition(":")[0])
     failure = refusal = None
@@ -139,7 +139,7 @@ def _check_samples(op: Any, device: str, dtype: torch.dtype, most: int, evidence
 
 
 def _on_cpu(arguments: Any, device: str) -> Any:
-    """Return ``arguments`` on the CPU.
+    """Return ``arguments``, which are on ``device``, on the CPU.
 
     Tensors keep their strides and offset. Their whole storage is copied.
     """
@@ -164,7 +164,7 @@ def _on_cpu(arguments: Any, device: str) -> Any:
 
 
 def _call_operator(op: Any, arguments: Any) -> Any:
-    """Return the results of the operator on ``arguments``, a tuple ``(input, args, kwargs)``.
+    """Return the results of the operator ``op`` on ``arguments``, a tuple ``(input, args, kwargs)``.
 
     Torch is seeded first, so that random numbers agree.
     """
@@ -175,10 +175,10 @@ def _call_operator(op: Any, arguments: Any) -> Any:
 
 
 def _gradients(op: Any, sample: Any, arguments: Any) -> list[torch.Tensor | None]:
-    """Return the gradient of the results with respect to each floating-point tensor in ``arguments``.
+    """Return the gradient of the results of ``op`` with respect to each floating-point tensor in ``arguments``.
 
-    The results are weighted with fixed random numbers. An item is None if the tensor has no gradient. The list is empty
-    if the results require no gradient.
+    ``sample`` is the sample of these arguments. The results are weighted with fixed random numbers. An item is None if
+    the tensor has no gradient. The list is empty if the results require no gradient.
     """
     tracked: list[torch.Tensor] = []
 
@@ -246,10 +246,10 @@ def _compare_gradients(op: Any, sample: Any, dtype: torch.dtype, places: list[An
 
 
 def _gradient_is_exact(op: Any, sample: Any, kept: Any, index: int, pair: Any, dtype: torch.dtype) -> bool:
-    """Return whether gradient ``index`` of the device is about as exact as that of the CPU.
+    """Return whether gradient ``index`` of ``op`` on the device is about as exact as that of the CPU.
 
     Its NaNs must be those of the CPU, and its error against float64 may be three times as large. ``pair`` has the
-    gradients of the device and of the CPU. ``kept`` are the arguments on the CPU.
+    gradients of the device and of the CPU. ``kept`` are the arguments of ``sample`` on the CPU, in ``dtype``.
     """
     exact = _gradients(op, sample, _widened(kept, dtype))[index]
     if exact is None or not pair[1].numel():
@@ -268,8 +268,8 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
     """Compare what ``op`` did on the device (``got``) with what it did on the CPU (``want``).
 
     Each of them has the results and the arguments, since some operators write to their arguments. Raise
-    ``AssertionError`` with the first difference. Values that differ by more than the tolerance are compared once more
-    with a call in float64 on ``kept``, the arguments before the call.
+    ``AssertionError`` with the first difference. Values that differ by more than the tolerance for ``dtype`` are
+    compared once more with a call in float64 on ``kept``, the arguments before the call.
     """
     ours, theirs = (leaves(v) for v in (got, want))
     for g, w in zip(ours, theirs, strict=True):
@@ -298,8 +298,8 @@ def _compare_results(op: Any, dtype: torch.dtype, got: Any, want: Any, kept: Any
 def _as_exact(op: Any, arguments: Any, ours: list[Any], theirs: list[Any], dtype: torch.dtype) -> bool:
     """Return whether the values of the device (``ours``) are about as exact as those of the CPU (``theirs``).
 
-    Their NaNs must be those of the CPU, and their error against float64 may be three times as large. Torch does not
-    prescribe how an operator rounds.
+    Both are values of ``op`` on ``arguments`` in ``dtype``. Their NaNs must be those of the CPU, and their error
+    against float64 may be three times as large. Torch does not prescribe how an operator rounds.
     """
     if not dtype.is_floating_point or dtype is torch.float64:
         return False

@@ -192,7 +192,7 @@ def open_project(root: Path) -> Project:
 
 
 def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the key and the problem of each invalid or missing setting of ``backend.toml``."""
+    """Yield the key and the problem of each invalid or missing setting in ``data``, the content of ``backend.toml``."""
     fields = {"device": str, "runtime": str, "units": int}
     for key in data:
         if key not in fields:
@@ -210,7 +210,7 @@ def _settings_problems(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _settings_error(where: str, got: str) -> ShiplapError:
-    """Return the error ``SL905`` for invalid settings at the file and line ``where``."""
+    """Return the error ``SL905`` for the invalid setting ``got`` at the file and line ``where``."""
     return error(
         "SL905",
         where=where,
@@ -224,7 +224,7 @@ def _settings_error(where: str, got: str) -> ShiplapError:
 
 
 def require_built(project: Project) -> None:
-    """Raise ``SL905`` if the project has not been built.
+    """Raise ``SL905`` if ``project`` has not been built.
 
     A built project has a compiled library and its manifest, the file with the versions that it was built for.
     """
@@ -278,10 +278,10 @@ def _compares_tensors(d: AtenDeclaration) -> bool:
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest of the wrappers ``made``, as JSON text.
+    """Return the manifest of ``project`` with the wrappers ``made``, as JSON text.
 
-    It has the device, the versions of torch and of the vendor, and a digest of each overload's schema. ``build`` writes
-    it next to the library.
+    It has the device, the versions of torch and of the vendor, and a digest of each overload's schema.
+    ``build_extension`` writes it next to the library.
     """
     schemas = {d.name: lock.schema_digest(d.schema) for w in made.wrappers for d in (w.declaration, *w.derived)}
     manifest = {

@@ -32,8 +32,9 @@ def load_device(package: Path) -> str:
 def operator_results(package: Path, cases: list[list[str]], samples: int) -> Iterator[dict[str, Any]]:
     """Yield a row with the result of each operator and dtype in ``cases`` that torch tests on the device.
 
-    A row is a dict with ``op``, ``dtype`` and the fields of the result. Before each case there is a row with ``start``
-    and ``dtype``. From it the parent process knows which case crashed.
+    ``package`` is the folder of the device's package. At most ``samples`` samples are run of each operator. A row is a
+    dict with ``op``, ``dtype`` and the fields of the result. Before each case there is a row with ``start`` and
+    ``dtype``. From it the parent process knows which case crashed.
     """
     device = load_device(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
@@ -51,8 +52,8 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a row with the result of each model in ``names``, which runs in float32.
 
-    Before each model there is a row with ``start`` and ``dtype``, from which the parent process knows which model
-    crashed.
+    ``package`` is the folder of the device's package. Before each model there is a row with ``start`` and ``dtype``,
+    from which the parent process knows which model crashed.
     """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model
@@ -76,7 +77,7 @@ def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _run_case(case: Any) -> dict[str, Any]:
-    """Run one test case of torch, and return its result as a row, that is, a dict for JSON."""
+    """Run the test ``case`` of torch, and return its result as a row, that is, a dict for JSON."""
     result = unittest.TestResult()
     case.run(result)
     seen: SampleEvidence = getattr(case, "evidence", SampleEvidence())  # none if torch's decorators skip the case
@@ -88,7 +89,7 @@ def _run_case(case: Any) -> dict[str, Any]:
 
 
 def _result_row(seen: SampleEvidence, skipped: str) -> dict[str, Any]:
-    """Return the result of a case as a row, that is, a dict for JSON.
+    """Return the result ``seen`` of a case as a row, that is, a dict for JSON.
 
     ``skipped`` is the reason why the case was skipped, or an empty text.
     """

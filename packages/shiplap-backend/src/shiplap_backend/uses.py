@@ -41,7 +41,7 @@ def shape_only(a: AtenArgument) -> bool:
 
 
 def names_in(source: str) -> set[str]:
-    """Return the names in an expression.
+    """Return the names in the expression ``source``.
 
     The set is empty for an invalid expression, which the compiler reports later.
     """
@@ -97,10 +97,10 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
 
 
 def check_constants(where: str, name: str, constants: Sequence[float], dtypes: Sequence[str]) -> None:
-    """Raise ``SL901`` if a dtype cannot represent a number in the expressions of the overload ``name``.
+    """Raise ``SL901`` if one of ``dtypes`` cannot represent a number in the expressions of the overload ``name``.
 
-    The number is out of range or is rounded to zero. ``dtypes`` are those in which the entry computes. ``where`` is its
-    file and line.
+    Such a number is out of range or is rounded to zero. ``constants`` are the numbers, and ``dtypes`` are those in
+    which the entry computes. ``where`` is its file and line.
     """
     for dtype in (d for d in dtypes if d != "bool"):
         smallest, least, most = _limits(dtype)
@@ -127,10 +127,10 @@ def _limits(dtype: str) -> tuple[float, float, float]:
 def check_dtype_guards(
     where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
 ) -> None:
-    """Raise ``SL901`` for a guard that tests the dtype of a tensor and holds for none of the ``accepted`` dtypes.
+    """Raise ``SL901`` for a guard of ``entry`` that tests the dtype of a tensor and holds for no ``accepted`` dtype.
 
     A guard is a condition under which the wrapper runs a call. ``gated`` are the tensors whose dtype must be an
-    accepted one.
+    accepted one. ``where`` is the file and line of the entry, and ``name`` its overload.
     """
     rows = in_aten()
     holding = {
@@ -147,9 +147,10 @@ def check_dtype_guards(
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
-    """Raise ``SL901`` if the overload does not suit the entry's template.
+    """Raise ``SL901`` if the overload ``d`` does not suit the template of ``entry``.
 
-    A reduction under ``unary`` is an example. A template omits what its kind of overload does not need.
+    A reduction under ``unary`` is an example. A template omits what its kind of overload does not need. ``where`` is
+    the file and line of the entry.
     """
     tensors, scalars = sum(a.tensor for a in d.inputs), sum(argument_kind(a) in ("scalar", "scalar?") for a in d.inputs)
     elementwise = d.structured is not None and d.structured.iterator
@@ -167,7 +168,11 @@ def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> Non
 
 
 def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the entry has an output that the overload does not have, or a rule that does not suit it."""
+    """Raise ``SL901`` if ``entry`` has an output that the overload ``d`` does not have, or a rule that does not suit
+    it.
+
+    ``results`` are the names of the results, and ``where`` is the file and line of the entry.
+    """
     for name in (*entry.output, *(entry.graph if isinstance(entry.graph, dict) else ())):
         if name not in results:
             got = f"{d.name}: {name!r} is no output{suggest_nearest(name, results)}"
@@ -194,9 +199,10 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
 
 
 def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
-    """Raise ``SL901`` if a name under ``let`` in the entry hides another name, or if no result depends on it.
+    """Raise ``SL901`` if a name under ``let`` in ``entry`` hides another name, or if no result depends on it.
 
-    The other names are those in ``taken`` and the functions that the entry calls.
+    The other names are those in ``taken`` and the functions that the entry calls. ``where`` is the file and line of the
+    entry, and ``d`` its overload.
     """
     graphs = list(entry.graph.values()) if isinstance(entry.graph, dict) else [entry.graph]
     reached = set().union(*map(names_in, [*graphs, *(u.graph for u in entry.updates.values())]))
@@ -251,9 +257,10 @@ def uses_of(
 
 
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
-    """Return how the argument ``a`` is used, such as ``graph input``, ``guard`` or ``shape only``.
+    """Return how ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
 
-    The text is empty if it is not used. ``used`` has the names that the entry's expressions use, by use.
+    The text is empty if it is not used. ``used`` has the names that the entry's expressions use, by use. ``family`` has
+    the guards that all its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:

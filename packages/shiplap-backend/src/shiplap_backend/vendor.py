@@ -142,7 +142,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def find_closing_bracket(text: str, at: int, pair: str) -> int:
-    """Return the index after the bracket that closes the one at index ``at``.
+    """Return the index after the bracket that closes the one at index ``at`` of ``text``.
 
     ``pair`` has both brackets, such as ``"()"``. Raise ``ValueError`` if the bracket is not closed.
     """
@@ -176,7 +176,7 @@ def _parse_parameter(text: str) -> VendorParameter | None:
 
 
 def _parse_parameters(text: str) -> tuple[VendorParameter, ...] | None:
-    """Return the parameters of a C++ declaration.
+    """Return the parameters of ``text``, a part of a C++ declaration.
 
     Return None if no expression of the metadata can have the type of one of them.
     """
@@ -194,9 +194,10 @@ def node_classes(
 ) -> Functions:
     """Return the constructors of a vendor's operation classes as functions, by class name.
 
-    The header ``table`` lists the classes in lines such as ``_OPENVINO_OP_REG(Add, ov::op::v1)``. ``outputs`` has the
-    classes with several outputs. Its values are the number of outputs, the parameter that sets the number, or 0 if the
-    number varies. ``make`` and ``every`` are the C++ templates that return the first and all outputs.
+    The classes are defined in the headers in the folder ``headers``. The header ``table`` lists them in lines such as
+    ``_OPENVINO_OP_REG(Add, ov::op::v1)``. ``outputs`` has the classes with several outputs. Its values are the number
+    of outputs, the parameter that sets the number, or 0 if the number varies. ``make`` and ``every`` are the C++
+    templates that return the first and all outputs.
     """
     # The table lists the opset. Headers also define classes that are in no opset.
     listed = dict(re.findall(r"^_OPENVINO_OP_REG\((\w+), ([\w:]+)\)", table.read_text(encoding="utf-8"), re.M))
@@ -219,7 +220,7 @@ def node_classes(
 
 
 def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the innermost namespace and the body of each exported class in a C++ header."""
+    """Yield the name, the innermost namespace and the body of each exported class in ``text``, a C++ header."""
     for m in re.finditer(r"class \w+_API (\w+)\s*(?:final\s*)?:[^{;]*\{", text):
         yield (
             m[1],
@@ -229,7 +230,7 @@ def _find_classes(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _open_namespaces(text: str, at: int) -> list[str]:
-    """Return the names of the namespaces and classes around index ``at`` of a C++ text, outermost first."""
+    """Return the names of the namespaces and classes around index ``at`` of the C++ ``text``, outermost first."""
     opened = re.finditer(r"(?:namespace|class \w+_API) ([\w:]+)[^{;()]*\{", text[:at])
     return [m[1] for m in opened if find_closing_bracket(text, m.end() - 1, "{}") > at]
 
@@ -301,7 +302,7 @@ def check_function_names(header: Path, core: Functions) -> None:
 
 
 def _kinds(parameters: Sequence[VendorParameter]) -> list[tuple[str, bool]]:
-    """Return the kind of each parameter that an expression gives, and whether it may be left out."""
+    """Return the kind of each of ``parameters`` that an expression gives, and whether it may be left out."""
     return [(p.kind.rstrip("?"), p.optional) for p in parameters if p.kind != "graph"]
 
 
@@ -328,7 +329,7 @@ def _is_unknown_enum(parameter: VendorParameter, enums: Collection[str] | None) 
 
 
 def _function_comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the name of each commented function in a C++ header, and the text of the comment above it."""
+    """Yield the name of each commented function in ``text``, a C++ header, and the text of the comment above it."""
     for m in re.finditer(r"^((?://[^\n]*\n)+)(?:inline|extern)\s[^(;]*?(\w+)\(", text, re.M):
         yield m[2], " ".join(line.removeprefix("//").strip() for line in m[1].splitlines())
 

@@ -9,7 +9,7 @@ _COMPARE = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operato
 
 
 def _release_number(version: str) -> tuple[int, ...]:
-    """Return the release numbers of a version, such as ``(2, 13, 0)`` for ``2.13.0+cpu``.
+    """Return the release numbers of ``version``, such as ``(2, 13, 0)`` for ``2.13.0+cpu``.
 
     Suffixes are ignored, because they do not change operator schemas.
     """

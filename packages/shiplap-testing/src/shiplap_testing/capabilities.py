@@ -76,8 +76,10 @@ class Outcomes:
 
 
 def row_of(outcomes: Outcomes) -> dict[str, Any]:
-    """Return the row of the installed torch for the table of capabilities. It has the versions of torch and Python, the
-    date, the GPU, the numbers of outcomes, and the names of verified capabilities.
+    """Return the row of the installed torch for the table of capabilities.
+
+    It has the versions of torch and Python, the date, the GPU, the numbers of ``outcomes``, and the names of verified
+    capabilities.
     """
     return {
         "torch": str(torch.__version__),

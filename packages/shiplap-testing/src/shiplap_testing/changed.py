@@ -318,9 +318,10 @@ def _is_of_tests(file: str) -> bool:
 
 
 def _stem(file: str) -> str:
-    """Return a text that a module and its file of tests have in common. It is ``shiplap op/fake`` for ``op/fake.py``
-    and ``op/test_fake.py`` of the distribution ``shiplap``. For other distributions it leaves out the folder, as in
-    ``shiplap-dense cpu``.
+    """Return a text that the module ``file`` and its file of tests have in common.
+
+    It is ``shiplap op/fake`` for ``op/fake.py`` and ``op/test_fake.py`` of the distribution ``shiplap``. For other
+    distributions it leaves out the folder, as in ``shiplap-dense cpu``.
     """
     parts = file.removesuffix(".py").split("/")
     inside = parts[4:] if parts[2:3] == ["src"] else parts[3:]
@@ -329,8 +330,9 @@ def _stem(file: str) -> str:
 
 
 def _room(file: str) -> str:
-    """Return the distribution of a module or of its tests and the first folder in it, as one text such as ``shiplap
-    dispatch``.
+    """Return the distribution of ``file`` and the first folder in it, as one text such as ``shiplap dispatch``.
+
+    The text is the same for a module and its tests.
     """
     parts = file.split("/")
     inside = parts[4:-1] if parts[2:3] == ["src"] else parts[3:-1]

@@ -80,10 +80,10 @@ class Call:
         return text
 
     def _argument(self, argument: str, rest: Iterator[str], header: bool) -> None:
-        """Add one argument of the compiler to the key of the cached result. If the argument is an option with a value,
-        take the value from ``rest``.
+        """Add ``argument``, one of the compiler's, to the key of the cached result.
 
-        If ``header`` is true, any existing file is an input. Raise ``NotKept`` for an option that is not known.
+        If it is an option with a value, take the value from ``rest``. If ``header`` is true, any existing file is an
+        input. Raise ``NotKept`` for an option that is not known.
         """
         if argument in UNKNOWN or argument.startswith("@"):
             raise NotKept

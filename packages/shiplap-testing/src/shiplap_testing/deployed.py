@@ -57,10 +57,10 @@ def compiled_runner(folder: Path, device: str) -> Path:
 def run_without_python(
     runner: Path, package: Path, scenes: list[Any], device: str, within: float
 ) -> subprocess.CompletedProcess[str]:
-    """Run the packaged model ``package`` with the program ``runner`` on ``scenes``, and return the ended process. The
-    process cannot find Python.
+    """Run the packaged model ``package`` with the program ``runner`` on ``scenes``, and return the ended process.
 
-    ``scenes`` are pairs of inputs and expected results. ``within`` is the tolerance of the results.
+    The model runs on ``device``, and the process cannot find Python. ``scenes`` are pairs of inputs and expected
+    results. ``within`` is the tolerance of the results.
     """
     saved = package.with_suffix(".scenes.pt")
     torch.save(scenes, saved)

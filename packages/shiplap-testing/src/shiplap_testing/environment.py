@@ -115,10 +115,10 @@ def others() -> Iterator[str]:
 
 
 def _name(package: Distribution) -> str:
-    """Return the name of an installed distribution in lower case, with single hyphens as separators."""
+    """Return the name of ``package``, an installed distribution, in lower case with single hyphens as separators."""
     return _canonical(package.metadata["Name"])
 
 
 def _canonical(name: str) -> str:
-    """Return the name of a distribution in lower case, with single hyphens as separators."""
+    """Return ``name``, the name of a distribution, in lower case with single hyphens as separators."""
     return re.sub(r"[-_.]+", "-", name).lower()

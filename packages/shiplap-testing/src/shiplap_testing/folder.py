@@ -10,8 +10,9 @@ from pathlib import Path
 
 
 def temporary(name: str) -> Path:
-    """Create a folder outside of the repository and return its path. It is removed when this process ends, but not when
-    a process forked from it ends.
+    """Create a folder outside of the repository whose name contains ``name``, and return its path.
+
+    It is removed when this process ends, but not when a process forked from it ends.
     """
     folder = Path(tempfile.mkdtemp(prefix=f"shiplap-{name}-"))
     atexit.register(_remove, folder, os.getpid())

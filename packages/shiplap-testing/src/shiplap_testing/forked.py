@@ -50,12 +50,11 @@ spent = 0.0  # seconds of processor time of what was forked for this process, to
 def python(
     *command: object, cwd: Path = REPOSITORY, env: Mapping[str, str] | None = None, timeout: float = 600.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python *command`` in a forked process that has already imported torch's compiler, and return the ended
-    process with its output.
+    """Run ``python *command`` in a forked process that has already imported torch's compiler.
 
-    ``command`` is a script, ``-m module`` or ``-c code`` with its arguments, after any ``-W`` filters. ``env`` are the
-    environment variables, by default those of this process. After ``timeout`` seconds, the process is killed and
-    ``subprocess.TimeoutExpired`` is raised.
+    Return the ended process with its output. ``command`` is a script, ``-m module`` or ``-c code`` with its arguments,
+    after any ``-W`` filters. ``cwd`` is the working directory, and ``env`` are the environment variables, by default
+    those of this process. After ``timeout`` seconds, the process is killed and ``subprocess.TimeoutExpired`` is raised.
     """
     environment = dict(os.environ if env is None else env)
     early = _variables_read_at_import(environment)

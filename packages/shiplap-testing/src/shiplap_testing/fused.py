@@ -20,8 +20,10 @@ def flat(value: Any) -> list[Tensor]:
 
 
 def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` as one graph, assert that its results on ``args`` agree with those of eager mode, and return the
-    compiled function. The relative ``tolerance`` and the assertion are those of :func:`same`.
+    """Compile ``fn`` as one graph, assert that its results on ``args`` agree with those of eager mode.
+
+    Return the compiled function. The relative ``tolerance`` and the assertion are those of :func:`same`. ``dynamic`` is
+    passed to ``torch.compile``.
     """
     compiled = torch.compile(fn, fullgraph=True, dynamic=dynamic)
     same(compiled, fn, args, tolerance)

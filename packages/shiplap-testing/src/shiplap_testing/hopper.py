@@ -43,8 +43,10 @@ def compiled(run: Any) -> list[Any]:
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Return the resources of a compiled kernel by name. They are ``registers`` of a thread, bytes of ``stack`` of a
-    thread, to which registers spill, and bytes of ``shared`` memory of a program.
+    """Return the resources of the compiled ``kernel`` by name.
+
+    ``registers`` are those of a thread. ``stack`` are the bytes of a thread's stack, to which registers spill.
+    ``shared`` are the bytes of shared memory of a program.
     """
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])

@@ -89,10 +89,10 @@ def compile_headers_singly() -> None:
 
 
 def _set_for_all_threads(name: str, value: bool) -> None:
-    """Set the boolean option ``name`` of Inductor's configuration for all threads, as its environment variable does at
-    the start.
+    """Set the boolean option ``name`` of Inductor's configuration to ``value`` for all threads.
 
-    What is assigned counts for one thread, so that a graph would have another cache key in each of the others.
+    Its environment variable would do so at the start. An assignment counts for one thread only, so that a graph would
+    have another cache key in each of the others.
     """
     import_module("torch._inductor.config")._config[name].env_value_default = value
 

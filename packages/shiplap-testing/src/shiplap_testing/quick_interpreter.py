@@ -70,8 +70,9 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 
 
 def _numpy_type(language: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a faster function with the results of ``original``, which maps a type of Triton to the NumPy type. It
-    remembers the result by the name of the element type.
+    """Return a faster function with the results of ``original``, which maps a type of Triton to the NumPy type.
+
+    It remembers the result by the name of the element type. ``language`` is Triton's module of that name.
     """
     known: dict[str, Any] = {}
     block, pointer = language.block_type, language.pointer_type

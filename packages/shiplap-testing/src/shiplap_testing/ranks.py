@@ -107,7 +107,7 @@ def _report(names: list[str]) -> None:
 
 
 def _cell_outcome(function: Callable[[int, int], str], rank: int, world: int) -> str:
-    """Call the cell ``function`` on this rank, and return its outcome as text.
+    """Call the cell ``function`` as rank ``rank`` of ``world`` ranks, and return its outcome as text.
 
     The text is ``equal (tolerance)`` if the function returns, ``refused (id)`` for a catalogue error, and ``failed:``
     with the last line of any other exception.

@@ -27,8 +27,9 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # type of a device → its dispatch key
 
 
 def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
-    """Return the tensors of all ranks of ``group``, concatenated along dim 0. The operation used is one that gloo
-    supports for tensors on a GPU.
+    """Return ``tensor`` of all ranks of ``group``, concatenated along dim 0.
+
+    ``group_size`` is the number of ranks. The operation used is one that gloo supports for tensors on a GPU.
     """
     within = process_group(group) if isinstance(group, str) else group
     out = tensor.new_empty(tensor.shape[0] * group_size, *tensor.shape[1:])
@@ -37,8 +38,9 @@ def _gathered(tensor: Tensor, group_size: int, group: Group) -> Tensor:
 
 
 def _all_gathered(tensors: list[Tensor], group_size: int, group: Group) -> list[Tensor]:
-    """Return, for each of ``tensors``, the tensors of all ranks of ``group`` at this position of the list, concatenated
-    along dim 0.
+    """Return, for each of ``tensors``, the tensors at its position of all ranks of ``group``, concatenated along dim 0.
+
+    ``group_size`` is the number of ranks.
     """
     return [_gathered(tensor, group_size, group) for tensor in tensors]
 

@@ -24,7 +24,7 @@ class RotaryAttention(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return the query or key ``x`` rotated by its positions.
+        """Return the query or key ``x`` rotated by ``positions``.
 
         Each pair of numbers is rotated as a complex number.
         """
@@ -66,7 +66,7 @@ class Detector(nn.Module):
         self.score, self.sides = nn.Conv2d(8, 1, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the boxes of one image that do not overlap a better one, and their scores.
+        """Return the boxes of the image ``x`` that do not overlap a better one, and their scores.
 
         The best box comes first.
         """

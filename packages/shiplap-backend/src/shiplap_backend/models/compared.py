@@ -43,7 +43,7 @@ class ModelRun:
 
 
 def compare_model(make: CaseMaker, device: str) -> str:
-    """Return how the model on ``device`` differs from the model on the CPU.
+    """Return how the model of ``make()`` on ``device`` differs from the model on the CPU.
 
     The text is empty if results, gradients and the training step agree. Parameters must stay the same objects, and tied
     parameters must stay tied. An optimiser that was created before ``to(device)`` must train them. A value may differ
@@ -74,7 +74,10 @@ def compare_model(make: CaseMaker, device: str) -> str:
 
 
 def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
-    """Change each parameter of ``case`` by one rounding error, up or down at random, and return the case."""
+    """Change each parameter of ``case`` by one rounding error, and return the case.
+
+    Its direction is random. ``seed`` determines the random numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in case.module.parameters():
@@ -85,9 +88,10 @@ def _with_shifted_weights(case: ModelCase, seed: int) -> ModelCase:
 
 
 def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelRun, str]:
-    """Run the model on a device for inference, generation and one training step, and return the results.
+    """Run the model of ``case`` on ``device`` in the dtype ``dtype``, and return the results.
 
-    The second result is a text if ``.to(device)`` created new parameter objects. Otherwise it is empty.
+    It runs for inference, for generation and for one training step. The second result is a text if ``.to(device)``
+    created new parameter objects. Otherwise it is empty.
     """
     module: Any = case.module
     run = ModelRun()
@@ -119,7 +123,7 @@ def _run_model(case: ModelCase, device: str, dtype: torch.dtype) -> tuple[ModelR
 
 
 def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
-    """Return nested arguments with all tensors on ``device``.
+    """Return the nested arguments ``value`` with all tensors on ``device``.
 
     Floating-point tensors are converted to ``dtype``.
     """
@@ -137,7 +141,7 @@ def _move_tensors(value: Any, device: str, dtype: torch.dtype) -> Any:
 
 
 def _output_tensors(output: Any) -> list[Tensor]:
-    """Return the tensors of a model's output in order.
+    """Return the tensors of a model's ``output`` in order.
 
     The output may be a tensor, a nest of lists and dicts, or an object with attributes.
     """
@@ -179,10 +183,10 @@ def _find_distances(ours: ModelRun, theirs: Sequence[ModelRun], exact: ModelRun)
 
 
 def _describe_distance(name: str, ours: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> Iterator[str]:
-    """Yield a text if the tensor ``ours`` is further from ``exact`` than rounding explains.
+    """Yield a text about ``name`` if the tensor ``ours`` is further from ``exact`` than rounding explains.
 
-    The distance is relative to the norm of ``exact``. Tensors without a fraction must be equal to the first of
-    ``theirs``.
+    The distance is relative to the norm of ``exact``. Tensors of integers and booleans must be equal to the first of
+    ``theirs``. The others of ``theirs`` show how far rounding errors reach.
     """
     first = theirs[0]
     if not ours.is_floating_point() and not ours.is_complex():

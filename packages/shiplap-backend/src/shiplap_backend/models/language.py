@@ -19,10 +19,10 @@ def _output_loss(output: Any) -> Tensor:
 
 
 def _causal_model(kind: str, **options: Any) -> CaseMaker:
-    """Return a function that creates the test case of a small language model of transformers.
+    """Return a function that creates the test case of the language model ``kind`` of transformers, such as ``Llama``.
 
-    The case compares the logits, the loss of the model's own input, and a few generated tokens. ``options`` are fields
-    of the model's configuration.
+    The model is small, and ``options`` are fields of its configuration. The case compares the logits, the loss of the
+    model's own input, and a few generated tokens.
     """
 
     def make() -> ModelCase:

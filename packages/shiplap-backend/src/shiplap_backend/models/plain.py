@@ -58,7 +58,7 @@ class Recurrent(nn.Module):
         self.gru, self.out = nn.GRU(12, 5, batch_first=True), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the linear layer's outputs for each step, with its output for the GRU's last state added."""
+        """Return the linear layer's outputs for each step of ``x``, with its output for the GRU's last state added."""
         hidden, _ = self.lstm(x)
         hidden, last = self.gru(hidden)
         result: Tensor = self.out(hidden) + self.out(last[-1])[:, None]
@@ -131,7 +131,7 @@ class Experts(nn.Module):
         self.gate, self.experts = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the weighted sum of the two chosen experts for each token.
+        """Return the weighted sum of the two chosen experts for each token of ``x``.
 
         The result is zero if ``bincount`` and ``histc`` count the choices differently.
         """

@@ -167,5 +167,8 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
 
 
 def _unusable_runtime_error(where: str, got: str, expected: str, fix: str | None = None) -> ShiplapError:
-    """Return the error ``SL910`` for a runtime at ``where`` that cannot be used."""
+    """Return the error ``SL910`` for a runtime at ``where`` that cannot be used.
+
+    ``got`` is its mistake, and ``expected`` is what it should have. ``fix`` replaces the usual advice.
+    """
     return error("SL910", where=where, got=got, expected=expected, **({"fix": fix} if fix else {}))

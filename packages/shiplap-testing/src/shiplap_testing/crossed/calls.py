@@ -24,7 +24,7 @@ class Calls:
     """
 
     def __init__(self, op: Any, case: Declared, device: str = "cpu") -> None:
-        """Store the op of the declaration ``case``, draw its arguments on ``device``, and find its reference."""
+        """Store ``op``, draw arguments of its declaration ``case`` on ``device``, and find its reference."""
         self.op, self.case, self.device = op, case, device
         self.given = Arguments(case, device)
         self.reference: Function = _in_tuple(op.reference) if case.tuple_of_one else op.reference
@@ -56,10 +56,11 @@ class Calls:
         return found[0], found[1]
 
     def bound_of_sum(self, values: list[Any]) -> float:
-        """Return an estimate of the size of the terms that a sum over all of ``x`` in float64 adds up. The tolerance of
-        that result grows with it. Return 0 if there is no such result.
+        """Return an estimate of the size of the terms in a sum over all of ``x`` in float64.
 
-        Nothing is wider than float64, so the reference does not show what another order of the terms changes.
+        The tolerance of that result grows with it. It is needed because no dtype is wider than float64, so that the
+        reference does not show the effect of another order of the terms. ``values`` are the arguments of the call.
+        Return 0 if there is no such result.
         """
         if "total" not in self.case.outs or self.case.dtype != "float64":
             return 0.0

@@ -52,7 +52,7 @@ def run(
     tell: Any,
     first: tuple[str, ...] = ("eager", "aot_eager"),
 ) -> None:
-    """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them.
+    """Declare the ops of the declarations ``cases`` with files in ``folder``, and call each of them on ``device``.
 
     An op is called in the ways ``first`` and in the ways that its declaration names. Pairs of seed and way in
     ``skipped`` are left out. ``tell`` is called with keywords for each event, which is the begin or the outcome of a

@@ -227,10 +227,10 @@ def _kernel_on(kernel: str, device: str) -> str:
 
 
 def fitting(case: Declared, device: str = "cpu") -> Declared:
-    """Return the op declaration ``case`` without features that contradict each other. The reason for each pair of
-    features that is dropped is in ``impossible.py``.
+    """Return the op declaration ``case`` for ``device`` without features that contradict each other.
 
-    Features that shiplap refuses stay, since a run counts refusals.
+    The reason for each pair of features that is dropped is in ``impossible.py``. Features that shiplap refuses stay,
+    since a run counts refusals.
     """
     kernel = _kernel_on(case.kernel, device)
     binding = case.binding if kernel in NATIVE else "python"
@@ -446,10 +446,10 @@ def plan(count: int, seed: int = 0, device: str = "cpu", *, interpreter: bool = 
 def plan_missing(
     missing: Mapping[tuple[str, str], int], seed: int, device: str = "cpu", most: int = 1000
 ) -> list[Declared]:
-    """Return at most ``most`` declarations in which pairs of features occur as often as ``missing`` says, where that is
-    possible. ``missing`` maps pairs of texts such as ``rank:2`` to numbers.
+    """Return at most ``most`` declarations in which pairs of features occur as often as ``missing`` says, if possible.
 
-    The declarations have a gradient where their kind can have one, and more ways of a call than drawn ones.
+    ``missing`` maps pairs of texts such as ``rank:2`` to numbers. The declarations are drawn for ``device`` by the
+    random ``seed``. They have a gradient if their kind can have one, and more ways of a call than drawn ones.
     """
     left = dict(missing)
     chosen: list[Declared] = []

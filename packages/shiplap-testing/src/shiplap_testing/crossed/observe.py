@@ -37,8 +37,9 @@ class Observed:
 
 
 def flat(result: Any) -> list[Any]:
-    """Return the results of a call as one list, in order. Members of nested lists and tuples are results of their own,
-    as are numbers and None.
+    """Return ``result``, the results of a call, as one list in order.
+
+    Members of nested lists and tuples are results of their own, as are numbers and None.
     """
     if isinstance(result, (list, tuple)):
         return [v for part in result for v in flat(part)]

@@ -33,9 +33,9 @@ torch.save(done, sys.argv[3])
 
 
 def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device: str) -> Iterator[tuple[int, str, str]]:
-    """Call the ops of the declarations ``cases`` from one compiled library, in a process that has torch but not
-    shiplap. Yield the seed, the outcome and its detail for each.
+    """Call the ops of the declarations ``cases`` from one compiled library on ``device``.
 
+    The calls are made in a process that has torch but not shiplap. Yield the seed, the outcome and its detail for each.
     ``made`` has the declared ops by seed. Files are written to ``folder``.
     """
     from shiplap.kernels.native.deploy import deploy

@@ -346,8 +346,9 @@ def _gathered(case: Declared) -> list[str]:
 
 
 def _chained(case: Declared) -> list[str]:
-    """Return the lines of Python that compute the gradients of the arguments from ``g``, the gradient of the value of
-    each element. Only those that are needed are computed.
+    """Return the lines of Python that compute the gradients of the arguments of the op declaration ``case``.
+
+    They start from ``g``, the gradient of the value of each element. Only the gradients that are needed are computed.
     """
     t = case.terms
     for_saved = {"second": "y", "index": "idx", "broadcast": "b", "tensors": "ts", "optional": "o"}
@@ -454,7 +455,8 @@ from shiplap_testing.crossed.source import Shade
 
 def module_text(case: Declared, device: str = "cpu") -> str:
     """Return the source of the module of the op declaration ``case``, with its op, gradient, samples and Python kernel.
-    Native kernels are added later, since they need a header of the op.
+
+    The kernel is for ``device``. Native kernels are added later, since they need a header of the op.
     """
     parts = [HEAD, reference(case), backward(case), samples(case)]
     if case.kernel in ("python", "python_out", "python_flat"):

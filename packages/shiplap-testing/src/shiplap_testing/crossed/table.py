@@ -114,8 +114,9 @@ def reason_of(detail: str) -> str:
 
 
 def markdown(table: Table, cases: Sequence[Declared]) -> str:
-    """Return the table of a run of the op declarations ``cases`` as Markdown. It has totals, ways of a call, pairs of
-    features that were refused or rarely passed, impossible pairs, and failures.
+    """Return ``table``, the results of a run of the op declarations ``cases``, as Markdown.
+
+    It has totals, ways of a call, pairs of features that were refused or rarely passed, impossible pairs, and failures.
     """
     pairs_met = list(table.met.values())
     lines = ["# Crossed declarations", "", f"{len(cases)} declarations, {sum(table.outcomes.values())} calls."]

@@ -228,6 +228,7 @@ def vmap(calls: Calls) -> str:
 
 def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]) -> Observed:
     """Return the results and writes of the reference ``fn`` for copies of ``values``, the arguments of one sample.
+
     ``written`` are the positions of the arguments that it writes to.
     """
     values = [[t.clone() for t in v] if isinstance(v, list) and flat_tensors(v) else v for v in values]

@@ -69,8 +69,9 @@ class Outcome:
 
 
 def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
-    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` by cause, with causes in the order of
-    ``CAUSES``.
+    """Return the numbers of ``caught``, ``missed``, ``lost`` and ``alarms`` in ``outcomes`` by cause.
+
+    The causes are in the order of ``CAUSES``.
     """
     counts: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
@@ -81,8 +82,10 @@ def count(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """Return the report of a run as a text. It has a table of verdicts by cause, a line for each defect that was not
-    caught and for each false alarm, and the totals.
+    """Return the report of a run with ``outcomes`` as a text.
+
+    It has a table of verdicts by cause, a line for each defect that was not caught and for each false alarm, and the
+    totals.
     """
     rows = count(outcomes)
     lines = [f"{'cause':12}{'caught':>8}{'missed':>8}{'lost':>8}{'alarms':>8}"]

@@ -16,20 +16,25 @@ Right = Callable[[sl.Op], bool]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return normally distributed random numbers of the shape ``shape``. They are the same for the same ``seed``."""
+    """Return normally distributed random numbers of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
+    """
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def uniform(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return uniformly distributed random numbers from 0 to 1 of the shape ``shape``. They are the same for the same
-    ``seed``.
+    """Return uniformly distributed random numbers from 0 to 1 of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
     """
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def ints(low: int, high: int, *shape: int, seed: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return random integers from ``low`` to ``high - 1`` of the shape ``shape``. They are the same for the same
-    ``seed``.
+    """Return random integers from ``low`` to ``high - 1`` of the shape ``shape`` in ``dtype``.
+
+    They are the same for the same ``seed``.
     """
     return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -81,7 +86,8 @@ def _copy(value: Any) -> Any:
 def same(make: Arguments, rtol: float | None = None) -> Right:
     """Return a function that takes an op and returns whether its results for ``make()`` agree with its reference.
 
-    The arguments must also have the same contents afterwards. An exception of the op counts as wrong.
+    The relative tolerance is ``rtol``. If it is None, the tolerance depends on the dtype. The arguments must also have
+    the same contents afterwards. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:
@@ -101,10 +107,11 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
 
 
 def same_grad(make: Arguments, rtol: float | None = None, wide_reference: bool = False) -> Right:
-    """Return a function that takes an op and returns whether its gradients for ``make()`` are those that torch derives
-    from its reference. An exception of the op counts as wrong.
+    """Return a function that takes an op and returns whether its gradients for ``make()`` are right.
 
-    ``wide_reference``: the reference is differentiated in float64.
+    They are compared with those that torch derives from the op's reference. The relative tolerance is ``rtol``. If it
+    is None, the tolerance depends on the dtype. If ``wide_reference`` is true, the reference is differentiated in
+    float64. An exception of the op counts as wrong.
     """
 
     def right(op: sl.Op) -> bool:

@@ -85,7 +85,10 @@ class HostGroup(dist.ProcessGroup):
     """
 
     def __init__(self, name: str, store: Any, rank: int, size: int, timeout: timedelta) -> None:
-        """Create the group of the rank ``rank`` among ``size`` ranks, with a group of Gloo."""
+        """Create the group of the backend ``name`` for the rank ``rank`` among ``size`` ranks, with a group of Gloo.
+
+        The ranks find each other by ``store``. ``timeout`` is that of Gloo.
+        """
         place: list[Any] = [rank, size]  # torch's stub has another signature, of what no class in Python derives from
         super().__init__(*place)
         self._backend, self._called, self._described = name, "", ""
@@ -113,14 +116,14 @@ class HostGroup(dist.ProcessGroup):
 
 
 def _nested_tensors(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested lists and tuples, in order."""
+    """Return the tensors in ``value``, a tensor or nested lists and tuples, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     return [t for item in value for t in _nested_tensors(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _on_host(value: Any) -> Any:
-    """Return nested lists in which each tensor is replaced by a dense copy in host memory."""
+    """Return ``value`` with each tensor in its nested lists replaced by a dense copy in host memory."""
     if isinstance(value, torch.Tensor):
         return value.detach().cpu().contiguous()
     return [_on_host(v) for v in value] if isinstance(value, (list, tuple)) else value

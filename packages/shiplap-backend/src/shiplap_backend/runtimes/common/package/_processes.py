@@ -21,7 +21,7 @@ _NAME = ""  # of the device: `register`
 
 
 def register(name: str) -> None:
-    """Register with ``torch.multiprocessing`` how tensors and storages of the device are sent to other processes.
+    """Register with ``torch.multiprocessing`` how tensors and storages of the device ``name`` are sent to processes.
 
     They are sent as copies in host memory.
     """
@@ -33,7 +33,7 @@ def register(name: str) -> None:
 
 
 def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function and the arguments with which another process rebuilds the tensor.
+    """Return a function and the arguments with which another process rebuilds the tensor ``value``.
 
     A tensor of this device is rebuilt from a copy of its values. Raise ``RuntimeError`` if autograd computed the
     tensor.
@@ -49,7 +49,7 @@ def _reduce_tensor(value: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any, 
 
 
 def _reduce_storage(value: torch.UntypedStorage) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Return a function and the arguments with which another process rebuilds the storage.
+    """Return a function and the arguments with which another process rebuilds the storage ``value``.
 
     A storage of this device is rebuilt from a copy of its bytes.
     """
@@ -86,14 +86,17 @@ def _load_device() -> None:
 
 
 def _rebuild_tensor(copy: bytes, device: str, grad: bool, parameter: bool) -> torch.Tensor:
-    """Return the tensor or parameter that another process has sent as the pickled ``copy``, on the device."""
+    """Return the tensor that another process has sent as the pickled ``copy``, on ``device``.
+
+    It requires a gradient if ``grad`` is true, and is a ``torch.nn.Parameter`` if ``parameter`` is true.
+    """
     _load_device()
     made = pickle.loads(copy).to(device)
     return torch.nn.Parameter(made, requires_grad=grad) if parameter else made.requires_grad_(grad)
 
 
 def _rebuild_storage(copy: bytes, device: str) -> torch.UntypedStorage:
-    """Return the storage that another process has sent as the pickled ``copy``, on the device."""
+    """Return the storage that another process has sent as the pickled ``copy``, on ``device``."""
     _load_device()
     made: torch.Tensor = pickle.loads(copy).to(device)
     return made.untyped_storage()
