@@ -201,11 +201,10 @@ class Graph:
             yield from self._name(self._exports[home][name], name, depth - 1)
 
     def _modules_of_f_string(self, text: ast.JoinedStr, package: str, initial: bool) -> Iterator[str]:
-        """Yield the files of all modules of the package with whose name the f-string ``text`` begins, as in
-        ``f"P.{name}"`` or ``f"{__name__}.{name}"``.
+        """Yield the files of all modules of the package whose name begins the f-string ``text``.
 
-        ``package`` is the package of the file with the text. ``initial`` says whether that file is the ``__init__.py``
-        of the package.
+        Examples are ``f"P.{name}"`` and ``f"{__name__}.{name}"``. ``package`` is the package of the file that contains
+        the text. ``initial`` is true if that file is the ``__init__.py`` of the package.
         """
         first = text.values[0] if text.values else None
         home = ""
@@ -269,9 +268,10 @@ class Graph:
 
 
 def _at_import(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of the package's ``__init__.py`` with the tree ``tree`` that run when it is imported.
-    Imports for type checkers are left out. From its functions, only f-strings are yielded, since these load modules by
-    name.
+    """Yield the syntax nodes of a package's ``__init__.py`` that run when the package is imported.
+
+    ``tree`` is the syntax tree of the file. Imports for type checkers are left out. Of functions, only their f-strings
+    are yielded, since these load modules by name.
     """
     stack: list[ast.AST] = [*tree.body]
     while stack:

@@ -128,10 +128,10 @@ class Call:
         return any(real == folder or real.startswith(folder + os.sep) for folder in self._constant)
 
     def _headers(self, folder: str) -> None:
-        """Add the headers below ``folder`` to the key of the cached result. For a folder that counts as unchanging, add
-        its path and age instead.
+        """Add the headers below ``folder`` to the key of the cached result.
 
-        Raise ``NotKept``, by which the call is not cached, if there are more than ``MOST`` headers.
+        For a folder that counts as unchanging, add its path and age instead. Raise ``NotKept`` if there are more than
+        ``MOST`` headers. The result of the call is then not cached.
         """
         if self._is_constant(folder):
             self._add(f"{os.path.realpath(folder)} {os.stat(folder).st_mtime_ns if os.path.isdir(folder) else 0}")

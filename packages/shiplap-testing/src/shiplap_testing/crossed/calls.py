@@ -78,11 +78,12 @@ class Calls:
         strides: bool = True,
         requires: bool = True,
     ) -> str:
-        """Call ``fn`` on copies of the arguments ``given``, by default those of the declaration. Return how its
-        results, gradients and writes differ from those of the reference, as a text that is empty if nothing differs.
+        """Call ``fn`` on copies of the arguments ``given``, and return how it differs from the reference.
 
-        ``differentiate`` says whether gradients are compared, and ``twice`` second gradients. ``strides`` says whether
-        strides are compared, and ``requires`` whether results require gradients alike.
+        By default the arguments are those of the declaration. Results and writes are compared. The text is empty if
+        nothing differs. Gradients are compared if ``differentiate`` is true, or if it is None and the op has a
+        gradient. The other arguments switch on the comparison of second gradients (``twice``), of strides
+        (``strides``), and of whether results require a gradient (``requires``).
         """
         given = given or self.given
         differentiate = self.differentiable if differentiate is None else differentiate

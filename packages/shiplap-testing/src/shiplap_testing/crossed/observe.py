@@ -121,12 +121,11 @@ def _gradients(outs: Sequence[Any], values: Any, seed: int, twice: bool) -> list
 def difference(
     got: Observed, own: Observed, wide: Observed, terms: int, *, strides: bool = True, requires: bool = True
 ) -> str:
-    """Return how ``got``, what a call did, differs from what the reference did, as a text that is empty if nothing
-    differs.
+    """Return how ``got``, the outcome of a call, differs from that of the reference, as a text.
 
-    ``own`` is the reference in the same dtype, ``wide`` the reference in float64. ``terms`` is the number of terms of a
-    sum, which widens the tolerance. ``strides`` and ``requires`` say whether strides, and the need for gradients, are
-    compared.
+    The text is empty if nothing differs. ``own`` is the outcome of the reference in the same dtype, and ``wide`` that
+    in float64. ``terms`` is the number of terms of a sum, which widens the tolerance. Strides are compared if
+    ``strides`` is true. If ``requires`` is true, results must require a gradient exactly if those of the reference do.
     """
     if got.form and own.form and got.form != own.form:
         return f"results in the form {got.form}, expected {own.form}"

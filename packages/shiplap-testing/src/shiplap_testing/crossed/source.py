@@ -226,10 +226,11 @@ def mutation_lines(case: Declared) -> list[str]:
 
 
 def returned_line(case: Declared, *, kernel: bool = False) -> str:
-    """Return the return statement of the op declaration ``case``. It returns a view or the argument that is written to
-    first, then new results.
+    """Return the return statement of the op declaration ``case``.
 
-    If ``kernel`` is true, it is that of a kernel, which does not return the argument that it writes to.
+    The first result is a view or the argument that the op writes to, if the declaration returns one. New results
+    follow. If ``kernel`` is true, it is the statement of a kernel, which does not return the argument that it writes
+    to.
     """
     found = [e for _, _, e in results(case)]
     if case.state == "returned" and not kernel:

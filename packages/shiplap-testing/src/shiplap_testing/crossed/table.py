@@ -60,10 +60,11 @@ class Table:
 
 
 def missing_pairs(met: Mapping[str, int]) -> dict[tuple[str, str], int]:
-    """Return how often each pair of features should still be declared, by pair. That is twice the number of calls that
-    it lacks to ``ENOUGH``, and 2 more, since not every call is compared.
+    """Return how often each pair of features should still be declared, by pair.
 
-    ``met`` has the number of calls by a name such as ``rank:2 x way:out``. Pairs without any call are left out.
+    A pair needs ``ENOUGH`` compared calls. It gets two declarations for each call that it lacks, and 2 more, since not
+    every call is compared. ``met`` has the number of compared calls by a name such as ``rank:2 x way:out``. Pairs
+    without any such call are left out.
     """
     pairs_met = {tuple(name.split(" x ")): count for name, count in met.items()}
     return {(a, b): 2 * (ENOUGH - n) + 2 for (a, b), n in pairs_met.items() if 0 < n < ENOUGH}

@@ -53,8 +53,10 @@ def joined(ns):
 
 
 def _list_gradient(step):
-    """Return a function that registers a gradient of the op ``joined``. The gradient returns those for the list
-    ``more`` in steps of ``step``. If ``step`` is -1 and not 1, the planted defect is that their order is reversed.
+    """Return a function that registers a gradient of the op ``joined``.
+
+    The gradients for the list ``more`` are returned in steps of ``step``. If ``step`` is -1 and not 1, the planted
+    defect is that their order is reversed.
     """
 
     def gradients(grad, saved, needs):

@@ -442,13 +442,17 @@ size(
 
 
 def _in_halves(odd):
-    """Return a function that registers a kernel of the op ``doubled`` for two halves of the rows. If ``odd`` is false,
-    the planted defect is that, from 200 rows on, the last of ``4 * n + 3`` rows is that of its neighbour.
+    """Return a function that registers a kernel of the op ``doubled``, which computes two halves of the rows.
+
+    If ``odd`` is false, the planted defect is that the last row is twice the row before. It shows from 200 rows on, if
+    the number of rows is ``4 * n + 3``.
     """
 
     def fill(x, *, out):
-        """Write ``2 * x`` to ``out``. If ``odd`` (argument of ``_in_halves``) is false, the planted defect is that,
-        from 200 rows on, the last of ``4 * n + 3`` rows is twice the last but one.
+        """Write ``2 * x`` to ``out``.
+
+        If ``odd`` (argument of ``_in_halves``) is false, the planted defect is that the last row is twice the last but
+        one of ``x``. It shows from 200 rows on, if the number of rows is ``4 * n + 3``.
         """
         half = len(x) // 2
         torch.mul(x[:half], 2, out=out[:half])

@@ -245,14 +245,17 @@ scalars(
 
 
 def polynomial(ns):
-    """Declare the op ``polynomial`` in the namespace ``ns`` and return it. Its reference returns the polynomial with
-    the coefficients ``coefficients``, the highest power first, at ``x``.
+    """Declare the op ``polynomial`` in the namespace ``ns`` and return it.
+
+    Its reference returns the value at ``x`` of the polynomial with the coefficients ``coefficients``. The first is that
+    of the highest power.
     """
 
     @sl.op(f"{ns}::polynomial")
     def polynomial(x: V, coefficients: list[float] = (1.0, 2.0, 0.5)) -> V:
-        """Return the polynomial with the coefficients ``coefficients``, the highest power first, at ``x``. Kernels of
-        the op are compared with this reference.
+        """Return the value at ``x`` of the polynomial with the coefficients ``coefficients``.
+
+        The first is that of the highest power. Kernels of the op are compared with this reference.
         """
         out = torch.zeros_like(x)
         for c in coefficients:
@@ -393,15 +396,18 @@ scalars(
 
 
 def standardised(ns):
-    """Declare the op ``standardised`` in the namespace ``ns`` and return it. Its reference returns the rows of ``x``.
-    If ``center`` is true, their means are subtracted, and then, if ``scale`` is true, they are divided by their root
-    mean square.
+    """Declare the op ``standardised`` in the namespace ``ns`` and return it.
+
+    Its reference returns the rows of ``x``. If ``center`` is true, their means are subtracted first. If ``scale`` is
+    true, the result is divided by its root mean square.
     """
 
     @sl.op(f"{ns}::standardised", requires="c >= 1")
     def standardised(x: M, center: bool = False, scale: bool = False) -> M:
-        """Return the rows of ``x``. If ``center`` is true, subtract their means, and then, if ``scale`` is true, divide
-        them by their root mean square. Kernels of the op are compared with this reference.
+        """Return the rows of ``x``.
+
+        If ``center`` is true, their means are subtracted first. If ``scale`` is true, the result is divided by its root
+        mean square. Kernels of the op are compared with this reference.
         """
         x = x - x.mean(1, keepdim=True) if center else x
         return x / (x.square().mean(1, keepdim=True) + 1e-3).sqrt() if scale else x

@@ -378,14 +378,17 @@ def ramp(ns):
 
 
 def _ramp(**dtype):
-    """Return a function that registers a CPU kernel with the op ``ramp``. The kernel computes its steps by
-    ``torch.arange`` with the keywords ``dtype``. If these have no dtype, the planted defect is that the default dtype
-    is used.
+    """Return a function that registers a CPU kernel with the op ``ramp``.
+
+    The kernel computes its steps by ``torch.arange`` with the keyword arguments ``dtype``. If there are none, the
+    planted defect is that the steps have the default dtype.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It computes its steps by ``torch.arange`` with the keywords
-        ``dtype`` (argument of ``_ramp``). If these have no dtype, the planted defect is that the default dtype is used.
+        """Register the CPU kernel ``forward`` with ``op``.
+
+        It computes its steps by ``torch.arange`` with the keyword arguments ``dtype`` (argument of ``_ramp``). If there
+        are none, the planted defect is that the steps have the default dtype.
         """
 
         @op.kernel("cpu")
