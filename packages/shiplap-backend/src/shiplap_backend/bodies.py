@@ -43,7 +43,7 @@ class _BodyDefinition:
 
 
 def check_bodies(directory: Path, wrappers: Sequence[Wrapper]) -> None:
-    """Write an unfinished C++ file into ``directory`` for each of ``wrappers`` that has no body yet.
+    """Write an unfinished C++ file into ``directory`` for each of the generated ``wrappers`` that has no body yet.
 
     The wrappers use the template ``custom``, whose body is written by hand. Raise ``SL908`` with file, line and
     parameter if an existing body has another signature than its wrapper calls.
@@ -73,7 +73,7 @@ def _find_definitions(path: Path) -> Iterator[_BodyDefinition]:
 
 
 def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) -> bool:
-    """Return whether one of ``definitions`` is the hand-written body of the wrapper ``w``.
+    """Return whether one of ``definitions`` is the hand-written body of the generated wrapper ``w``.
 
     ``definitions`` are the C++ functions in ``csrc/``. Raise ``SL908`` if all functions of the wrapper's name have
     another signature, or if the file ``path`` exists and no function has that name.
@@ -91,7 +91,7 @@ def _check_body(w: Wrapper, definitions: Sequence[_BodyDefinition], path: Path) 
 
 
 def _signature_problem(w: Wrapper, d: _BodyDefinition) -> str:
-    """Return the first difference between the definition ``d`` and the body that the wrapper ``w`` needs.
+    """Return the first difference between the definition ``d`` and the body that the generated wrapper ``w`` needs.
 
     The text is empty if they agree.
     """
@@ -139,7 +139,7 @@ def _normalize_type(text: str) -> str:
 
 
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
-    """Return the error ``SL908`` for the hand-written body of the wrapper ``w``.
+    """Return the error ``SL908`` for the hand-written body of the generated wrapper ``w``.
 
     ``where`` is the file and line of the body, and ``got`` says what is wrong there. The error gives the signature that
     the wrapper needs as expected.

@@ -34,9 +34,9 @@ def build_extension(
     """Compile the changed files of the generated ``project``, link ``_C.so`` into its package, and return the path.
 
     ``jobs`` is the number of compilers that run at a time. If it is None, ninja chooses it. ``tell`` is called after
-    each compiled file with a text such as ``3/21 files``. With ``together`` the wrappers and the device core, the C++
-    that all devices share, form one translation unit. For few ops on one CPU core this takes a third less work, but
-    nothing runs in parallel.
+    each compiled file with a text such as ``3/21 files``. With ``together`` the generated wrappers and the device core,
+    the C++ that all devices share, form one translation unit. For few ops on one CPU core this takes a third less work,
+    but nothing runs in parallel.
 
     The manifest, a file with the versions that the library was built for, is written after the library. An interrupted
     build can thus not claim that an older library fits this torch. Raise ``SL906`` with the compiler's first error, or
@@ -133,7 +133,7 @@ def _render_ninja_file(project: Project, target: Path, together: bool = False) -
 
 
 def _write_joint_unit(project: Project, wrappers: Iterable[Path]) -> Path:
-    """Write one C++ file that includes the files ``wrappers`` and the device core, and return its path.
+    """Write one C++ file that includes the generated files ``wrappers`` and the device core, and return its path.
 
     The core is the C++ that all devices share. It is included last, because its own names would hide functions that the
     wrappers call. The file is a part of ``project``.

@@ -46,7 +46,8 @@ class ArgumentUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MetadataEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The implementation of one overload on the target, as the metadata file describes it.
+    """The implementation of one overload on the target, that is, on the vendor's runtime, as the metadata file
+    describes it.
 
     ``graph`` is the expression of the only output, or one expression for each output by name.
     """
@@ -93,7 +94,7 @@ def target_dtypes(target: MetadataTarget) -> tuple[str, ...]:
 def wide_dtype(dtype: str, there: Collection[str]) -> str:
     """Return the dtype in which torch computes sums and products of ``dtype``, such as ``f32`` for ``bf16``.
 
-    If that dtype is not in ``there``, the dtypes of the target, return ``dtype`` itself.
+    If that dtype is not in ``there``, the dtypes that the vendor's runtime has, return ``dtype`` itself.
     """
     row, wide = in_aten().get(dtype), dtype
     # Torch widens only dtypes of less than 32 bits.

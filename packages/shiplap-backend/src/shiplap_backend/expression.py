@@ -91,7 +91,8 @@ class TypedExpression:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The vendor functions, enum values and operators that the expressions of one target may use.
+    """The vendor functions, enum values and operators that the expressions of one target, that is, one vendor's
+    runtime, may use.
 
     ``operators`` maps an operator such as ``+`` to a vendor function. ``index_parameters`` are the names of parameters
     that take integer constants of the graph.

@@ -38,9 +38,9 @@ class SkippedEntry:
 
 @dataclass(frozen=True)
 class GeneratedWrappers:
-    """The wrappers of one target for the installed torch.
+    """The C++ wrappers of one vendor's runtime for the installed torch.
 
-    ``files`` has the C++ texts by file name. ``skipped`` has the entries that are for other versions.
+    ``files`` has the C++ texts by file name. ``skipped`` has the metadata entries that are for other versions.
     """
 
     wrappers: tuple[Wrapper, ...]
@@ -161,7 +161,7 @@ def _derived_overloads(
 
 
 def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
-    """Return the text of each C++ file by name, with ``wrappers`` spread over at most ``units`` files.
+    """Return the text of each C++ file by name, with the generated ``wrappers`` spread over at most ``units`` files.
 
     The file of an operator depends on its name only. A changed operator therefore changes only its own file.
     """
@@ -174,7 +174,9 @@ def _render_files(wrappers: Iterable[Wrapper], units: int) -> dict[str, str]:
 
 
 def _render_unit(share: list[Wrapper]) -> str:
-    """Return the C++ source of one file, with the wrappers ``share`` and the code that registers them with torch."""
+    """Return the C++ source of one file, with the generated wrappers ``share`` and the code that registers them with
+    torch.
+    """
     # A set has another order in each process, and a file that differs is compiled again.
     headers = sorted({h for w in share for h in w.headers})
     bodies = [render_source(f"{w.family.file}.cpp.jinja", package="shiplap_backend", w=w) for w in share]

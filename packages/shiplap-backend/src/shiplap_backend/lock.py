@@ -24,7 +24,7 @@ class SchemaLock:
     schemas: Mapping[str, str]
 
     def text(self) -> str:
-        """Return the lock as JSON text, which is the content of its file."""
+        """Return the schema lock as JSON text, which is the content of its file."""
         return json.dumps({"torch": self.torch, "schemas": dict(sorted(self.schemas.items()))}, indent=1) + "\n"
 
 
@@ -51,7 +51,7 @@ class SchemaChange:
 def schema_digest(schema: str) -> str:
     """Return a digest of ``schema`` of 12 characters.
 
-    The manifest of a built extension has one for each overload.
+    A built extension has one for each overload in its manifest, the file with the versions that it was built for.
     """
     return hashlib.sha256(schema.encode()).hexdigest()[:12]
 
@@ -77,7 +77,7 @@ def _with_group(name: str, declared: Mapping[str, AtenDeclaration]) -> list[tupl
 
 
 def read_lock(path: Path) -> SchemaLock:
-    """Return the schema lock in the file ``path``.
+    """Return the schema lock, that is, the schemas for which a project was checked, from the file ``path``.
 
     Raise ``SL904`` if the file is missing or damaged.
     """

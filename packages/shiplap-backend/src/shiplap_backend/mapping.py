@@ -61,9 +61,9 @@ class _EntryMapping:
     ) -> None:
         """Create the compilers for the expressions of ``entry``, which is the metadata of the overload ``declaration``.
 
-        There is one compiler for the graph, one for guards and one for shapes. ``family`` has the values that the entry
-        leaves out. ``where`` is its file and line in ``metadata``. ``words`` are the names that its expressions may
-        use.
+        There is one compiler for the graph, one for guards, the conditions under which a call is accepted, and one for
+        shapes. ``family`` has the values that the entry leaves out. ``where`` is its file and line in ``metadata``.
+        ``words`` are the names that its expressions may use.
         """
         self.d, self.entry, self.family, self.where, self.metadata = declaration, entry, family, where, metadata
         self.values = {**self._arguments(), **self._outputs()}
@@ -80,7 +80,7 @@ class _EntryMapping:
         self.shape = ExpressionCompiler(words, {}, self.plain.values)
 
     def wrapper(self) -> Wrapper:
-        """Return the wrapper of the entry, compiled to C++ text.
+        """Return the wrapper of the metadata entry, compiled to C++ text.
 
         It has the guards (conditions under which the wrapper runs a call), the vendor's graph, the outputs and the
         graph's cache key.
@@ -112,7 +112,7 @@ class _EntryMapping:
         return w
 
     def _compiled(self, compiler: ExpressionCompiler, source: str, expected: str, place: str) -> TypedExpression:
-        """Return the C++ of ``source``, an expression of the entry, as a value of the kind ``expected``.
+        """Return the C++ of ``source``, an expression of the metadata entry, as a value of the kind ``expected``.
 
         ``compiler`` is that of the graph, of guards or of shapes. Raise ``SL902`` if the expression is invalid.
         ``place`` names the expression in the error.
@@ -160,20 +160,20 @@ class _EntryMapping:
     def _result(self, index: int, name: str) -> str:
         """Return the C++ of the result at ``index``.
 
-        In a wrapper of a structured overload it is an output of torch's operator object. Otherwise it is the variable
-        ``name``.
+        In a generated wrapper of a structured overload it is an output of torch's operator object. Otherwise it is the
+        variable ``name``.
         """
         return f"op.maybe_get_output({index})" if self.family.file == "structured" else name
 
     def _mask(self) -> tuple[str, ...]:
-        """Return the C++ names of the dtypes that the entry accepts.
+        """Return the C++ names of the dtypes that the metadata entry accepts.
 
-        The wrapper sends calls with other dtypes to the CPU.
+        The generated wrapper sends calls with other dtypes to the CPU.
         """
         return tuple(DTYPES[d] for d in self._accepted())
 
     def _accepted(self) -> list[str]:
-        """Return the short names of the dtypes that the entry accepts.
+        """Return the short names of the dtypes that the metadata entry accepts.
 
         Sets of dtypes are replaced by their members. Raise ``SL901`` for an unknown dtype or set.
         """
@@ -191,7 +191,8 @@ class _EntryMapping:
         return list(members)
 
     def _gated_tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors whose dtype the wrapper compares with the accepted ones.
+        """Return the names of the tensors whose dtype the generated wrapper compares with those that the metadata entry
+        accepts.
 
         They are the inputs, or the outputs of an overload without tensor inputs. Inputs that the entry passes on in
         another dtype than that of the computation are left out.
@@ -201,7 +202,7 @@ class _EntryMapping:
         return tuple(n for n in tensors or [a.name for a in self.d.outs] if n not in raw)
 
     def _guards(self) -> Iterator[tuple[str, str]]:
-        """Yield condition and reason of each guard of the wrapper's family and of the entry.
+        """Yield condition and reason of each guard of the metadata entry and of its family of wrappers.
 
         A guard is a condition on the arguments. A call that does not satisfy it runs on the CPU.
         """
@@ -210,8 +211,8 @@ class _EntryMapping:
     def _computation_dtype(self) -> str:
         """Return the dtype in which the vendor computes, as C++ code or as a short name such as ``f32``.
 
-        The rule ``compute`` of the entry or of its family gives it. Narrow dtypes are not widened here. Raise ``SL901``
-        for an unknown rule.
+        The rule ``compute`` of the metadata entry or of its family gives it. Narrow dtypes are not widened here. Raise
+        ``SL901`` for an unknown rule.
         """
         # An entry's own rule comes before that of its family.
         rule = self.entry.compute or self.family.compute
@@ -256,9 +257,9 @@ class _EntryMapping:
     def _prepare(self, index: int, name: str) -> Iterator[str]:
         """Yield the C++ statements that allocate or resize the output ``name``.
 
-        ``name`` is the result at ``index``. The entry's rule for the output gives its shape. An output that torch has
-        allocated for a structured overload only gets new strides. Raise ``SL901`` if the rule is missing or does not
-        fit.
+        ``name`` is the result at ``index``. The rule of the metadata entry for the output gives its shape. An output
+        that torch has allocated for a structured overload only gets new strides. Raise ``SL901`` if the rule is missing
+        or does not fit.
         """
         if self.d.kind == "inplace" or not self.d.returns:
             return
@@ -352,7 +353,7 @@ class _EntryMapping:
         return self.values[name].code
 
     def _let_statements(self) -> Iterator[str]:
-        """Yield, in order, the C++ statements that define the variables under ``let`` in the entry."""
+        """Yield, in order, the C++ statements that define the variables under ``let`` in the metadata entry."""
         expressions = [*self.entry.let.values(), *(e for _, e in self._graphs())]
         expressions += [u.graph for u in self.entry.updates.values()]
         for name, source in self.entry.let.items():
@@ -363,7 +364,7 @@ class _EntryMapping:
             yield f"const auto l_{name} = {value.code};"
 
     def _graphs(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each result, and the expression of the entry that computes it.
+        """Yield the name of each result, and the expression of the metadata entry that computes it.
 
         Raise ``SL901`` if a result has no expression.
         """
@@ -409,7 +410,7 @@ class _EntryMapping:
         """Return the C++ text that sets the dtype of the graph's input ``name``.
 
         The text, such as ``, compute``, is appended to the call that creates the input. It is empty for an input that
-        the entry marks as ``raw``, which keeps its own dtype.
+        the metadata entry marks as ``raw``, which keeps its own dtype.
         """
         how = self.entry.inputs.get(name, "compute")
         return "" if how == "raw" else f", {DTYPES.get(how, 'compute')}"
@@ -482,7 +483,7 @@ class _EntryMapping:
         return decides if decides.startswith("op.") else ""
 
     def _uses(self) -> dict[str, str]:
-        """Return how the entry uses each argument.
+        """Return how the metadata entry uses each argument.
 
         An argument is an input of the graph, an attribute (a value built into the graph), or used in a guard or for a
         shape. Raise ``SL903`` for an argument without a use.

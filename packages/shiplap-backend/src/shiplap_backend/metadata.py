@@ -35,7 +35,7 @@ class _MetadataFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 @dataclass(frozen=True)
 class Metadata:
-    """A target and its metadata entries by overload.
+    """A target, that is, one vendor's runtime, and its metadata entries by overload.
 
     ``where`` has the file and line of each entry, and ``places`` those of the target's fields.
     """
@@ -47,7 +47,7 @@ class Metadata:
 
     @cached_property
     def dtype_sets(self) -> Mapping[str, tuple[str, ...]]:
-        """The members of each dtype set of the target, by the set's name."""
+        """The members of each dtype set of the vendor's runtime, by the set's name."""
         return {name: tuple(members) for name, members in self.target.dtypes.items()}
 
 

@@ -33,7 +33,7 @@ _MOST_UNITS = 256
 class Project:
     """The directory of a project, with the settings in its ``backend.toml``.
 
-    ``units`` is the number of C++ files over which the wrappers are spread.
+    ``units`` is the number of C++ files over which the generated wrappers are spread.
     """
 
     root: Path
@@ -53,7 +53,7 @@ class Project:
 
     @property
     def bodies(self) -> Path:
-        """The folder of the wrappers' hand-written C++ bodies."""
+        """The folder of the C++ bodies of wrappers that are written by hand."""
         return self.root / "csrc"
 
     @property
@@ -76,7 +76,7 @@ def create_project(device: str, runtime_name: str, root: Path, *, units: int = 1
         device: The name of the device, as in ``torch.ones(2, device="mine")``.
         runtime_name: The name of a runtime, or the directory of one.
         root: The directory of the project, which must be new or empty.
-        units: The number of C++ files over which the wrappers are spread.
+        units: The number of C++ files over which the generated wrappers are spread.
 
     Raises:
         BackendError: ``SL905`` if the device's name is taken or invalid, or if ``root`` is not empty. ``SL907``,
@@ -270,7 +270,7 @@ def generate_project(project: Project, *, accept_drift: bool = False) -> tuple[G
 
 
 def _compares_tensors(d: AtenDeclaration) -> bool:
-    """Return whether the wrapper of the overload ``d`` must check that all its tensors are on one device.
+    """Return whether the generated wrapper of the overload ``d`` must check that all its tensors are on one device.
 
     Torch requires this check of most overloads with more than one tensor.
     """
@@ -278,7 +278,7 @@ def _compares_tensors(d: AtenDeclaration) -> bool:
 
 
 def _build_manifest(project: Project, made: GeneratedWrappers) -> str:
-    """Return the manifest of ``project`` with the wrappers ``made``, as JSON text.
+    """Return the manifest of ``project`` with the generated wrappers ``made``, as JSON text.
 
     It has the device, the versions of torch and of the vendor, and a digest of each overload's schema.
     ``build_extension`` writes it next to the library.

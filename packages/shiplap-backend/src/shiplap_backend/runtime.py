@@ -99,7 +99,9 @@ class Runtime:
 
     @property
     def include_dirs(self) -> list[Path]:
-        """The include folders of the vendor, of the eager graph if it is used, and of the device core."""
+        """The include folders of the vendor, of the eager graph if it is used, and of the C++ that all devices
+        share.
+        """
         return [self.directory, *([EAGER] if self.graph == "eager" else []), COMMON / "include"]
 
     @property
@@ -137,7 +139,9 @@ class Runtime:
 
 @cache
 def _core_overloads() -> frozenset[str]:
-    """Return the names of the overloads for which the C++ source of the device core registers kernels."""
+    """Return the names of the overloads for which the device core, the C++ that all devices share, registers
+    kernels.
+    """
     source = (COMMON / "csrc" / "ops.cpp").read_text(encoding="utf-8")
     # Read from the source, so that no second list has to be kept in step.
     aten = source.partition("TORCH_LIBRARY_IMPL(aten, PrivateUse1")[2].partition("TORCH_LIBRARY_IMPL(")[0]

@@ -52,7 +52,8 @@ def names_in(source: str) -> set[str]:
 
 
 def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if the entry uses a name that the overload ``d`` does not have, or that has another role.
+    """Raise ``SL901`` if the metadata entry ``entry`` uses a name that the overload ``d`` does not have, or that has
+    another role.
 
     Also raise it if no call can satisfy the entry's guards, which are conditions on the arguments. ``where`` is the
     file and line of the entry, and ``results`` are the names of its results.
@@ -100,7 +101,7 @@ def check_constants(where: str, name: str, constants: Sequence[float], dtypes: S
     """Raise ``SL901`` if one of ``dtypes`` cannot represent a number in the expressions of the overload ``name``.
 
     Such a number is out of range or is rounded to zero. ``constants`` are the numbers, and ``dtypes`` are those in
-    which the entry computes. ``where`` is its file and line.
+    which the metadata entry computes. ``where`` is its file and line.
     """
     for dtype in (d for d in dtypes if d != "bool"):
         smallest, least, most = _limits(dtype)
@@ -127,7 +128,8 @@ def _limits(dtype: str) -> tuple[float, float, float]:
 def check_dtype_guards(
     where: str, name: str, entry: MetadataEntry, accepted: Sequence[str], gated: Sequence[str]
 ) -> None:
-    """Raise ``SL901`` for a guard of ``entry`` that tests the dtype of a tensor and holds for no ``accepted`` dtype.
+    """Raise ``SL901`` for a guard of the metadata ``entry`` that tests the dtype of a tensor and holds for no
+    ``accepted`` dtype.
 
     A guard is a condition under which the wrapper runs a call. ``gated`` are the tensors whose dtype must be an
     accepted one. ``where`` is the file and line of the entry, and ``name`` its overload.
@@ -147,7 +149,7 @@ def check_dtype_guards(
 
 
 def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> None:
-    """Raise ``SL901`` if the overload ``d`` does not suit the template of ``entry``.
+    """Raise ``SL901`` if the overload ``d`` does not suit the template of the metadata ``entry``.
 
     A reduction under ``unary`` is an example. A template omits what its kind of overload does not need. ``where`` is
     the file and line of the entry.
@@ -168,8 +170,8 @@ def _check_template(where: str, d: AtenDeclaration, entry: MetadataEntry) -> Non
 
 
 def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results: Sequence[str]) -> None:
-    """Raise ``SL901`` if ``entry`` has an output that the overload ``d`` does not have, or a rule that does not suit
-    it.
+    """Raise ``SL901`` if the metadata ``entry`` has an output that the overload ``d`` does not have, or a rule that
+    does not suit it.
 
     ``results`` are the names of the results, and ``where`` is the file and line of the entry.
     """
@@ -199,7 +201,8 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
 
 
 def _check_lets(where: str, d: AtenDeclaration, entry: MetadataEntry, taken: Set[str]) -> None:
-    """Raise ``SL901`` if a name under ``let`` in ``entry`` hides another name, or if no result depends on it.
+    """Raise ``SL901`` if a name under ``let`` in the metadata ``entry`` hides another name, or if no result depends on
+    it.
 
     The other names are those in ``taken`` and the functions that the entry calls. ``where`` is the file and line of the
     entry, and ``d`` its overload.
@@ -257,10 +260,10 @@ def uses_of(
 
 
 def _argument_use(a: AtenArgument, entry: MetadataEntry, family: WrapperFamily, used: Mapping[str, Set[str]]) -> str:
-    """Return how ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
+    """Return how the metadata ``entry`` uses the argument ``a``, such as ``graph input``, ``guard`` or ``shape only``.
 
     The text is empty if it is not used. ``used`` has the names that the entry's expressions use, by use. ``family`` has
-    the guards that all its entries share.
+    the guards (conditions on the arguments) that all its entries share.
     """
     for use in ("graph input", "attribute"):
         if a.name in used[use]:

@@ -36,7 +36,7 @@ def check_target(target: MetadataTarget, at: At) -> None:
 
 
 def check_entry(entry: MetadataEntry, target: MetadataTarget, at: At) -> None:
-    """Raise ``SL901`` for the first field of ``entry`` that is invalid for ``target``.
+    """Raise ``SL901`` for the first field of the metadata ``entry`` that is invalid for ``target``.
 
     ``at`` returns the file and line of nested keys.
     """
@@ -78,7 +78,9 @@ def _target_problems(target: MetadataTarget) -> Iterator[Problem]:
 
 
 def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield the keys, the mistake and the expected value of each field of ``entry`` that is invalid for ``target``."""
+    """Yield the keys, the mistake and the expected value of each field of the metadata ``entry`` that is invalid for
+    ``target``.
+    """
     sets = {**target.dtypes}
     if entry.dtypes != "":
         chosen = [entry.dtypes] if isinstance(entry.dtypes, str) else entry.dtypes
@@ -115,7 +117,7 @@ def _entry_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Pr
 
 
 def _narrowing_problems(entry: MetadataEntry, target: MetadataTarget) -> Iterator[Problem]:
-    """Yield a problem for each dtype in ``entry`` that ``target`` does not have.
+    """Yield a problem for each dtype in the metadata ``entry`` that ``target`` does not have.
 
     Yield another one if the dtype of the computation cannot represent the values of an accepted dtype.
     """

@@ -126,8 +126,8 @@ class Wrapper:
     def empty(self) -> str:
         """The treatment of a call with an input without elements.
 
-        The value ``"fallback"`` sends the call to the CPU, and ``"run"`` runs it as any other call. The entry sets the
-        value, or else its family.
+        The value ``"fallback"`` sends the call to the CPU, and ``"run"`` runs it as any other call. The metadata entry
+        sets the value, or else its family.
         """
         return self.entry.empty or self.family.empty
 
