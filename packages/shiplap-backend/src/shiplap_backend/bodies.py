@@ -141,8 +141,8 @@ def _normalize_type(text: str) -> str:
 def _body_error(w: Wrapper, where: str, got: str) -> ShiplapError:
     """Return the error ``SL908`` for the hand-written body of the generated wrapper ``w``.
 
-    ``where`` is the file and line of the body, and ``got`` says what is wrong there. The error gives the signature that
-    the wrapper needs as expected.
+    ``where`` is the file and line of the body, and ``got`` is its mistake. The error gives the signature that the
+    wrapper needs as expected.
     """
     signature = f"{w.declaration.cpp_returns} {w.id}({w.parameters})"
     return error("SL908", where=f"{where}: {w.declaration.name}", got=got, expected=signature)

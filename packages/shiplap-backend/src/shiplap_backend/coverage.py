@@ -152,8 +152,8 @@ finally:
 def run_program(project: Project, script: Path, cover: Coverage, arguments: Sequence[str] = ()) -> list[ProgramNeed]:
     """Run the Python file ``script`` with the device of ``project``, and return the operators that it called.
 
-    The file runs in a process of its own, with the command-line arguments ``arguments``. ``cover`` says where each
-    overload runs. Unexpected calls on the CPU come first. Raise ``SL905`` if the file is missing or fails.
+    The file runs in a process of its own, with the command-line arguments ``arguments``. ``cover`` has the place where
+    each overload runs. Unexpected calls on the CPU come first. Raise ``SL905`` if the file is missing or fails.
     """
     require_built(project)
     if not script.is_file():

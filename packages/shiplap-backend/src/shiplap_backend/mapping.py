@@ -300,7 +300,7 @@ class _EntryMapping:
     def _prepare_by_aten(self, index: int, name: str, rule: OutputRule) -> Iterator[str]:
         """Yield the C++ statements for the output ``name``, whose shape torch computes itself.
 
-        ``name`` is the result at ``index``. As ``rule`` says, torch does so by its ``TensorIterator`` or by the
+        ``name`` is the result at ``index``. Depending on ``rule``, torch does so by its ``TensorIterator`` or by the
         operator's kernel for the Meta device. Raise ``SL901`` if the overload has no such kernel.
         """
         if rule.mode == "infer":

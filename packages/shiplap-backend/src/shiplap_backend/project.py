@@ -53,7 +53,7 @@ class Project:
 
     @property
     def bodies(self) -> Path:
-        """The folder of the C++ bodies of wrappers that are written by hand."""
+        """The folder of hand-written C++ bodies for generated wrappers."""
         return self.root / "csrc"
 
     @property

@@ -34,7 +34,7 @@ def operator_results(package: Path, cases: list[list[str]], samples: int) -> Ite
 
     ``package`` is the folder of the device's package. At most ``samples`` samples are run of each operator. A row is a
     dict with ``op``, ``dtype`` and the fields of the result. Before each case there is a row with ``start`` and
-    ``dtype``. From it the parent process knows which case crashed.
+    ``dtype``. It shows the parent process which case crashed.
     """
     device = load_device(package)
     names, dtypes = ({case[i] for case in cases} for i in (0, 1))
@@ -53,7 +53,7 @@ def model_results(package: Path, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield a row with the result of each model in ``names``, which runs in float32.
 
     ``package`` is the folder of the device's package. Before each model there is a row with ``start`` and ``dtype``,
-    from which the parent process knows which model crashed.
+    which shows the parent process which model crashed.
     """
     from shiplap_backend.models import MODELS
     from shiplap_backend.models.compared import compare_model

@@ -169,7 +169,7 @@ class Call:
 
 
 def main(cache: str, compiler: str, constant: str, arguments: list[str]) -> int:
-    """Run ``compiler`` with ``arguments``, or serve the call from the folder ``cache``, and return the exit status.
+    """Run ``compiler`` with ``arguments``, or copy its result from the folder ``cache``, and return the exit status.
 
     If the cache has the result, write it, print its warnings and return 0. Otherwise run the compiler and, if it
     succeeds, keep its result and warnings. ``constant`` joins the folders that count as unchanging. For a call that
@@ -232,7 +232,7 @@ def _write(name: str, content: bytes, mode: int | None = None) -> None:
 
 def _copy_into_cache(file: str, kept: str) -> None:
     """Copy ``file`` to its place ``kept`` in the cache. The copy gets that name only when it is complete, so that no
-    reader sees a part of it.
+    other process reads a part of it.
     """
     # Beside the target, since a rename across file systems is a copy.
     new = f"{kept}.{os.getpid()}"

@@ -335,7 +335,7 @@ def _device_error() -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Set up the run of tests in this process.
 
-    A process that runs tests itself ignores shiplap's notices, such as that a reference serves a call. A process that
+    A process that runs tests itself ignores shiplap's notices, such as that a call runs the reference. A process that
     distributes tests makes one folder for all workers. In both, Hypothesis gets no deadlines.
     """
     if config.getoption("dist", "no") == "no":

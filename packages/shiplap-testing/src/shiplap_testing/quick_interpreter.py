@@ -37,7 +37,7 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
     part of Triton's language interpreted. A part is a module or class, such as ``tl.math``.
 
     The faster function looks up only once which functions of a part have to be replaced. ``patch`` replaces one of
-    them, and ``is_builtin`` says whether a function is still the compiler's.
+    them, and ``is_builtin`` returns whether a function is still the compiler's.
     """
 
     @cache
@@ -72,7 +72,7 @@ def _patch_builtin(is_builtin: Callable[..., bool], original: Callable[..., Any]
 def _numpy_type(language: Any, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a faster function with the results of ``original``, which maps a type of Triton to the NumPy type.
 
-    It remembers the result by the name of the element type. ``language`` is Triton's module of that name.
+    It keeps the result by the name of the element type. ``language`` is Triton's module of that name.
     """
     known: dict[str, Any] = {}
     block, pointer = language.block_type, language.pointer_type

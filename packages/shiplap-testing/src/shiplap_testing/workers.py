@@ -36,7 +36,7 @@ ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 class Workers:
-    """The process from which workers are forked, as the process that distributes the tests sees it."""
+    """A handle of the process from which workers are forked, for the process that distributes the tests."""
 
     def __init__(self, arguments: list[str], workers: Path, programs: Path, count: int) -> None:
         """Start the process from which workers are forked. It listens on the socket ``workers`` and collects tests with

@@ -95,7 +95,7 @@ def _require_known(option: str, given: list[str], known: Sequence[str]) -> list[
 def _match_names(pattern: str, known: Sequence[str], what: str) -> list[str]:
     """Return the names in ``known`` in which the regular expression ``pattern`` is found.
 
-    ``what`` says what the names are, for the error. Raise ``SL613`` if none matches or if ``pattern`` is invalid.
+    ``what`` is a noun for the names, for the error. Raise ``SL613`` if none matches or if ``pattern`` is invalid.
     """
     from shiplap.plugin_api import error
 

@@ -144,7 +144,7 @@ class Arguments:
 
         def copy(value: Any, name: str) -> Any:
             """Return the copy of ``value``, which is the argument ``name`` or a tensor of its list. It has the dtype,
-            strides and gradients that the arguments of ``fresh`` ask for. Values other than tensors are returned
+            strides and gradients that the arguments of ``fresh`` select. Values other than tensors are returned
             themselves.
             """
             if isinstance(value, list) and value and isinstance(value[0], Tensor):

@@ -118,7 +118,7 @@ def _is_template(choice: Any) -> bool:
 def served(case: Any, made: Any) -> list[str]:
     """Return which of the features ``kernel`` and ``binding`` of ``case`` its calls test, as a list of these names.
 
-    The list is empty if shiplap refused the kernel or none was written, since the reference then serves the calls. It
+    The list is empty if shiplap refused the kernel or none was written, since the calls then run the reference. It
     lacks ``binding`` if shiplap refused the binding. ``made`` lists what was refused and not written.
     """
     if case.seed in made.unbound:

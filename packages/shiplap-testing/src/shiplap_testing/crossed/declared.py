@@ -257,7 +257,7 @@ def fitting(case: Declared, device: str = "cpu") -> Declared:
 
 def _fitting_kernel(case: Declared) -> Declared:
     """Return the op declaration ``case`` with only those terms, results and states that its kind of kernel can have.
-    The state says which argument is written to or returned.
+    The state is the way in which an argument is written to or returned.
     """
     terms, outs, state = case.terms, case.outs, case.state
     if case.kernel == "template":
@@ -278,7 +278,7 @@ def _fitting_kernel(case: Declared) -> Declared:
 
 def _fitting_outs(case: Declared) -> Declared:
     """Return the op declaration ``case`` with only those of its results that its number of dims and its state allow.
-    The state says which argument is written to or returned.
+    The state is the way in which an argument is written to or returned.
     """
     variadic = case.variadic and "broadcast" not in case.terms
     outs = case.outs

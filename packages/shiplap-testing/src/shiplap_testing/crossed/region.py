@@ -81,7 +81,7 @@ def region_may_write() -> bool:
 
 def _write(x: Tensor) -> None:
     """Add 1 to ``x`` in place. The function is both the implementation and the fake of the op ``crossed_plain::write``,
-    which serves to try nested compile regions.
+    with which nested compile regions are tried.
     """
     x.add_(1)
 

@@ -422,8 +422,8 @@ def checkpoint(calls: Calls) -> str:
 
 def threads(calls: Calls) -> str:
     """Return how calls of the op of ``calls`` in four threads at once, three in each, differ from its reference, or an
-    empty text. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's interpreter, which serves
-    one thread.
+    empty text. An exception in a thread is raised again. Raise ``NotMetError`` for Triton's interpreter, which supports
+    only one thread.
     """
     if calls.case.kernel == "triton" and calls.device == "cpu":
         raise NotMetError("Triton's interpreter serves one thread")

@@ -17,9 +17,9 @@ size = partial(add, "size", later=True)
 
 
 def _online(rescaled):
-    """Return a function that registers a kernel of the op ``softmax``. The kernel walks over chunks of 128 columns
-    once. If ``rescaled`` is false, the planted defect is that the sum of earlier chunks is not rescaled when a later
-    one has a larger maximum.
+    """Return a function that registers a kernel of the op ``softmax``. The kernel reads each chunk of 128 columns once.
+    If ``rescaled`` is false, the planted defect is that the sum of earlier chunks is not rescaled when a later one has
+    a larger maximum.
     """
 
     def online(x):
@@ -65,7 +65,7 @@ def mm32(ns):
 
 
 def _stepped(rest):
-    """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel walks over
+    """Return a function that registers a kernel of the op ``mm32`` in C. From a ``k`` of 48 on, the kernel sums over
     ``k`` in steps of 16. ``rest`` is the condition in C of the loop over the remaining elements. If it is ``0``, the
     planted defect is that they are left out.
     """
@@ -272,7 +272,7 @@ size(
 
 
 def _flash(rescaled):
-    """Return a function that registers a kernel of the op ``attention``. The kernel walks over blocks of 64 keys once.
+    """Return a function that registers a kernel of the op ``attention``. The kernel reads each block of 64 keys once.
     If ``rescaled`` is false, the planted defect is that earlier sums are not rescaled when a later block has a larger
     score.
     """

@@ -176,14 +176,14 @@ state(
 
 def _remembering(all_of_it):
     """Return a function that registers a CPU kernel with the op ``doubled``. The kernel writes ``2 * x`` to ``out`` and
-    remembers one result by the bytes of its input. If ``all_of_it`` is false, the planted defect is that only the first
-    row of the input is compared.
+    keeps one result by the bytes of its input. If ``all_of_it`` is false, the planted defect is that only the first row
+    of the input is compared.
     """
 
     def bind(op):
-        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and remembers one result by
-        the bytes of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that
-        only the first row of the input is compared.
+        """Register the CPU kernel ``forward`` with ``op``. It writes ``2 * x`` to ``out`` and keeps one result by the
+        bytes of its input. If ``all_of_it`` (argument of ``_remembering``) is false, the planted defect is that only
+        the first row of the input is compared.
         """
         known = {}
 
@@ -240,7 +240,7 @@ def _largest_scratch(cleared):
         @op.kernel("cpu")
         def forward(x, *, out):
             """Write the sum of each row to ``out``. If ``cleared`` (argument of ``_largest_scratch``) is false, the
-            planted defect is that a narrow row has the rest of an earlier, wider row added.
+            planted defect is that the end of an earlier, wider row is added to the sum of a narrow row.
             """
             n, c = x.shape
             scratch = vars(of_thread)

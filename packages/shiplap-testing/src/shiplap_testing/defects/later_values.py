@@ -265,7 +265,7 @@ def running(ns):
 
 
 def _carry(narrow):
-    """Return a function that registers a kernel of the op ``running``. The kernel walks over chunks of 64 columns. If
+    """Return a function that registers a kernel of the op ``running``. The kernel reads chunks of 64 columns. If
     ``narrow`` is true, the planted defect is that the sum carried between chunks is rounded to the dtype of the result.
     """
 

@@ -256,8 +256,8 @@ size(
 
 
 def _chunks(overlap):
-    """Return a kernel function for the op ``doubled``. It walks over chunks of 256 rows that overlap by ``overlap``
-    rows. If ``overlap`` is not 0, the planted defect is that these rows are doubled twice.
+    """Return a kernel function for the op ``doubled``. It computes chunks of 256 rows that overlap by ``overlap`` rows.
+    If ``overlap`` is not 0, the planted defect is that these rows are doubled twice.
     """
 
     def chunks(x, *, out):
@@ -298,7 +298,7 @@ def window(ns):
 
 
 def _stencil(halo):
-    """Return a kernel function for the op ``window``. It walks over tiles of 256 with ``halo`` neighbours on each side,
+    """Return a kernel function for the op ``window``. It computes tiles of 256 with ``halo`` neighbours on each side,
     which should be 1. If ``halo`` is 0, the planted defect is that neighbours in another tile count as zero.
     """
 

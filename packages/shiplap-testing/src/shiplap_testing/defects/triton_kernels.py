@@ -27,7 +27,7 @@ def row_max(x, out, rows, columns, OTHER: tl.constexpr, ROWS: tl.constexpr, BLOC
 
 @triton.jit
 def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Write the softmax of each of ``ROWS`` rows to ``out``. Three walks over blocks of columns compute the maximum,
+    """Write the softmax of each of ``ROWS`` rows to ``out``. Three loops over blocks of columns compute the maximum,
     the sum and the result. If ``GUARDED`` is false, the planted defect is that the sum counts lanes beyond the row.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

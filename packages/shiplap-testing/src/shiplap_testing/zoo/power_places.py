@@ -124,7 +124,7 @@ def begins(action):
 
     @dress
     def attach(op):
-        """Bind a kernel for ``2 * x`` to ``op``. The kernel remembers whether it was called before."""
+        """Bind a kernel for ``2 * x`` to ``op``. The kernel records whether it was called before."""
         begun = []
 
         @op.kernel("cpu")
