@@ -50,7 +50,7 @@ class Worker:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Note the processor time at the start of ``item``, before its fixtures."""
+        """Record the processor time at the start of ``item``, before its fixtures."""
         item.stash[_BEGAN] = used()
 
     @pytest.hookimpl(wrapper=True)
@@ -74,11 +74,11 @@ class Told(Worker):
     """A plugin that adds up the costs of tests and prints them at the end of the run."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Take the number of tests to list from ``config``. No test has a cost yet."""
+        """Create the plugin without any cost, and read the number of tests to list from ``config``."""
         self.most, self.costs, self.others = config.getoption("--dearest"), dict[str, float](), 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note the processor time of a test if its report has one."""
+        """Record the processor time of a test if ``report`` has one."""
         if (cost := getattr(report, "processor_time", None)) is not None:
             self.costs[report.nodeid] = cost
 

@@ -135,8 +135,9 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def place(environment: Mapping[str, str]) -> Path:
-    """Return the path of a socket. A server listens on it, from which programs with the environment variables
-    ``environment`` are forked.
+    """Return the path of a socket on which a server listens.
+
+    The server forks programs with the environment variables ``environment``.
     """
     digest = hashlib.sha256(repr(_variables_read_at_import(environment)).encode()).hexdigest()[:16]
     return Path(shared(), digest)
@@ -198,7 +199,8 @@ _processes: list[subprocess.Popen[bytes]] = []  # what this process started; eac
 def _serve(path: str) -> None:
     """Import torch's compiler, listen on the socket ``path``, and fork a process for each connection.
 
-    Return when all forked processes have ended, or if there was none, when the process that started this one has ended.
+    Return when all forked processes have ended. If there was none, return when the process that started this one has
+    ended.
     """
     del sys.path[0]  # the folder of this file
     runpy.run_path(str(Path(__file__).with_name("private.py")))["import_compiler"]()

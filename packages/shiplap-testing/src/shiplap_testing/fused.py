@@ -20,7 +20,7 @@ def flat(value: Any) -> list[Tensor]:
 
 
 def check(fn: Callable[..., Any], *args: Any, tolerance: float = 2e-6, dynamic: bool = False) -> Callable[..., Any]:
-    """Compile ``fn`` as one graph, assert that its results on ``args`` agree with those of eager mode.
+    """Compile ``fn`` as one graph, and assert that its results on ``args`` agree with those of eager mode.
 
     Return the compiled function. The relative ``tolerance`` and the assertion are those of :func:`same`. ``dynamic`` is
     passed to ``torch.compile``.

@@ -103,10 +103,9 @@ def _connect(connection: socket.socket, path: str) -> None:
 
 
 def _serve(path: str) -> None:
-    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection, until
-    standard input is closed.
+    """Import what the tests import, listen on the socket ``path``, and fork a worker for each connection.
 
-    Then kill the workers that are still running.
+    When standard input is closed, kill the workers that are still running.
     """
     arguments, searched, programs, count = json.loads(sys.stdin.buffer.readline())
     with socket.socket(socket.AF_UNIX) as listening:

@@ -138,8 +138,9 @@ class Declared:
 
     @property
     def traced(self) -> bool:
-        """Whether the kind of a result (a list, a number, or perhaps None) is such that only a run of the reference
-        determines it.
+        """Whether a result is a list, a number or perhaps None.
+
+        Only a run of the reference shows such a result.
         """
         return any(o in TRACED for o in self.outs)
 
@@ -360,8 +361,9 @@ def pairs(features: Iterable[str], way: str) -> list[tuple[str, str]]:
 
 
 def with_feature(case: Declared, feature: str) -> Declared:
-    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added. The result may
-    contradict itself, which :func:`fitting` removes.
+    """Return the op declaration ``case`` with ``feature``, a text such as ``kernel:c``, added.
+
+    The features of the result may contradict each other. :func:`fitting` removes such contradictions.
     """
     kind, _, value = feature.partition(":")
     if kind == "dtype":

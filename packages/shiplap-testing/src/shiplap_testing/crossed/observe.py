@@ -146,8 +146,9 @@ def difference(
 
 
 def _unlike(got: Any, own: Any, strides: bool) -> str:
-    """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device, as a text that is empty if it
-    does not. If ``strides`` is true, strides are compared too.
+    """Return how the result ``got`` differs from ``own`` in type, shape, dtype or device.
+
+    If ``strides`` is true, strides are compared, too. The text is empty if nothing differs.
     """
     if not isinstance(own, Tensor) or not isinstance(got, Tensor):
         return "" if type(got) is type(own) and got == own else f"{got!r}, expected {own!r}"

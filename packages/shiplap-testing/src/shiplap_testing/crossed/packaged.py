@@ -71,8 +71,10 @@ def packaged_results(cases: Sequence[Declared], made: Any, folder: Path, device:
 
 
 def _compared(call: Calls, result: Any, positional: Any, named: Any) -> tuple[str, str]:
-    """Return the outcome ``met`` or ``differs`` of a call from a package, and its difference from the reference as a
-    text. ``result`` is what it returned. ``positional`` and ``named`` are its arguments after the call.
+    """Return the outcome ``met`` or ``differs`` of a call from a package, and its difference from the reference.
+
+    ``result`` is what the call returned, and ``positional`` and ``named`` are its arguments after it. The difference is
+    a text, which is empty if there is none.
     """
     own, wide = call.expected()
     by_name = {

@@ -238,7 +238,7 @@ def _of_sample(calls: Calls, fn: Function, values: list[Any], written: list[int]
 
 
 def _wide(value: Any) -> Any:
-    """Return ``value``, of any type, with floating-point tensors, also those in a list, converted to float64."""
+    """Return ``value``, a tensor, a list or any other value, with floating-point tensors converted to float64."""
     if isinstance(value, list):
         return [_wide(v) for v in value]
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -346,9 +346,8 @@ def _cast(value: Any, to: torch.dtype | None) -> Any:
 
 
 def inference(calls: Calls) -> str:
-    """Return how a call of the op of ``calls`` in inference mode differs from its reference, or an empty text.
-
-    A later call outside of inference mode is compared, too.
+    """Return how the op of ``calls``, called in inference mode and then outside, differs from its reference, or an
+    empty text.
     """
     with torch.inference_mode():
         values = calls.given.fresh()
@@ -399,7 +398,7 @@ def fake(calls: Calls) -> str:
 
 
 def _faked(mode: Any, value: Any) -> Any:
-    """Return ``value``, of any type, with tensors, also those in a list, replaced by fake ones of ``mode``."""
+    """Return ``value``, a tensor, a list or any other value, with its tensors replaced by fake ones of ``mode``."""
     if isinstance(value, list):
         return [_faked(mode, v) for v in value]
     return mode.from_tensor(value, static_shapes=True) if isinstance(value, Tensor) else value
@@ -478,9 +477,8 @@ def double_backward(calls: Calls) -> str:
 
 
 def with_deepcopy(calls: Calls) -> str:
-    """Return how a call of a copied module with the op of ``calls`` differs from the op's reference, or an empty text.
-
-    The module is copied by ``copy.deepcopy``.
+    """Return how a call of a deep copy of a module with the op of ``calls`` differs from the op's reference, or an
+    empty text.
     """
     return calls.compare(copy.deepcopy(Model(calls.op)))
 
