@@ -39,8 +39,9 @@ def _adopted_operator(schema, fn, declare):
 
 
 def _scaled(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns ``x * scale``, and return the op that
-    ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x * scale``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -63,8 +64,9 @@ aliasing(
 
 
 def _turned(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns the transpose of ``x``, and return the op that
-    ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the transpose of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -88,8 +90,9 @@ aliasing(
 
 
 def _counted(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns ``2 * x``, of integers, and return the op that
-    ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``2 * x`` of integers. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")

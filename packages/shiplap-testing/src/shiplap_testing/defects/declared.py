@@ -193,7 +193,7 @@ def gather(ns: str) -> sl.Op:
 
     @gather.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``gather``, which are random rows, and indices from -1 to the last row."""
+        """Return sample arguments of ``gather``, which are random rows and indices from -1 to the last row."""
         x = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)
         return x, torch.randint(-1, sizes["n"], (sizes["m"],), generator=rng).to(device)
 

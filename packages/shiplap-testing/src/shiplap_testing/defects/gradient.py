@@ -157,8 +157,8 @@ def biased(ns):
 
 
 def _loop_sum(grad, saved, needs):
-    """Return the gradients of ``x`` + bias. The planted defect is that, in narrow dtypes, the sum for ``bias`` is
-    rounded after each four rows.
+    """Return the gradients of ``x + bias``. The planted defect is that, in narrow dtypes, the sum for ``bias`` is
+    rounded after every four rows.
     """
     # A sum over no rows has the shape and dtype of the bias, also for an empty batch.
     total = torch.zeros_like(grad[:1].sum(0))

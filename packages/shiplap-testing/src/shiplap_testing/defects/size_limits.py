@@ -170,7 +170,7 @@ def pooled(ns):
 
     @pooled.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``pooled``, which are random rows, and lengths of segments that add up to their
+        """Return sample arguments of ``pooled``, which are random rows and lengths of segments that add up to their
         number.
         """
         n, s = sizes["n"], sizes["s"]

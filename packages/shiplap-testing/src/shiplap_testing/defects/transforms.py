@@ -39,8 +39,9 @@ def _whole(schema, real, declare, rule):
 
 
 def _cumulated(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns the cumulative sum of ``x``, and return the op
-    that ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns the cumulative sum of ``x``. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")
@@ -97,8 +98,9 @@ transforms(
 
 
 def _shifted(ns, name):
-    """Declare that the operator ``name`` of the namespace ``ns`` returns ``x`` times ``y`` in reverse order, and return
-    the op that ``sl.adopt`` makes of it. The operator stands for one of another library.
+    """Declare the op that ``sl.adopt`` makes of the operator ``name`` of the namespace ``ns``, and return it.
+
+    Its reference returns ``x`` times ``y`` in reverse order. The operator stands for one of another library.
     """
 
     @sl.adopt(f"{ns}::{name}")

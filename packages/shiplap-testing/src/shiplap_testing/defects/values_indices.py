@@ -134,7 +134,7 @@ def label_loss(ns):
 
     @label_loss.samples
     def _(rng, sizes, dtype, device):
-        """Return sample arguments of ``label_loss``, which are random logits, and labels from -1, for padding, to the
+        """Return sample arguments of ``label_loss``, which are random logits and labels from -1, for padding, to the
         last class.
         """
         logits = torch.randn(sizes["n"], sizes["c"], generator=rng).to(device, dtype)

@@ -248,7 +248,7 @@ def _(rng, sizes, dtype, device):
 
 @gather.backward
 def _(grad, saved, needs):
-    """Return the gradient of ``gather`` for ``x``: ``grad`` added up at the rows that ``index`` selects."""
+    """Return the gradient of ``gather`` for ``x``, which is ``grad`` added up at the rows that ``index`` selects."""
     return {"x": torch.zeros_like(saved.x).index_add_(0, saved.index, grad)}
 
 

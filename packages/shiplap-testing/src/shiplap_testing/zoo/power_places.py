@@ -154,7 +154,7 @@ def add_rows(x: M, b: Float[Tensor, "c"]) -> M:
 
 def in_own_dtype(grad, saved, needs):
     """Return the gradients of ``x + b``. The planted defect is that the sum for ``b`` is rounded to a narrow dtype
-    after each eight rows.
+    after every eight rows.
     """
     total = torch.zeros_like(grad[:1].sum(0))
     for rows in grad.split(8):

@@ -72,14 +72,14 @@ _calls = [0]
 
 
 def _counting(x):
-    """Return ``2 * x``. The planted defect is that 1 is added in each seventh call of the process."""
+    """Return ``2 * x``. The planted defect is that 1 is added in every seventh call of the process."""
     _calls[0] += 1
     return x * 2 + (_calls[0] % 7 == 0)
 
 
 @adopt(register("counter(Tensor x) -> Tensor", _counting, torch.empty_like))
 def counter(x: M) -> M:
-    """Return ``2 * x``. This is the reference of a broken operator. The operator adds 1 in each seventh call of the
+    """Return ``2 * x``. This is the reference of a broken operator. The operator adds 1 in every seventh call of the
     process.
     """
     return x * 2
@@ -165,7 +165,7 @@ bad("nondeterministic kernel", sl_nondeterministic, "determinism")
 
 @declare("counter")
 def sl_counter(x: M) -> M:
-    """Return ``2 * x``. The kernel of the op is wrong in each seventh call."""
+    """Return ``2 * x``. The kernel of the op is wrong in every seventh call."""
     return x * 2
 
 
