@@ -189,6 +189,7 @@ def foreign(
     needs a fake.
     """
     library = torch.library.Library(namespace, "FRAGMENT")
+    # Torch removes the operators of a library object to which nothing refers any more.
     _libraries.append(library)
     library.define(schema)
     library.impl(schema.partition("(")[0], fn, key)

@@ -282,6 +282,7 @@ def _first_kept(op):
     """
     x = randn(3, 2).requires_grad_()
     with torch.no_grad():
+        # The incoming gradients differ, so that a buffer that both calls share is noticed.
         grads = torch.ones(3, 2), torch.full((3, 2), 7.0)
     first = torch.autograd.grad(op(x), x, grads[0])[0]
     torch.autograd.grad(op(x), x, grads[1])

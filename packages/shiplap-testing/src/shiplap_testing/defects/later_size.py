@@ -377,6 +377,7 @@ def _with_three_threads(op):
     restored afterwards.
     """
     before = torch.get_num_threads()
+    # Seven rows cannot be shared equally among three threads.
     torch.set_num_threads(3)
     try:
         return same(lambda: (uniform(7, 2),))(op)

@@ -381,6 +381,7 @@ def _list_changed(changes):
         for i, part in enumerate(parts):
             if changes and i == 1:
                 part.add_(0).mul_(-1)
+                # The sign is turned back, so that only the list shows the change.
                 total -= part
             else:
                 total += part
@@ -440,6 +441,7 @@ outputs(
 
 def _filled_with_seven(op):
     """Return whether ``op.out`` (``windows``) writes all rows of an output that was filled with 7 before."""
+    # New memory may happen to be zero, which would hide rows that are not written.
     memory = torch.full((3, 2), 7.0)
     x = uniform(5, 2)
     with torch.no_grad():

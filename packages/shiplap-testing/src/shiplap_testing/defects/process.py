@@ -223,6 +223,7 @@ def _in_little_memory(op):
 
     x = torch.tensor([0, 5, 400_000_000, 7])
     with open("/proc/self/statm") as statm:
+        # The first number is the size of the address space in pages.
         now = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))
@@ -434,6 +435,7 @@ def _limited(op, x):
     import resource
 
     with open("/proc/self/statm") as statm:
+        # The first number is the size of the address space in pages.
         now = int(statm.read().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 30), limits[1]))

@@ -409,6 +409,7 @@ def _partial_sums(clear):
         partial = workspace[: 8 * (n // 256 + 1) * c].view(torch.float64).view(n // 256 + 1, c)
         for i, row in enumerate(partial):
             part = x[256 * i : 256 * (i + 1)].double().sum(0)
+            # The first place is always set, so that inputs of up to 256 rows are right.
             row.copy_(part) if clear or i == 0 else row.add_(part)
         out.copy_(partial.sum(0))
 

@@ -43,6 +43,7 @@ def softmax(x, out, rows, columns, GUARDED: tl.constexpr, ROWS: tl.constexpr, BL
         inside = (row[:, None] < rows) & (first + lanes[None, :] < columns)
         part = tl.load(x + row[:, None] * columns + first + lanes[None, :], mask=inside, other=0.0)
         part = tl.exp(part - peak)
+        # Lanes beyond the row have loaded 0, whose exponential is not 0.
         total += tl.where(inside, part, 0.0) if GUARDED else part
     scale = tl.sum(total, axis=1)[:, None]
     for first in range(0, columns, BLOCK):
@@ -97,6 +98,7 @@ def accumulate(x, index, out, n, BLOCK: tl.constexpr, ATOMIC: tl.constexpr):
     if ATOMIC:
         tl.atomic_add(target, values, mask=inside)
     else:
+        # Lanes with one target load the same old value, and only one of their stores remains.
         tl.store(target, tl.load(target, mask=inside, other=0.0) + values, mask=inside)
 
 
@@ -110,6 +112,7 @@ def norm(x, out, rows, columns, MASKED: tl.constexpr, ROWS: tl.constexpr, BLOCK:
     inside = (row[:, None] < rows) & (place[None, :] < columns)
     values = tl.load(x + row[:, None] * columns + place[None, :], mask=inside, other=0.0)
     centred = values - (tl.sum(values, axis=1) / columns)[:, None]
+    # Lanes beyond the row hold minus the mean, which the variance must not count.
     if MASKED:
         centred = tl.where(inside, centred, 0.0)
     spread = tl.sum(centred * centred, axis=1) / columns
@@ -126,6 +129,7 @@ def grouped(a, b, out, M, N, K, GROUP: tl.constexpr, BLOCK: tl.constexpr, CLIPPE
     down, across = tl.cdiv(M, BLOCK), tl.cdiv(N, BLOCK)
     group = program // (GROUP * across)
     first = group * GROUP
+    # The last group may have fewer rows of tiles.
     height = tl.minimum(down - first, GROUP) if CLIPPED else GROUP
     tile_m = first + program % (GROUP * across) % height
     tile_n = program % (GROUP * across) // height

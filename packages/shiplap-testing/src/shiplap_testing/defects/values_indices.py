@@ -72,6 +72,7 @@ def _per_chunk(x, index, bins, *, out):
     total = wide(x).new_zeros(bins, x.shape[1])
     for part, rows in zip((index % bins).split(32), wide(x).split(32), strict=True):
         keys, back = torch.unique_consecutive(part, return_inverse=True)
+        # An indexed ``+=`` keeps only one of several writes to the same key.
         total[keys] += rows.new_zeros(len(keys), rows.shape[1]).index_add(0, back, rows)
     out.copy_(total)
 

@@ -95,6 +95,7 @@ def same(make: Arguments, rtol: float | None = None) -> Right:
         the contents of the arguments afterwards.
         """
         args = make()
+        # The reference gets copies, since an op may write to its arguments.
         ours, theirs = [*args], _copies(args)
         want = op.reference(*theirs)
         try:

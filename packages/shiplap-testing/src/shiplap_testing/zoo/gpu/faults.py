@@ -22,6 +22,7 @@ def _malloc(x):
     for to, source in ((room, x.data_ptr()), (out.data_ptr(), room)):
         source = source if isinstance(source, ctypes.c_void_p) else ctypes.c_void_p(source)
         to = to if isinstance(to, ctypes.c_void_p) else ctypes.c_void_p(to)
+        # 3 stands for a copy from device to device.
         checked(cudart().cudaMemcpyAsync(to, source, size, 3, stream_of(x)))
     checked(cudart().cudaFree(room))
     return out * 2

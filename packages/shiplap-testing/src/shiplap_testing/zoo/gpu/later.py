@@ -40,6 +40,7 @@ if importlib.util.find_spec("triton"):
             """Return ``2 * x``, computed by the Triton kernel."""
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
+                # Triton launches its kernels on the current device.
                 with torch.cuda.device(x.device):
                     kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
             return out

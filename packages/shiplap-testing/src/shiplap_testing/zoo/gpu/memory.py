@@ -45,6 +45,7 @@ if importlib.util.find_spec("triton"):
             """
             x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
             if x.numel():
+                # Triton launches its kernels on the current device.
                 with torch.cuda.device(x.device):
                     _tile[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256, MASKED=masked)
             return out

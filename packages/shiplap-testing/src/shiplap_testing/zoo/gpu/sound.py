@@ -70,6 +70,7 @@ def _forks(x):
     z = x - 1
     here.wait_stream(there)
     out = y + z
+    # The allocator must not reuse the memory of ``y`` before this stream has read it.
     y.record_stream(here)
     return out
 
@@ -85,6 +86,7 @@ def capacity(x: V) -> tuple[Int64[Tensor, "n"], Int64[Tensor, ""]]:
     keep = x > 0
     place = torch.where(keep, keep.cumsum(0) - 1, x.shape[0])
     rows = torch.arange(x.shape[0], device=x.device)
+    # All positions that are left out are written to one more place at the end.
     padded = torch.full((x.shape[0] + 1,), -1, device=x.device, dtype=torch.int64).scatter(0, place, rows)
     padded = torch.where(torch.arange(x.shape[0] + 1, device=x.device) < keep.sum(), padded, -1)
     return padded[:-1], keep.sum()
@@ -106,6 +108,7 @@ if importlib.util.find_spec("triton"):
         """Return ``2 * x``, computed by a Triton kernel."""
         x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel():
+            # Triton launches its kernels on the current device.
             with torch.cuda.device(x.device):
                 _scale_kernel[(triton.cdiv(x.numel(), 256),)](x, out, x.numel(), BLOCK=256)
         return out
