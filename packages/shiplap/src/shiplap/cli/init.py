@@ -197,6 +197,7 @@ def _draft_registered_op(name: str, module: Any) -> Draft:
             where=name,
             got=f"overloads {', '.join(packet.overloads())}",
             expected="an overload without a suffix, which sl.adopt takes",
+            fix="write an annotated Python function that calls the overload, and pass --from module:function",
         )
     # A module that was loaded from a path has no name that the draft could import.
     reachable = module is not None and not module.__name__.startswith(OWN_NAME)

@@ -40,7 +40,8 @@ def read_results(
     """
     where = f"{name}, return"
     if fake not in ("declared", "reference"):
-        raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix="choose one")
+        fix = "write fake='declared' or fake='reference'"
+        raise error("SL109", where=name, got=f"fake={fake!r}", expected="'declared' or 'reference'", fix=fix)
     parts = _result_annotations(where, annotation, any(a.mutated for a in args))
     shared = _read_aliases(where, args, aliases, len(parts))
     returns = _read_returns(where, parts, shared, _result_names(where, args, names, shared))
@@ -98,7 +99,8 @@ def _result_names(where: str, args: Sequence[Arg], given: Sequence[str], shared:
     fresh = sum(not s for s in shared)
     names = list(given) or (["out"] if fresh == 1 else [f"out{i}" for i in range(fresh)])
     if len(names) != fresh:
-        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names")
+        fix = "give outputs= one name for each new tensor that the op returns"
+        raise error("SL109", where=where, got=f"{len(names)} names in outputs=", expected=f"{fresh} names", fix=fix)
     used = {a.name for a in args} | {"workspace"}  # keywords of kernels
     taken = [n for i, n in enumerate(names) if n in names[:i] or n in used or not is_schema_name(n)]
     if taken:

@@ -147,7 +147,8 @@ def _check_random(spec: OpSpec) -> None:
     if spec.random and (spec.random not in (*seeds, "global") or spec.view):
         got = "an op whose result may be a view" if spec.view else repr(spec.random)
         expected = ", ".join([*map(repr, seeds), "'global'"])
-        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}")
+        fix = "remove aliases=, and return new tensors" if spec.view else ""
+        raise error("SL120", where=f"{spec.name}, random=", got=got, expected=f"one of {expected}", fix=fix)
 
 
 def _is_integer_tensor(arg: Arg) -> bool:

@@ -60,7 +60,7 @@ def make_vmap_rule(spec: OpSpec, overload: Callable[[], Overload]) -> Callable[.
         """
         if spec.draws and (asked := dispatcher_transforms.vmap_randomness()) != "different":
             raise _vmap_error(
-                spec, f"random numbers, and randomness={asked!r}", 'torch.vmap(f, randomness="different")'
+                spec, f"random numbers, and randomness={asked!r}", 'write torch.vmap(f, randomness="different")'
             )
         if spec.mutated:
             refuse_shared(args, kwargs)

@@ -115,7 +115,8 @@ def fill_packages(modules: Iterable[str], within: Path, extras: PackageExtras = 
         # An extra that is for nothing in the package is a mistake of the caller.
         if given and not added:
             where = str(extras.tuned if given is extras.tuned else extras.calls)
-            raise error("SL308", where=where, got="nothing that is for this package", expected=what)
+            fix = "pass a file that was recorded with the ops of this package, or leave the option out"
+            raise error("SL308", where=where, got="nothing that is for this package", expected=what, fix=fix)
     return filled
 
 

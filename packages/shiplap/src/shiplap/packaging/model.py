@@ -283,7 +283,11 @@ def _add_front_libraries(package: Path, ops: DeployedLibrary | None, scratch: Pa
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         if not (models := _model_names(source)):
             raise error(
-                "SL308", where=package.name, got="no compiled model in the package", expected="a library of AOTInductor"
+                "SL308",
+                where=package.name,
+                got="no compiled model in the package",
+                expected="a library of AOTInductor",
+                fix="pass a .pt2 file that AOTInductor wrote",
             )
         for info in source.infolist():
             if info.filename not in models:

@@ -193,7 +193,11 @@ class LateLaunches(Implementation, ProgramSource):
             program = vars(import_module(self.module))[self.program]
         except ImportError as e:
             raise error(
-                "SL619", where=f"{self.module}.{self.program}", got=f"{type(e).__name__}: {e}", expected="Triton"
+                "SL619",
+                where=f"{self.module}.{self.program}",
+                got=f"{type(e).__name__}: {e}",
+                expected="Triton",
+                fix="install what the import lacks, such as Triton: pip install triton",
             ) from e
         assert isinstance(program, TritonLaunches)
         return program

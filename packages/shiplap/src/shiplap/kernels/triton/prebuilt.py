@@ -226,6 +226,7 @@ def write_cubins(folder: Path, forms: Iterable[tuple[Any, SpecializedForm, Cubin
                 where=f"Triton kernel {cubin.name}",
                 got="its source text cannot be read",
                 expected="a function in a file of the package",
+                fix="define the kernel in a module of the package",
             )
         digest = hashlib.sha256(cubin.image).hexdigest()
         rows[known] = PrebuiltRow(
