@@ -200,8 +200,7 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
     if not numbers:
         left, right, numbers = right, left, written_number(left)
         orders = orders.translate(str.maketrans("<>", "><"))
-    # ``x != 2`` leaves two ranges, which this record cannot hold.
-    if len(numbers) != 1 or written_number(left) or {*orders} == {"<", ">"}:
+    if len(numbers) != 1 or written_number(left):
         return ""
     number, name = float(numbers[0]), ast.unparse(left)
     counted = left.func.id if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) else ""
@@ -210,8 +209,11 @@ def _range_clash(tree: ast.expr, known: dict[str, tuple[str, float, float]]) -> 
     # The next numbers of the kind: whole ones for counts, the next floats for others.
     whole = most is not None and number.is_integer()
     above, below = (number + 1, number - 1) if whole else (nextafter(number, inf), nextafter(number, -inf))
-    low = max(low, number if "=" in orders else above) if "<" not in orders else low
-    high = min(high, number if "=" in orders else below) if ">" not in orders else high
+    if {*orders} == {"<", ">"}:  # inside of the range ``x != 2`` would leave two, which this record cannot hold
+        low, high = above if number == low else low, below if number == high else high
+    else:
+        low = max(low, number if "=" in orders else above) if "<" not in orders else low
+        high = min(high, number if "=" in orders else below) if ">" not in orders else high
     if low > high or (most is not None and low == high and not low.is_integer()):
         return f"{text!r} and {ast.unparse(tree)!r}" if text else f"{ast.unparse(tree)!r}, which never holds"
     known[name] = (ast.unparse(tree), low, high)
@@ -246,14 +248,14 @@ def _values_exclude(one: object, other: object) -> bool:
 
 
 def _equality_demands(tree: ast.expr) -> Iterator[tuple[str, str, object]]:
-    """Yield (text of the condition, argument, value) if the condition ``tree`` fixes an argument to one value, as
-    ``name``, ``not name`` and ``name == 2`` do.
+    """Yield (text of the condition, argument or call, value) if the condition ``tree`` fixes it to one value, as
+    ``name``, ``not name``, ``name == 2`` and ``is_bool(name)`` do.
     """
     match tree:
-        case ast.Name(id=name):
-            yield name, name, True
-        case ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=name)):
-            yield ast.unparse(tree), name, False
+        case ast.Name() | ast.Call():
+            yield ast.unparse(tree), ast.unparse(tree), True
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Name() | ast.Call() as operand):
+            yield ast.unparse(tree), ast.unparse(operand), False
         case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq() | ast.Is()], comparators=[ast.Constant(value=value)]):
             yield ast.unparse(tree), name, float(value) if type(value) is int else value
 

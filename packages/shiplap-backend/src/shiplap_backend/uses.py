@@ -70,6 +70,9 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
         if entry.template in ("unary", "binary") and inputs[name].tensor:
             got = f"{d.name}, redundant: {name!r}, an operand of an elementwise overload"
             raise metadata_error(where, got, "an argument whose value follows from the others")
+        if name in ("dim", "dims"):
+            got = f"{d.name}, redundant: {name!r}, which no other argument decides"
+            raise metadata_error(where, got, f"{name!r} in 'graph', or a guard that fixes it")
         if name == "keepdim" or argument_kind(inputs[name]) in ("dtype", "dtype?"):
             got = f"{d.name}, redundant: {name!r}, which decides sizes or dtypes"
             raise metadata_error(where, got, f"{name!r} in 'shape_only'")
@@ -77,6 +80,9 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
         if not inputs[name].tensor:
             raise metadata_error(where, f"{d.name}, inputs: {name!r} is no tensor", "a tensor argument")
         fits = _INPUTS.get(name, dtype).split()
+        if dtype == "raw" and entry.template in ("unary", "binary"):
+            got = f"{d.name}, inputs: {name}: 'raw' of an elementwise overload"
+            raise metadata_error(where, got, "no dtype: torch's promotion says in which dtype it computes")
         if dtype not in (*fits, "raw"):
             raise metadata_error(where, f"{d.name}, inputs: {name}: {dtype!r}", f"{' or '.join(fits)}, or raw")
     for condition in entry.guard:
@@ -84,6 +90,8 @@ def check_names(where: str, d: AtenDeclaration, entry: MetadataEntry, results: S
             raise metadata_error(
                 where, f"{d.name}, guard: {condition!r} asks for no argument", "a condition of an argument"
             )
+        if find_contradiction([f"not ({condition})"]):
+            raise metadata_error(where, f"{d.name}, guard: {condition!r} always holds", "a condition that can fail")
     if pair := find_contradiction([*FAMILIES[entry.template].guard, *entry.guard]):
         raise metadata_error(where, f"{d.name}, guard: {pair}", "conditions that hold for some call")
     _check_template(where, d, entry)
@@ -170,6 +178,11 @@ def _check_outputs(where: str, d: AtenDeclaration, entry: MetadataEntry, results
             raise metadata_error(
                 where, f"{d.name}: {name!r}, when: {when!r} asks for no argument", "a condition, or none"
             )
+        for negation, outcome in (("not ", "always"), ("", "never")):
+            if when and find_contradiction([f"{negation}({when})"]):
+                raise metadata_error(
+                    where, f"{d.name}: {name!r}, when: {when!r} {outcome} holds", "a condition, or none"
+                )
     for name, rule in entry.output.items():
         for field, value in (("when", rule.when), ("order", rule.order)):
             if value and d.kind == "out":

@@ -167,8 +167,8 @@ OPS = {
     "a guard of itself": (
         "  add.out: {template: binary, guard: {alpha == alpha: alpha}, graph: self + other}\n",
         1,
-        "SL902",
-        "'alpha' is compared or combined with itself",
+        "SL901",
+        "guard: 'alpha == alpha' always holds",
     ),
     "a guard without a reason": (
         "  div.out_mode:\n    template: binary\n    guard: {rounding_mode is None: ' '}\n    graph: self / other\n",

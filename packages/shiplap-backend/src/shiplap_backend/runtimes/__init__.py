@@ -7,6 +7,7 @@ runtime's and whose value is a ``Runtime``. A directory offers one through ``run
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +24,15 @@ __all__ = ["find_runtime", "is_path", "runtime_names"]
 
 GROUP = "shiplap.runtimes"
 LIMIT = 1 << 18  # bytes of a runtime.py
+_FIELDS: dict[str, tuple[Any, str]] = {  # the type of each field of a Runtime, and its words
+    **dict.fromkeys(("name", "functions_header"), (str, "a text")),
+    **dict.fromkeys(("directory", "metadata"), (Path, "a Path")),
+    **dict.fromkeys(("opset", "enums", "version", "system_dirs", "link_args"), (Callable, "a function")),
+    **dict.fromkeys(("compile_args", "sources"), (tuple, "a tuple")),
+    "requires": (Mapping, "a mapping"),
+    "discrete": (bool, "True or False"),
+    "block": (int, "a number of elements, or 0"),
+}
 
 
 def is_path(name: str) -> bool:
@@ -135,9 +145,10 @@ def _check_runtime(value: Any, where: str, name: str = "") -> Runtime:
             got=f"contract {value.contract!r}",
             expected=f"contract {CONTRACT}",
         )
-    for field, kind in (("name", str), ("directory", Path), ("metadata", Path)):
-        if not isinstance(getattr(value, field), kind):
-            raise _unusable_runtime_error(where, f"{field} = {getattr(value, field)!r}", f"a {kind.__name__}")
+    for field, (kind, expected) in _FIELDS.items():
+        # True would be a block of one element.
+        if not isinstance(got := getattr(value, field), kind) or (kind is int and (got is True or got < 0)):
+            raise _unusable_runtime_error(where, f"{field} = {got!r}", expected)
     if not value.name.isidentifier() or value.name != value.name.lower() or name not in ("", value.name):
         raise _unusable_runtime_error(
             where, f"a runtime named {value.name!r}", repr(name) if name else "a lower-case word"

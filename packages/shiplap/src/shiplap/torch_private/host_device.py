@@ -173,6 +173,9 @@ def register_interface(device: str, module: ModuleType) -> None:
     """Register ``module``, the module of functions such as ``synchronize`` and ``current_device`` of ``device``, with
     Dynamo, now or as soon as Dynamo is imported.
     """
+    # Up to torch 2.13 Inductor looks for code generators once in a process: a compilation came before the device.
+    if common := sys.modules.get("torch._inductor.codegen.common"):
+        getattr(common.init_backend_registration, "cache_clear", bool)()
     if _InterfaceFinder.TARGET in sys.modules:
         _register_interface(device, module)
     else:

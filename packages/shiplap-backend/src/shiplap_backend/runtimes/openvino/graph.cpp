@@ -2,11 +2,13 @@
 #include <vendor.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <openvino/core/model.hpp>
 #include <openvino/op/broadcast.hpp>
 #include <openvino/op/constant.hpp>
 #include <openvino/op/convert.hpp>
+#include <openvino/op/matmul.hpp>
 #include <openvino/op/not_equal.hpp>
 #include <openvino/op/pad.hpp>
 #include <openvino/op/reshape.hpp>
@@ -18,7 +20,7 @@
 namespace shiplap::backend {
 namespace {
 
-using ov::op::v0::Constant, ov::op::v0::Convert, ov::op::v1::NotEqual, ov::op::v1::Reshape,
+using ov::op::v0::Constant, ov::op::v0::Convert, ov::op::v0::MatMul, ov::op::v1::NotEqual, ov::op::v1::Reshape,
     ov::op::v1::Transpose, ov::op::v3::Broadcast, ov::op::v8::Slice, ov::op::v12::Pad;
 
 constexpr struct {
@@ -207,9 +209,29 @@ std::vector<int64_t> sizes(const Node& node) {
 
 namespace {
 
+// The plugin's oneDNN keeps primitives of up to 1024 shapes for the whole process. No end of a graph frees
+// them, and nothing counts them: a thousand lengths took 200 MB. A compiled graph has its primitives
+// itself, so they are not kept. oneDNN reads the capacity from the environment when it makes its first
+// primitive, and that of torch, which needs its own, reads the same variable: it is set for one graph.
+void keep_no_primitives(ov::Core& core) {
+  static constexpr auto kCapacity = "ONEDNN_PRIMITIVE_CACHE_CAPACITY";
+  if (getenv(kCapacity) != nullptr) {
+    return;
+  }
+  setenv(kCapacity, "0", 1);
+  auto x = std::make_shared<ov::op::v0::Parameter>(ov::element::f32, ov::Shape{2, 2});
+  core.compile_model(std::make_shared<ov::Model>(ov::OutputVector{make<MatMul>(x, x, false, false)},
+                                                 ov::ParameterVector{x}),
+                     "CPU", ov::num_streams(0), ov::inference_num_threads(1));
+  unsetenv(kCapacity);
+}
+
 ov::Core& core() {
-  static auto* c =
-      new ov::Core;  // never destroyed: requests may run in threads that outlive static destruction
+  static auto* c = [] {
+    auto* made = new ov::Core;  // never destroyed: threads with requests may outlive static destruction
+    keep_no_primitives(*made);
+    return made;
+  }();
   return *c;
 }
 
