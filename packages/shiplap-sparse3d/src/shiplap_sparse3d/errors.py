@@ -98,9 +98,7 @@ register_errors(
 
 
 class NeighborCacheError(ShiplapError, ValueError, AssertionError):
-    """A neighbour cache that does not fit the call (``SL830``). It is also an ``AssertionError``, since FlexGEMM raises
-    that.
-    """
+    """A neighbour cache that does not fit the call (``SL830``). It is an ``AssertionError`` too, as in FlexGEMM."""
 
 
 register_errors(
