@@ -98,7 +98,7 @@ class EachStep:
 
     at: TensorPlace
     steps: tuple[Step, ...]
-    optional: bool = False
+    optional: bool
 
 
 @dataclass(frozen=True)
