@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 import signal
@@ -20,7 +21,7 @@ from shiplap.sandbox import candidate, supervisor
 from shiplap.sandbox.arguments import ArgumentArena, MappedArguments
 from shiplap.sandbox.call_batch import CallBatch
 from shiplap.sandbox.candidate import CandidateError, ExpectedEffects, MachineLack, TargetProcess
-from shiplap.sandbox.forked_launcher import _forget_secrets, _make_memory_private
+from shiplap.sandbox.forked_launcher import ForkedLauncher, _forget_secrets, _make_memory_private
 from shiplap.sandbox.landlock import start_removal
 from shiplap.sandbox.launcher_environment import SECRET_VARIABLE
 from shiplap.sandbox.proc_filesystem import has_ended, stat_fields
@@ -573,6 +574,30 @@ def test_a_fork_does_not_write_what_the_program_has_mapped(tmp_path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert (file.read_bytes()[:1], mapped[0][:1], shared[:1], os.pread(handle, 1, 0)) == (b"a", b"a", b"b", b"c")
     os.close(handle)
+
+
+class EndsFork:
+    """Ends a forked process that collects it. In a program, it may wait for a thread that does not exist there."""
+
+    def __init__(self, program: int) -> None:
+        self.program, self.circle = program, self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.program:
+            os._exit(9)
+
+
+def test_a_fork_collects_no_garbage_of_the_program() -> None:
+    before = gc.get_threshold()
+    launcher = ForkedLauncher()
+    gc.collect()
+    try:
+        gc.set_threshold(5000, 1, 1)  # fewer objects than the fork makes for its snapshot, more than this process does
+        EndsFork(os.getpid())
+        with launcher:
+            launcher.start().kill()
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_a_fork_has_no_secret_in_the_memory_of_its_environment() -> None:

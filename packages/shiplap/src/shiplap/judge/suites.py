@@ -47,7 +47,9 @@ class SuiteProblem:
 
 @dataclass(frozen=True)
 class SuiteFolders:
-    """The folders of a suite: its problems, its candidates (empty if beside the problems), and the written files."""
+    """The folders of a suite. They are those of its problems, of its candidates (empty if these lie beside the
+    problems), and of the written files.
+    """
 
     problems: Path
     candidates: str
@@ -55,8 +57,8 @@ class SuiteFolders:
     device: str = HOST
 
     def write(self, role: str, name: str, text: str, extra: Mapping[str, str] | None = None) -> Path:
-        """Write the text of a problem's file for ``role``, ``"reference"`` or ``"candidate"``, with the files ``extra``
-        (path to content) beside it, and return its path.
+        """Write the text of a problem's file for ``role``, which is ``"reference"`` or ``"candidate"``, and return its
+        path. The files in ``extra`` (path to content) are written beside it.
         """
         folder = self.written / role / re.sub(r"\W+", "_", name)
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +73,8 @@ class SuiteFolders:
         return file
 
     def find_candidate(self, problem: Path, *names: str) -> Path | None:
-        """Return the first file of these names in the folder of candidates, at the same place as ``problem``, in a
-        folder of its name, or at the top. None if there is none.
+        """Return the first file with one of ``names`` in the folder of candidates, or None. It may lie at the same
+        place as ``problem``, in a folder of its name, or at the top.
         """
         if not self.candidates:
             return None
@@ -82,8 +84,10 @@ class SuiteFolders:
 
 
 def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
-    """Return the problems that the folders of a suite contain, sorted by name, each once. The folders may mix all
-    formats that this module reads. A problem that cannot be read is returned as unusable, with the reason.
+    """Return the problems in the folders of a suite, each once, sorted by name.
+
+    The folders may mix all formats that this module reads. A problem that cannot be read is returned as unusable, with
+    the reason.
     """
     found: dict[str, SuiteProblem] = {}
     for path in sorted(folders.problems.rglob("*"), key=_natural_order):
@@ -103,7 +107,7 @@ def find_problems(folders: SuiteFolders) -> list[SuiteProblem]:
 
 
 def _natural_order(path: Path) -> list[Any]:
-    """Return a sort key of a path in which numbers count as numbers, so that ``2_x.py`` comes before ``10_x.py``."""
+    """Return a sort key of a path in which numbers count as numbers. ``2_x.py`` then comes before ``10_x.py``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
@@ -113,22 +117,26 @@ def _unusable_problem(name: str, kind: str, why: str) -> SuiteProblem:
 
 
 def _compiled_candidate(name: str, source: str, folders: SuiteFolders) -> Path:
-    """Write and return a candidate of KernelBench's form that is the reference's ``source``, compiled by torch."""
+    """Write a candidate in KernelBench's format and return its path. It is the reference's ``source``, compiled by
+    torch.
+    """
     text = source + "\n\nclass ModelNew(Model):\n    forward = torch.compile(Model.forward)\n"
     return folders.write("candidate", name, text)
 
 
 def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of KernelBench at ``path``, if it is one: a file with ``Model`` and ``get_inputs``, with its
-    candidate, a file with ``ModelNew``.
+    """Yield the problem of KernelBench at ``path``, if it is one.
 
-    A candidate has the name of the problem, or the one that KernelBench gives to samples of a run.
+    A problem is a file with ``Model`` and ``get_inputs``. Its candidate is a file with ``ModelNew``. The candidate has
+    the name of the problem, or the name that KernelBench gives to samples of a run.
     """
+    # ``func_forward.py`` is a task of robust-kbench, which has a ``Model``, too.
     if path.suffix != ".py" or path.name == "func_forward.py" or not path.is_file():
         return
     source = _read_text(path)
     if not re.search(r"^class Model\(", source, re.M) or not re.search(r"^def get_inputs\(", source, re.M):
         return
+    # This file is a candidate.
     if re.search(r"^class ModelNew\(", source, re.M):
         return
     name = str(path.relative_to(folders.problems).with_suffix(""))
@@ -147,8 +155,10 @@ def _read_kernelbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProble
 
 
 def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the task of robust-kbench at ``path``, if it is one: ``func_forward.py``, whose model takes the kernel as
-    ``fn``, with its settings and its candidate. Files for both are written.
+    """Yield the task of robust-kbench at ``path``, if it is one.
+
+    A task is a file ``func_forward.py``, whose model takes the kernel as ``fn``, with its settings and its candidate.
+    Files for the reference and the candidate are written.
     """
     if path.name != "func_forward.py":
         return
@@ -156,6 +166,7 @@ def _read_robust_kbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
     settings = _read_json(path.with_name("config_forward.json")) or {}
     inputs, init = (_first_config(settings, key) for key in ("input", "init"))
     shared = _first_config(settings, "shared")
+    # The space separates the braces, which would stand for one literal brace otherwise.
     sizes = f"**{ {**shared, **inputs}!r}"
     tail = (
         f"\n\n_make_inputs = get_inputs\n\n\ndef get_inputs():\n    return _make_inputs({sizes})\n"
@@ -191,8 +202,8 @@ def _kernel_file(kernel: Path) -> str:
 
 
 def _first_config(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the first settings of a kind (``input``, ``init`` or ``shared``) in a task of robust-kbench, such as the
-    sizes of its inputs.
+    """Return the first settings of a kind in a task of robust-kbench, such as the sizes of its inputs. The kinds are
+    ``input``, ``init`` and ``shared``.
     """
     listed = settings.get(f"single_{kind}_configs") or [{}]
     return dict(listed[0]) if isinstance(listed[0], dict) else {}
@@ -247,10 +258,10 @@ def reference(*args):
 
 
 def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the operator of BackendBench's folders at ``path``, if it is one: the first file
-    ``add__Tensor/add__Tensor_implementation*.py``.
+    """Yield the operator of BackendBench's folders at ``path``, if it is one.
 
-    The reference is the operator of torch, with the first sample of its OpInfo.
+    It is the first file like ``add__Tensor/add__Tensor_implementation*.py``. The reference is the operator of torch,
+    with the first sample of its OpInfo.
     """
     folder = path.parent.name
     if "__" not in folder or not path.name.startswith(f"{folder}_implementation") or path.suffix != ".py":
@@ -274,8 +285,9 @@ def _read_backendbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProbl
 
 
 def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield a problem of SOL-ExecBench for each solution, if ``path`` is its definition: the reference with the inputs
-    of the first workload, and the solution.
+    """Yield a problem for each solution of SOL-ExecBench, if ``path`` is a definition.
+
+    The reference gets the inputs of the first workload. The candidate is the solution.
     """
     if path.name != "definition.json" or not isinstance(definition := _read_json(path), dict):
         return
@@ -298,8 +310,8 @@ def _read_sol_execbench(path: Path, folders: SuiteFolders) -> Iterator[SuiteProb
 
 
 def _workload_inputs(definition: Mapping[str, Any], load: Mapping[str, Any], device: str) -> str:
-    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench, or ``!`` and the reason why it
-    cannot be written.
+    """Return Python source of a function ``get_inputs`` for a workload of SOL-ExecBench. If it cannot be written,
+    return ``!`` and the reason.
     """
     constants = {n: a["value"] for n, a in definition["axes"].items() if a.get("type") == "const"}
     sizes, lines = {**constants, **load["axes"]}, []
@@ -321,14 +333,15 @@ def _random_input(shape: list[int], dtype: str, device: str) -> str:
         return f"torch.rand({shape}, device={device!r}) < 0.5"
     if "int" in dtype:
         return f"torch.randint(0, 2, {shape}, dtype=torch.{dtype}, device={device!r})"
+    # ``randn`` makes no float8 numbers, so the numbers are converted afterwards.
     return f"torch.randn({shape}, device={device!r}).to(torch.{dtype})"
 
 
 def _solution_problem(
     name: str, reference: Path, solution: Any, definition: Mapping[str, Any], folders: SuiteFolders
 ) -> SuiteProblem:
-    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate, or an unusable one
-    with the reason.
+    """Return the problem of one solution of SOL-ExecBench, whose sources are written as a candidate. If it cannot be
+    judged, return an unusable problem with the reason.
     """
     spec = solution.get("spec", {}) if isinstance(solution, dict) else {}
     file, _, function = str(spec.get("entry_point", "")).partition("::")
@@ -344,10 +357,10 @@ def _solution_problem(
 
 
 def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
-    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``, with ``reference.py`` and
-    ``submission.py`` of its folder.
+    """Yield the problem of gpu-mode's reference kernels at ``path``, if it is a ``task.yml``.
 
-    The first test of the task gives the sizes. On the CPU, the device in the texts is replaced.
+    ``reference.py`` and ``submission.py`` lie in its folder. The first test of the task gives the sizes. On the CPU,
+    the device in the texts is replaced.
     """
     home = path.parent
     if path.name != "task.yml" or not (home / "reference.py").is_file():
@@ -365,8 +378,8 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
     own = hashlib.sha256(name.encode()).hexdigest()[:8]  # two problems of one process have helpers of the same names
 
     def read(file: Path) -> str:
-        """Return the source in ``file`` with the suite's device in place of CUDA, and with imports of the helpers
-        ``task`` and ``utils`` under names of this problem.
+        """Return the source in ``file`` with the suite's device in place of CUDA. Imports of the helpers ``task`` and
+        ``utils`` get names of this problem.
         """
         text = re.sub(r"""(["'])cuda(:0)?\1""", f'"{folders.device}"', _read_text(file))
         text = re.sub(r"^(\s*)from (task|utils) import", rf"\1from \2_{own} import", text, flags=re.M)
@@ -385,7 +398,7 @@ def _read_gpu_mode(path: Path, folders: SuiteFolders) -> Iterator[SuiteProblem]:
 
 
 def _is_literal(text: str) -> bool:
-    """Whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
+    """Return whether ``text`` is a Python literal of a dict, such as ``{"m": 64}``."""
     try:
         return isinstance(ast.literal_eval(text), dict)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -132,8 +132,8 @@ def start_removal(folder: str) -> int:
 
 
 def lock_process(cell: SandboxPolicy) -> dict[str, str]:
-    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return for each an
-    empty text, or the reason why it is not in force.
+    """Restrict this process for good by resource limits, dropped capabilities, Landlock and seccomp. Return, for each
+    of these, an empty text or the reason why it is not in force.
     """
     # Files in the scratch folder are for this user alone.
     os.umask(0o077)
@@ -161,7 +161,7 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
     """Forbid core dumps, and limit the length of written files and the number of open ones. Return an empty text or the
     error.
 
-    When memory runs out, Linux ends this process before others.
+    The process is also marked as the first one that Linux ends when memory runs out.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -179,8 +179,8 @@ def _set_resource_limits(cell: SandboxPolicy) -> str:
 def _drop_capabilities() -> str:
     """Drop all Linux capabilities of this process. Return an empty text or the error.
 
-    Root has them, and so may another user in a container. Root without them still owns many files, which Landlock
-    protects.
+    Root has capabilities, and another user in a container may have them. Root without them still owns many files, which
+    Landlock protects.
     """
     number = CAPSET.get(os.uname().machine)
     if number is None:
@@ -194,11 +194,10 @@ def _drop_capabilities() -> str:
 
 
 def _restrict_files(cell: SandboxPolicy) -> str:
-    """Restrict this process to files of the policy by Landlock: it reads the readable places and writes the scratch
-    folder.
+    """Restrict this process by Landlock to reading the readable places and writing the scratch folder. Return an empty
+    text or the error.
 
-    Signals and abstract sockets stay within the domain where the kernel supports that. Return an empty text or the
-    error.
+    If the kernel supports it, signals and abstract sockets stay within the process and its descendants, too.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(CREATE, None, 0, VERSION)
@@ -232,14 +231,14 @@ def _restrict_files(cell: SandboxPolicy) -> str:
 def _accelerator_places() -> Iterable[str]:
     """Return the device files of accelerators, and the process's own folder in ``/proc``.
 
-    The driver of CUDA does not start if it cannot write there.
+    The CUDA driver does not start if it cannot write to that folder.
     """
     return [*(str(p) for pattern in ("nvidia*", "dri/*") for p in Path("/dev").glob(pattern)), "/proc/self"]
 
 
 def _allow_access(libc: ctypes.CDLL, rules: int, place: str, access: int) -> None:
-    """Add to the Landlock ruleset ``rules`` that ``access`` is allowed at and below ``place``. A place that does not
-    exist is skipped. Raises OSError.
+    """Add a rule to the Landlock ruleset ``rules`` that allows ``access`` at and below ``place``. A place that does not
+    exist is skipped. Raise ``OSError`` if the rule is refused.
     """
     try:
         handle = os.open(place, os.O_PATH | os.O_CLOEXEC)

@@ -28,8 +28,8 @@ LACK_TEXTS = {
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that a new process could use: the least of the machine's available memory and the
-    limits of this process.
+    """Return the bytes of memory that a new process could use. They are the least of the machine's available memory and
+    the limits of this process.
     """
     left = [
         int(line.split()[1]) << 10
@@ -48,15 +48,15 @@ def is_lack(e: Exception) -> bool:
 
 
 def _is_short_of(kind: int, wanted: int) -> bool:
-    """Return whether the hard resource limit ``kind`` of this process, which its children inherit, is lower than
-    ``wanted``.
+    """Return whether the hard resource limit ``kind`` of this process is lower than ``wanted``. The children of the
+    process inherit the limit.
     """
     most = resource.getrlimit(kind)[1]
     return most != resource.RLIM_INFINITY and most < wanted
 
 
 def _starts_no_thread() -> bool:
-    """Return whether an attempt to start a thread in this process fails."""
+    """Return whether this process cannot start another thread. It tries to start one."""
     try:
         threading.Thread(target=int).start()
     except RuntimeError:
@@ -82,11 +82,11 @@ def _exceeds_quota(folder: str) -> bool:
 
 
 def find_lack(text: str, process: SandboxedProcess) -> str:
-    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks, if such a
-    lack explains it, or an empty text.
+    """Return the error ``text`` of a sandboxed process with the name of the resource that the machine lacks. Return an
+    empty text if no lack explains the error.
 
-    A process that exceeds its own limits gives the same texts. So the machine must have less left than the process may
-    use.
+    A process that exceeds its own limits gives the same texts. The machine must therefore have less left than the
+    process may use.
     """
     disk, bounds = os.statvfs(process.launcher.folder), process.bounds
     full = disk.f_files > 0 and disk.f_favail < FREE_NAMES

@@ -20,7 +20,7 @@ NO_FILE = "/dev/zero (deleted)"  # the name that Linux gives to memory that proc
 
 
 def _read_proc_file(path: str) -> bytes:
-    """Return the first 4,096 bytes of a file under ``/proc``. Raises OSError.
+    """Return the first 4,096 bytes of a file under ``/proc``. Raise ``OSError`` if it cannot be read.
 
     This runs many times for each timed call, so it uses system calls without the layers of ``open``.
     """
@@ -32,8 +32,8 @@ def _read_proc_file(path: str) -> bytes:
 
 
 def stat_fields(pid: int | str) -> list[str]:
-    """Return the fields after the name in ``/proc/PID/stat``: state, ppid, pgrp, session and so on. Empty if the
-    process is gone.
+    """Return the fields after the name in ``/proc/PID/stat``, such as state, parent, process group and session. The
+    list is empty if the process is gone.
 
     While a reply is awaited, this reads the file of every process of the machine, many times a second.
     """
@@ -55,7 +55,7 @@ def list_descendants(root: int, *, dead: bool = False) -> dict[int, int]:
     """Return the living descendants of the process ``root`` as a mapping from process id to process group. Parents come
     before their children.
 
-    With ``dead``, those that have ended and that nobody has waited for are listed, too.
+    With ``dead``, descendants that have ended and for which nobody has waited are listed, too.
     """
     fields = {int(entry): stat for entry in os.listdir("/proc") if entry.isdigit() and (stat := stat_fields(entry))}
     family = [root]
@@ -73,10 +73,10 @@ def list_session(leader: int) -> list[int]:
 
 
 def list_stopped_descendants(root: int) -> dict[int, int]:
-    """Return the living descendants of the process ``root`` as ``list_descendants`` does, faster, which is reliable
-    only while all of them are stopped.
+    """Return the living descendants of the process ``root`` as ``list_descendants`` does, but faster.
 
-    Linux lists the children of a process reliably only then, and this list is much shorter than that of all processes.
+    The result is reliable only while all of them are stopped. Linux lists the children of a process reliably only then.
+    This list is much shorter than that of all processes.
     """
     if not os.path.exists(f"/proc/{root}/task/{root}/children"):  # depends on how the kernel was built
         return list_descendants(root)
@@ -91,7 +91,7 @@ def list_stopped_descendants(root: int) -> dict[int, int]:
 
 
 def _list_children(pid: int) -> list[int]:
-    """Return the process ids of the children of all threads of a process. Empty if it is gone."""
+    """Return the process ids of the children of all threads of a process. The list is empty if the process is gone."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -102,7 +102,9 @@ def _list_children(pid: int) -> list[int]:
 
 
 def thread_states(pid: int) -> set[str]:
-    """Return the state letters of all threads of a process, such as ``{"R", "S"}``. Empty if the process is gone."""
+    """Return the state letters of all threads of a process, such as ``{"R", "S"}``. The set is empty if the process is
+    gone.
+    """
     try:
         names = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -131,7 +133,7 @@ def _memory_sizes_in(folder: str) -> tuple[int, int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the bytes of physical memory that a process uses, 0 if it is gone."""
+    """Return the bytes of physical memory that a process uses, or 0 if it is gone."""
     return _memory_sizes_in(f"/proc/{pid}")[1]
 
 
@@ -167,7 +169,7 @@ def unseen_bytes(pids: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class ProcessResources:
-    """The number of open files and of threads of a process, and its bytes of memory in use."""
+    """The number of open files and of threads of a process, and the bytes of its memory in use."""
 
     files: int = 0
     threads: int = 0
@@ -175,15 +177,15 @@ class ProcessResources:
 
 
 def read_process_resources(pid: int) -> ProcessResources:
-    """Return the numbers of open files and threads of a process and its memory in bytes, with zeros for those that
-    Linux does not report.
+    """Return the numbers of open files and threads of a process and its memory in bytes. A number that Linux does not
+    report is 0.
     """
     files, threads = (_count_entries(f"/proc/{pid}/{what}") for what in ("fd", "task"))
     return ProcessResources(files, threads, resident_bytes(pid))
 
 
 def _count_entries(folder: str) -> int:
-    """Return the number of entries of a folder, 0 if it cannot be listed."""
+    """Return the number of entries of a folder, or 0 if it cannot be listed."""
     try:
         return len(os.listdir(folder))
     except OSError:
@@ -192,11 +194,11 @@ def _count_entries(folder: str) -> int:
 
 @dataclass(frozen=True)
 class SchedulerUsage:
-    """Seconds of a process since it started.
+    """The seconds of a process on and without a processor, since it started.
 
     Attributes:
-        ran: on a processor, of all its threads.
-        waited: of one thread, ready to run and without a processor, since others had them all.
+        ran: the seconds that all its threads were on a processor.
+        waited: the seconds that one thread was ready to run and had no processor.
     """
 
     ran: float = 0.0
@@ -205,17 +207,14 @@ class SchedulerUsage:
 
 @dataclass(frozen=True)
 class RequestTime:
-    """Seconds of one request.
+    """The seconds of one request.
 
     Attributes:
-        wall: by the clock of this process, from before the other process was continued until it was stopped. Nothing
-            else
-        counts in favour of a candidate.
-        quiet: an estimate of the time on an idle machine. This is the wall time without the time in which either side
-            waited
-        for a processor, but never less than the processor time divided by the number of cores. A process can make
-            itself
-        wait, so no candidate is credited because of this figure.
+        wall: the time by the clock of this process, from before the other process was continued until it was stopped.
+            Only this time counts in favour of a candidate.
+        quiet: an estimate of the time on an idle machine. It is the wall time without the time in which either side
+            waited for a processor. It is at least the processor time divided by the number of cores. A process can make
+            itself wait, so this time never counts in favour of a candidate.
     """
 
     wall: float
@@ -223,20 +222,20 @@ class RequestTime:
 
     @property
     def undisturbed(self) -> bool:
-        """Whether the process hardly waited for a processor during the request, so that its time can be used."""
+        """Whether the process hardly waited for a processor during the request. If so, its time can be used."""
         return self.quiet >= CALM_SHARE * self.wall
 
     @classmethod
     def of(cls, wall: float, waited: float, ran: float) -> RequestTime:
-        """Return the times of a request: its wall time, and that without the seconds ``waited`` for a processor, but
-        not less than the processor time ``ran`` allows.
+        """Return the times of a request. The second one is the wall time without the seconds ``waited`` for a
+        processor, but at least what the processor time ``ran`` requires.
         """
         return cls(wall, min(wall, max(wall - waited, ran / len(os.sched_getaffinity(0)))))
 
 
 def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
     """Return the processor seconds that a process has used with all its threads, and the seconds that one thread has
-    waited for a processor. Zeros where the kernel does not count.
+    waited for a processor. They are 0 if the kernel does not count them.
     """
     ran = waited = 0.0
     with contextlib.suppress(OSError):
@@ -250,7 +249,7 @@ def read_scheduler_usage(pid: int, thread: int) -> SchedulerUsage:
 def find_mapped_pieces(pid: int, file: tuple[int, int]) -> list[tuple[int, int, int]]:
     """Return ``(address, bytes, offset)`` of each piece of memory in which a process shares a file.
 
-    ``file`` is the device and the inode of the file. Raises OSError.
+    ``file`` is the device and the inode of the file. Raise ``OSError`` if the memory map of the process cannot be read.
     """
     pieces = []
     named = f" {file[1]} "

@@ -78,8 +78,10 @@ Line = tuple[int, int, int, int]
 
 
 def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Line]:
-    """Return the instructions of the seccomp filter for the machine with this column of the tables of system calls.
-    ``device`` allows the calls that a GPU driver needs.
+    """Return the instructions of the seccomp filter for a machine.
+
+    ``column`` is its column in the tables of system calls. ``architecture`` is the identification of the machine, and
+    ``pid`` the id of this process. ``device`` allows the calls that a GPU driver needs.
     """
     program = [(LOAD, 0, 0, ARCHITECTURE_AT), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL)]
     program += [(LOAD, 0, 0, NUMBER_AT), (AT_LEAST, 0, 1, X32), (RETURN, 0, 0, KILL)]
@@ -91,8 +93,8 @@ def assemble(column: int, architecture: int, pid: int, device: bool) -> list[Lin
 
 
 def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their
-    arguments are.
+    """Yield (first, last) of each run of consecutive system call numbers that are allowed whatever their arguments
+    are.
     """
     classes = (*ALLOWED, *(WITH_DEVICE if device else ()))
     numbers = sorted({n for c in classes for pair in c.numbers.values() if (n := pair[column]) is not None})
@@ -107,7 +109,7 @@ def _ranges(column: int, device: bool) -> Iterator[tuple[int, int]]:
 
 def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list[Line]]]:
     """Yield, for each system call whose permission depends on its arguments, its number and the filter instructions
-    that decide on it.
+    that test the arguments.
     """
     yield FUTEX[column], _one_of(SECOND_AT, FUTEX_OPERATIONS, FUTEX_OPERATION)  # first, since it is called most
     for name, numbers in OWN_PROCESS_CALLS.items():
@@ -139,8 +141,8 @@ def _conditions(column: int, pid: int, device: bool) -> Iterator[tuple[int, list
 
 
 def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[Line]:
-    """Return filter instructions that allow the call if the argument at offset ``place``, masked, is one of ``values``,
-    and refuse it otherwise.
+    """Return filter instructions that allow the call if the argument at offset ``place``, masked by ``mask``, is one of
+    ``values``. They refuse it otherwise.
     """
     wanted = list(values)
     tests = [(EQUAL, len(wanted) - i, 0, value) for i, value in enumerate(wanted)]
@@ -148,24 +150,24 @@ def _one_of(place: int, values: Iterable[int], mask: int = 0xFFFFFFFF) -> list[L
 
 
 def _unless(place: int, values: Sequence[int], decision: int) -> list[Line]:
-    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``,
-    and go on to the next instruction otherwise.
+    """Return filter instructions that end with ``decision`` if the argument at offset ``place`` is one of ``values``.
+    Otherwise the filter continues with the next instruction.
     """
     tests = [(EQUAL, len(values) - i, 0, value) for i, value in enumerate(values[:-1], 1)]
     return [(LOAD, 0, 0, place), *tests, (EQUAL, 0, 1, values[-1]), (RETURN, 0, 0, decision)]
 
 
 def _unless_limit_is_set() -> list[Line]:
-    """Return filter instructions that refuse a ``prlimit64`` that sets the limit of processor time, and go on if the
-    call only reads it.
+    """Return filter instructions that refuse a ``prlimit64`` that sets the limit of processor time. If the call only
+    reads the limit, the filter continues with the next instruction.
     """
     is_set = [(LOAD, 0, 0, THIRD_AT), (EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD_AT + 4), (EQUAL, 1, 0, 0)]
     return [(LOAD, 0, 0, SECOND_AT), (EQUAL, 0, 5, resource.RLIMIT_CPU), *is_set, (RETURN, 0, 0, REFUSE)]
 
 
 def _driver_requests() -> list[Line]:
-    """Return filter instructions that allow the ioctl requests of GPU drivers, which Landlock restricts to their device
-    files.
+    """Return filter instructions that allow the ioctl requests of GPU drivers. Landlock restricts these requests to the
+    drivers' device files.
     """
     return [
         (LOAD, 0, 0, SECOND_AT),
@@ -184,7 +186,7 @@ def install_filter(*, device: bool = False) -> str:
     """Install the seccomp filter of the sandbox for all threads of this process and its children. Return an empty text,
     or the reason why that failed.
 
-    With ``device``, the driver of an accelerator can start.
+    With ``device``, the calls that the driver of an accelerator needs are allowed.
     """
     machine = MACHINES.get(platform.machine())
     if machine is None:

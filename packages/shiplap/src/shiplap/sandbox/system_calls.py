@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CallClass:
-    """One class of system calls.
+    """One class of system calls that a sandboxed process may make.
 
     Attributes:
         name: the subject of the class.
-        reason: what the calls are needed for, and why they reach nothing outside of the sandbox.
-        numbers: the number of each call on x86-64 and on arm64, or None where the machine lacks the call.
+        reason: the purpose of the calls, and why they reach nothing outside of the sandbox.
+        numbers: the number of each call on x86-64 and on arm64, or None if the machine lacks the call.
     """
 
     name: str
