@@ -8,8 +8,8 @@ or, for the example with memory of its own, ``discrete``. ``--parts`` names some
 * modules: torch's database of modules, two inputs of each in each mode, against the CPU: results, strides, gradients of
   parameters and arguments.
 * models: those of ``shiplap backend audit --models``: inference, tokens and a training step against the CPU.
-* exits: 200 processes that end right after a backward, for each of three programs, eight at a time: forked where torch
-  is imported, and started from nothing.
+* exits: 200 processes that end right after a backward, for each of three programs, eight at a time, forked where torch
+  is imported; and ``--processes`` that are started from nothing, for the first program.
 * lengths: a thousand inputs of a length that came never before: what the process grew by, and what the cache counts.
 """
 
@@ -38,7 +38,7 @@ from shiplap_backend import audit  # noqa: E402
 from shiplap_backend.project import Project, open_project  # noqa: E402
 from tests.backend.runtime import test_processes as processes  # noqa: E402
 
-PROCESSES = 200
+FORKED = 200
 EXITS = {"plain": processes.BACKWARD, "slow release": processes.SLOW_RELEASE, "no memory left": processes.FULL}
 LENGTHS = """
     import gc, json
@@ -99,25 +99,23 @@ def models(project: Project, jobs: int) -> dict[str, str]:
     }
 
 
-def exits(project: Project, jobs: int) -> dict[str, dict[str, Counter[str]]]:
+def exits(project: Project, jobs: int, processes_anew: int) -> dict[str, Counter[str]]:
     """How many processes ended in which way, by the program and the way of its start."""
 
     def forked(program: str) -> Counter[str]:
         """Count what the parent prints of its children: their number and the set of their statuses."""
-        many = textwrap.dedent(processes.MANY.replace("COUNT", str(PROCESSES))) + textwrap.dedent(program)
+        many = textwrap.dedent(processes.MANY.replace("COUNT", str(FORKED))) + textwrap.dedent(program)
         status, printed = processes.ended(processes.start(project, many, loaded=False))
-        clean = (status, printed) == (0, f"{PROCESSES} [0]\n")
-        return Counter({"0": PROCESSES} if clean else {f"{status} {printed[-200:]}": PROCESSES})
+        clean = (status, printed) == (0, f"{FORKED} [0]\n")
+        return Counter({"0": FORKED} if clean else {f"{status} {printed[-200:]}": FORKED})
 
-    def anew(program: str) -> Counter[str]:
-        def end(_: int) -> str:
-            status, printed = processes.ended(processes.start(project, program))
-            return f"{status} {printed[-200:]}".strip()
+    def end(_: int) -> str:
+        status, printed = processes.ended(processes.start(project, EXITS["plain"]))
+        return f"{status} {printed[-200:]}".strip()
 
-        with ThreadPoolExecutor(max(jobs, 8)) as pool:  # not pinned: a busy machine is what made it fail
-            return Counter(pool.map(end, range(PROCESSES)))
-
-    return {name: {"forked": forked(program), "started": anew(program)} for name, program in EXITS.items()}
+    ends = {f"forked, {name}": forked(program) for name, program in EXITS.items()}
+    with ThreadPoolExecutor(2 * jobs) as pool:  # not pinned: a busy machine is what made it fail
+        return ends | {"started, plain": Counter(pool.map(end, range(processes_anew)))}
 
 
 def lengths(project: Project, jobs: int) -> dict[str, Any]:
@@ -126,18 +124,14 @@ def lengths(project: Project, jobs: int) -> dict[str, Any]:
     return {"rows": json.loads(printed.splitlines()[-1])} if not status else {"failed": printed[-500:]}
 
 
-PARTS: dict[str, Callable[[Project, int], Any]] = {
-    "exits": exits,
-    "modules": modules,
-    "models": models,
-    "lengths": lengths,
-}
+PARTS: dict[str, Callable[..., Any]] = {"exits": exits, "modules": modules, "models": models, "lengths": lengths}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--project", type=Path, required=True)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--processes", type=int, default=FORKED)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
@@ -145,7 +139,7 @@ def main() -> None:
     kind = kind_of(project)
     sources = (*SOURCES.get(kind, SOURCES["discrete"]), f"{RUNTIMES}/common/package/*.py")
     for part in o.parts.split(","):
-        found = PARTS[part](project, o.jobs)
+        found = PARTS[part](project, o.jobs, *([o.processes] if part == "exits" else []))
         print(part, json.dumps(found), flush=True)
         if o.json:  # after each part, so that what ends the script loses one
             whole = json.loads(o.json.read_text(encoding="utf-8")) if o.json.is_file() else {}

@@ -1,11 +1,14 @@
 """What ninja is told to compile, separate and together; conftest.py compiles the tests' device together."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from shiplap_backend.build import _render_ninja_file
+from shiplap_backend import BackendError, build
+from shiplap_backend.build import _render_ninja_file, build_extension
 from shiplap_backend.project import create_project, generate_project
+from tests.backend.examples import EXAMPLE
 
 HERE = Path(__file__).parent
 
@@ -28,3 +31,29 @@ def test_the_core_and_the_wrappers_are_compiled_once_each(tmp_path: Path, togeth
         included = (made.root / "build" / "together.cpp").read_text().splitlines()
         names = [Path(line.split('"')[1]).name for line in included]
         assert names == ["wrappers.h", "wrappers_00.cpp", "wrappers_01.cpp", "all.cpp"]
+
+
+@pytest.mark.parametrize("flags", [[], ["-static-libstdc++"]])
+def test_a_library_with_a_cxx_runtime_of_its_own_is_refused(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some compilers link it in by default, and the first import of the device ended the process."""
+    made = create_project("mine", str(EXAMPLE), tmp_path / "mine", units=1)
+    generate_project(made, accept_drift=True)
+    source = tmp_path / "m.cpp"
+    source.write_text("#include <string>\nextern \"C\" int f() { return std::stoi(std::string(3, '1')); }\n")
+
+    def linked(command: list[str], tell: object) -> tuple[int, str]:
+        subprocess.run(["g++", "-shared", "-fPIC", "-o", made.package / "_C.so", source, *flags], check=True)
+        return 0, ""
+
+    monkeypatch.setattr(build, "_run_ninja", linked)
+    monkeypatch.setenv("CXX", "/some/g++")
+    if not flags:
+        assert build_extension(made).is_file()
+        return
+    with pytest.raises(
+        BackendError, match=r"SL906[\s\S]*/some/g\+\+ has linked the C\+\+ runtime[\s\S]*CXX=/usr/bin/g"
+    ):
+        build_extension(made)
+    assert not (made.package / "_manifest.json").exists()

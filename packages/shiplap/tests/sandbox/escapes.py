@@ -508,11 +508,11 @@ def _become(name: str, world: World, writing: int, device: bool = False, user: i
 
 @cache
 def every_attempt() -> dict[str, Attempt]:
-    """Return the attempts of this module and those of a later attack."""
-    from tests.sandbox import more_escapes
+    """Return the attempts of this module and those of later attacks."""
+    from tests.sandbox import more_escapes, reading_escapes
 
-    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys()
-    return ATTEMPTS | more_escapes.ATTEMPTS
+    assert not ATTEMPTS.keys() & more_escapes.ATTEMPTS.keys() & reading_escapes.ATTEMPTS.keys()
+    return ATTEMPTS | more_escapes.ATTEMPTS | reading_escapes.ATTEMPTS
 
 
 def run_all(names: Iterable[str] = (), *, user: int | None = None, **how: bool) -> list[Row]:

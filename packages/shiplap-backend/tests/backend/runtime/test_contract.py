@@ -13,6 +13,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shiplap_backend.project import Project
+
+from .test_processes import ended, start
+
 # What torch's own sources call a device module, and the folders that are not of a device's user.
 MODULES = {"device_module", "device_mod", "device_handle", "_device_handle", "custom_backend_mod", "custom_device_mod"}
 GETTERS = {"_get_device_module", "get_device_module", "_get_device_handle"}
@@ -158,3 +162,33 @@ def test_streams_in_a_graph_of_inductor(dev: Any, device: str) -> None:
     """The generated code entered a stream that it had not defined."""
     torch._dynamo.reset()
     assert torch.compile(with_a_stream)(torch.ones(2, device=device)).cpu().tolist() == [3, 3]
+
+
+def test_a_device_that_is_loaded_after_inductor_was_used(project: Project) -> None:
+    """The compilation ended with a KeyError that names the device."""
+    program = """
+        from torch._inductor.codegen import common
+        common.init_backend_registration()
+        load()
+        common.init_backend_registration()
+        assert common.get_scheduling_for_device(D) and common.get_device_op_overrides(D)
+    """
+    assert ended(start(project, program, loaded=False)) == (0, "")
+
+
+def test_where_the_device_is_not_as_openreg_is(dev: Any, device: str) -> None:
+    """OpenReg is torch's own example of a device; what it chose otherwise stands in docs/backend.md."""
+    q = torch.rand(2, 2, 16, 8, dtype=torch.float16)
+    # Attention takes the CPU's way, so nothing overrides the operator that a device may have for it.
+    assert torch._fused_sdp_choice(*[q.to(device)] * 3) == torch._fused_sdp_choice(q, q, q)  # type: ignore[attr-defined]
+    with pytest.raises(NotImplementedError, match="an operator for privateuse1 backends"):
+        torch.ops.aten._scaled_dot_product_fused_attention_overrideable(*[q.to(device)] * 3)
+    with torch.autocast(device):  # the lists are torch's for CUDA, without `dot`
+        assert torch.dot(*[torch.ones(2, device=device).half()] * 2).dtype == torch.float16
+    with pytest.warns(UserWarning, match=f"In {device} autocast, but the target dtype"):
+        torch.autocast(device, dtype=torch.float32)
+    x = torch.empty(3, device=device)
+    torch._utils.set_tensor_metadata(x, {"format_number": True})
+    assert torch._utils.get_tensor_metadata(x) == {}
+    with pytest.raises(NotImplementedError, match="a quantized tensor"):
+        torch.quantize_per_tensor(torch.rand(3, device=device), 0.1, 10, torch.qint8)
