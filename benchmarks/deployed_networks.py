@@ -159,10 +159,11 @@ def write_record(form: str, done: dict[str, Any]) -> None:
     on = torch.cuda.get_device_name() if form == "cuda" else ""
     made = record(SOURCES, ["onnxruntime"], on, within=WITHIN[form], networks=dict(sorted(done.items())))
     new = RESULT.with_suffix(f".{form}")
-    with open(RESULT.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the process of another form may write at the same time
-        write(new, read_record() | (made if form == "cpp" else {form: made}))
-        new.replace(RESULT)
+    folder = os.open(RESULT.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # the process of another form may write at the same time
+    write(new, read_record() | (made if form == "cpp" else {form: made}))
+    new.replace(RESULT)
+    os.close(folder)
 
 
 def main() -> None:
