@@ -144,8 +144,8 @@ def main() -> None:
         print(part, json.dumps(found), flush=True)
         if o.json:  # after each part, so that what ends the script loses one
             whole = json.loads(o.json.read_text(encoding="utf-8")) if o.json.is_file() else {}
-            whole[f"{kind} {part}"] = _record.record(sources, ["openvino", "transformers"], found=found)
-            _record.write(o.json, whole)
+            made = _record.record(sources, ["openvino", "transformers"])
+            _record.write(o.json, {**whole, **made, f"{kind} {part}": {**made, "found": found}})
 
 
 if __name__ == "__main__":
